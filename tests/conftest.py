@@ -1,0 +1,53 @@
+"""What every test shares: the event loops, the hypothesis profile, and no silent skips in continuous integration."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+_BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
+if find_spec("uvloop") is not None:
+    _BACKENDS["asyncio+uvloop"] = ("asyncio", {"use_uvloop": True})
+_BACKENDS["trio"] = ("trio", {})
+
+# a test may be skipped in continuous integration for want of these servers, and for nothing else
+_ALLOWED_SKIPS = ("NSQEXT_TEST_LOOKUPD", "NSQEXT_TEST_NSQD")
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module", params=_BACKENDS.values(), ids=_BACKENDS.keys())
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """The event loop of a test marked with ``anyio``."""
+    return request.param
+
+
+def _unexpected_skips(config: pytest.Config) -> list[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") != "true" or not isinstance(reporter, pytest.TerminalReporter):
+        return []
+    reports = reporter.stats.get("skipped", [])
+    return [
+        f"{report.nodeid}: {report.longrepr}"
+        for report in reports
+        if not any(name in str(report.longrepr) for name in _ALLOWED_SKIPS)
+    ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skip that continuous integration could have run is a failure there."""
+    if session.exitstatus == pytest.ExitCode.OK and _unexpected_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Names the skips that made the run fail."""
+    for line in _unexpected_skips(config):
+        terminalreporter.write_line(f"ERROR skipped with CI=true: {line}", red=True)

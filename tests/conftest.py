@@ -22,7 +22,7 @@ settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(scope="module", params=_BACKENDS.values(), ids=_BACKENDS.keys())
+@pytest.fixture(scope="module", params=list(_BACKENDS.values()), ids=list(_BACKENDS))
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """The event loop of a test marked with ``anyio``."""
     return request.param

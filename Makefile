@@ -1,0 +1,53 @@
+# Needs Python 3.11 or newer and make. Each task makes its own virtual environment once, below .venv/.
+PYTHON ?= python3
+VENV := .venv
+
+# an editable install, so that the sources in this folder are what runs
+install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable $(2)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check docs bench clean
+
+help:
+	@echo "make demo    publish and consume a real day of flights on a three-node cluster"
+	@echo "make test    run the test suite"
+	@echo "make check   lint, types, layering, documentation"
+	@echo "make docs    build the documentation into docs/_build/html"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove the virtual environments and everything that was built"
+
+demo: $(VENV)/demo/.ready
+	$(VENV)/demo/bin/python -m nsqext demo
+
+test: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m pytest
+
+check: $(VENV)/check/.ready
+	$(VENV)/check/bin/ruff check .
+	$(VENV)/check/bin/ruff format --check .
+	$(VENV)/check/bin/mypy
+	$(VENV)/check/bin/pyright --pythonpath $(VENV)/check/bin/python --verifytypes nsqext --ignoreexternal
+	$(VENV)/check/bin/python -m pytest tests/test_layering.py
+	$(VENV)/check/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+docs: $(VENV)/check/.ready
+	$(VENV)/check/bin/sphinx-build -W --keep-going -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+bench: $(VENV)/bench/.ready
+	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(VENV)/bench/bin/python "$$script"; done
+
+clean:
+	rm -rf $(VENV) docs/_build docs/reference/api/generated build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/demo/.ready: INSTALL = ".[broker,cli]"
+$(VENV)/test/.ready: INSTALL = ".[broker,cli,snappy,speed,otel,prometheus]" --group test
+$(VENV)/check/.ready: INSTALL = ".[broker,cli,snappy,speed,otel,prometheus]" --group test --group lint --group type --group docs
+$(VENV)/bench/.ready: INSTALL = ".[broker,cli,speed]" --group bench
+
+$(VENV)/%/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(@:$(VENV)/%/.ready=%)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)/$*
+	$(VENV)/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(call install,$*,$(INSTALL))
+	@touch $@

@@ -1,0 +1,150 @@
+"""The client role of one connection, without I/O: bytes in; replies, messages, notices and bytes out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from nsqext.errors import (
+    ConnectionLost,
+    FinishFailed,
+    NotSent,
+    NsqError,
+    ProtocolError,
+    RequeueFailed,
+    ServerError,
+    TouchFailed,
+    server_error,
+)
+from nsqext.protocol.commands import NOP
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, HEARTBEAT, FrameParser
+
+__all__ = ("ClientProtocol", "Reply")
+
+
+class Reply:
+    """The place for the answer to one command.
+
+    Attributes:
+        data: data of the response frame, once it is there.
+        error: what came instead.
+        wake: called when one of the two is set; for whoever waits.
+    """
+
+    __slots__ = ("data", "error", "wake")
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+        self.error: NsqError | None = None
+        self.wake: Callable[[], None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self.data is not None or self.error is not None
+
+
+class ClientProtocol:
+    """Client role of one connection.
+
+    Replies come in the order of the commands, so a queue of `Reply` objects is all the bookkeeping there is. A caller
+    that gives up leaves its place in the queue, and the late answer finds nobody.
+
+    Args:
+        node: ``host:port``, for errors.
+        max_frame_size: largest frame that is accepted, in bytes.
+
+    Attributes:
+        out: bytes to be sent, oldest first; the transport takes and clears them.
+        notices: errors that answer no command (FIN, REQ and TOUCH of a message that is gone); taken and cleared by the user.
+        error: why the connection is of no use any more.
+    """
+
+    __slots__ = ("_parser", "_pending", "error", "heartbeats", "node", "notices", "out")
+
+    def __init__(self, node: str = "", max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
+        self.node = node
+        self.out: list[bytes] = []
+        self.notices: list[ServerError] = []
+        self.error: NsqError | None = None
+        self.heartbeats = 0
+        self._pending: deque[Reply] = deque()
+        self._parser = FrameParser(max_frame_size)
+
+    @property
+    def waiting(self) -> int:
+        """Number of commands that are not answered yet."""
+        return len(self._pending)
+
+    def expect(self, reply: Reply) -> None:
+        """Append a place for the answer to the command that is written next."""
+        self._pending.append(reply)
+
+    def receive_data(self, data: bytes) -> list[bytes]:
+        """Take bytes of the peer; return the data of the messages in them, oldest first.
+
+        Answers are put into their `Reply`, heartbeats are answered through ``out``. Never raises: look at ``error``.
+        """
+        messages: list[bytes] = []
+        pending = self._pending
+        for kind, payload in self._parser.feed(data):
+            if kind == 2:
+                messages.append(payload)
+            elif kind == 1:
+                self._take_error(server_error(payload, node=self.node))
+            elif payload == HEARTBEAT:
+                self.heartbeats += 1
+                self.out.append(NOP)
+            elif pending:
+                reply = pending.popleft()
+                reply.data = payload
+                if reply.wake is not None:
+                    reply.wake()
+            else:
+                self.fail(ProtocolError(f"a response that nobody asked for: {payload[:80]!r}", node=self.node))
+        if self._parser.error is not None and self.error is None:
+            self.fail(self._parser.error)
+        return messages
+
+    def take_rest(self) -> bytes:
+        """Hand over bytes behind the last frame, for a layer that was just negotiated."""
+        return self._parser.take_rest()
+
+    def fail(self, error: NsqError) -> None:
+        """End the connection: everything that waits, and everything to come, gets an error.
+
+        After an error that makes the server close, what was sent behind it was never looked at (servers read one
+        command after the other), which is told apart as `NotSent`.
+        """
+        if self.error is None:
+            self.error = error.at(node=self.node)
+        unseen = isinstance(self.error, ServerError)
+        pending, self._pending = self._pending, deque()
+        for reply in pending:
+            reply.error = self._loss(unseen)
+            if reply.wake is not None:
+                reply.wake()
+
+    def lost(self, unseen: bool = True) -> ConnectionLost:
+        """Return a new error that says why the connection is gone."""
+        return self._loss(unseen)
+
+    def _loss(self, unseen: bool) -> ConnectionLost:
+        cause = self.error
+        kind = NotSent if unseen else (type(cause) if isinstance(cause, ConnectionLost) else ConnectionLost)
+        error = kind(cause.message if cause is not None else "the connection is closed", node=self.node)
+        error.__cause__ = cause
+        return error
+
+    def _take_error(self, error: ServerError) -> None:
+        if isinstance(error, (FinishFailed, RequeueFailed, TouchFailed)):
+            self.notices.append(error)
+        elif self._pending:
+            reply = self._pending.popleft()
+            reply.error = error
+            if reply.wake is not None:
+                reply.wake()
+            if error.closes_connection:
+                self.fail(error)
+        else:
+            self.fail(error)

@@ -1,0 +1,183 @@
+"""Commands as a client writes them: ``NAME words\\n``, some with a sized body behind.
+
+Arguments are taken as they are; whoever calls has checked them (`nsqext.protocol.names`). Publish commands are built from
+a line that is made once for each topic and partition, because that is all that changes between two publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+
+from nsqext.errors import InvalidBody
+
+__all__ = (
+    "CLS",
+    "DEFAULT_MAX_BODY_SIZE",
+    "DEFAULT_MAX_MESSAGE_SIZE",
+    "MAGIC_LOOKUP",
+    "MAGIC_V2",
+    "NOP",
+    "auth",
+    "check_body",
+    "ext_body",
+    "fin",
+    "identify",
+    "internal_create_topic",
+    "multi_body",
+    "ping",
+    "publish_line",
+    "rdy",
+    "register",
+    "req",
+    "sized",
+    "sub",
+    "touch",
+    "trace_body",
+    "unregister",
+)
+
+MAGIC_V2 = b"  V2"
+MAGIC_LOOKUP = b"  V1"
+NOP = b"NOP\n"
+CLS = b"CLS\n"
+
+DEFAULT_MAX_MESSAGE_SIZE = 1024 * 1024
+"""Bytes of one message that servers take by default; trace id and header count against it (captured: pub_max_size)."""
+DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
+"""Bytes of one batch that servers take by default, its count word included."""
+
+_U16 = Struct(">H")
+_U32 = Struct(">I")
+_U64 = Struct(">Q")
+
+
+def sized(line: bytes, body: bytes) -> bytes:
+    """Return a command line with a body behind it."""
+    return b"%b%b%b" % (line, _U32.pack(len(body)), body)
+
+
+def identify(body: bytes) -> bytes:
+    """IDENTIFY with its JSON body."""
+    return sized(b"IDENTIFY\n", body)
+
+
+def auth(secret: bytes) -> bytes:
+    """AUTH with its secret."""
+    return sized(b"AUTH\n", secret)
+
+
+def publish_line(verb: str, topic: str, partition: int = -1, *, delay: float | None = None) -> bytes:
+    """Return the line of a publish command (PUB, MPUB, PUB_TRACE, MPUB_TRACE, PUB_EXT, MPUB_EXT, DPUB).
+
+    Args:
+        verb: name of the command.
+        topic: name of the topic.
+        partition: left out when negative, as the original NSQ wants it.
+        delay: seconds, for DPUB only, sent in milliseconds.
+    """
+    if delay is not None:
+        return b"%b %b %d\n" % (verb.encode(), topic.encode(), round(delay * 1000))
+    if partition < 0:
+        return b"%b %b\n" % (verb.encode(), topic.encode())
+    return b"%b %b %d\n" % (verb.encode(), topic.encode(), partition)
+
+
+def trace_body(trace_id: int, body: bytes) -> bytes:
+    """Body of PUB_TRACE, or an item of MPUB_TRACE."""
+    return _U64.pack(trace_id) + body
+
+
+def ext_body(header: bytes, body: bytes) -> bytes:
+    """Body of PUB_EXT, or an item of MPUB_EXT; an empty header is allowed in MPUB_EXT only (captured: pub_ext_errors)."""
+    return b"%b%b%b" % (_U16.pack(len(header)), header, body)
+
+
+def multi_body(items: Iterable[bytes]) -> bytes:
+    """Body of the MPUB family: the count, then every item with its size."""
+    parts: list[bytes] = [b""]
+    pack = _U32.pack
+    for item in items:
+        parts.append(pack(len(item)))
+        parts.append(item)
+    parts[0] = pack(len(parts) >> 1)
+    return b"".join(parts)
+
+
+def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int = 0) -> bytes:
+    """Return the body of one message; raise `InvalidBody` when no server would take it.
+
+    Args:
+        body: what is to be published.
+        limit: largest message the server takes, in bytes.
+        overhead: bytes of trace id and header, which count against the limit.
+    """
+    if not isinstance(body, bytes):
+        raise InvalidBody(f"a body has to be bytes, not {type(body).__name__}", hint="encode it first")
+    if not body:
+        raise InvalidBody("a body cannot be empty", hint="servers refuse empty messages")
+    if len(body) + overhead > limit:
+        raise InvalidBody(
+            f"a body of {len(body)} bytes (with {overhead} bytes of trace id and headers) is larger than {limit}",
+            hint="send less, or raise max_message_size here and on the servers",
+        )
+    return body
+
+
+def sub(topic: str, channel: str, partition: int = -1, *, verb: str = "SUB", start: str | None = None) -> bytes:
+    """SUB, SUB_ADVANCED or SUB_ORDERED.
+
+    Args:
+        topic: name of the topic.
+        channel: name of the channel.
+        partition: left out when negative, as the original NSQ wants it.
+        verb: which of the three.
+        start: start position of SUB_ADVANCED, ``kind:number``. A server that gets one ignores the partition word
+            (captured: sub_advanced_offset_partition).
+    """
+    words = [verb, topic, channel]
+    if partition >= 0 or start is not None:
+        words.append(str(partition))
+    if start is not None:
+        words.append(start)
+    return " ".join(words).encode() + b"\n"
+
+
+def rdy(count: int) -> bytes:
+    """RDY: how many messages may be in flight."""
+    return b"RDY %d\n" % count
+
+
+def fin(message_id: bytes) -> bytes:
+    """FIN of 16 raw id bytes (which may hold blanks and newlines)."""
+    return b"FIN %b\n" % message_id
+
+
+def req(message_id: bytes, delay_ms: int = 0) -> bytes:
+    """REQ with a delay in milliseconds."""
+    return b"REQ %b %d\n" % (message_id, delay_ms)
+
+
+def touch(message_id: bytes) -> bytes:
+    """TOUCH: start the message timeout anew."""
+    return b"TOUCH %b\n" % message_id
+
+
+def internal_create_topic(topic: str, partition: int, extend: bool = False) -> bytes:
+    """INTERNAL_CREATE_TOPIC, which only a standalone redesigned nsqd obeys (captured: standalone_create_topic)."""
+    return f"INTERNAL_CREATE_TOPIC {topic} {partition} {'true' if extend else 'false'}\n".encode()
+
+
+def ping() -> bytes:
+    """PING of the original nsqlookupd's TCP protocol."""
+    return b"PING\n"
+
+
+def register(topic: str, channel: str | None = None) -> bytes:
+    """REGISTER of the original nsqlookupd's TCP protocol."""
+    return " ".join(filter(None, ("REGISTER", topic, channel))).encode() + b"\n"
+
+
+def unregister(topic: str, channel: str | None = None) -> bytes:
+    """UNREGISTER of the original nsqlookupd's TCP protocol."""
+    return " ".join(filter(None, ("UNREGISTER", topic, channel))).encode() + b"\n"

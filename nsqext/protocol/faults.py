@@ -1,0 +1,31 @@
+"""What a server answers to a bad command."""
+
+from __future__ import annotations
+
+from nsqext.protocol.frames import FrameType, encode_frame
+
+__all__ = ("Fault",)
+
+
+class Fault(Exception):
+    """An error that a server role answers with an error frame.
+
+    Attributes:
+        code: ``E_…`` word.
+        text: description; the blank before it is sent even when it is empty, as the redesigned server does.
+        fatal: the connection is closed behind the frame.
+    """
+
+    def __init__(self, code: str, text: str = "", *, fatal: bool = True) -> None:
+        super().__init__(code, text, fatal)
+        self.code = code
+        self.text = text
+        self.fatal = fatal
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.text}"
+
+    def frame(self) -> bytes:
+        """Return the bytes of the error frame."""
+        data = self.code if self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
+        return encode_frame(FrameType.ERROR, data.encode())

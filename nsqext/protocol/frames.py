@@ -1,0 +1,119 @@
+"""Server frames: ``[4B size][4B type][data]``, big-endian, where size counts type and data."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+
+from nsqext.errors import ProtocolError
+
+__all__ = (
+    "CLOSE_WAIT",
+    "DEFAULT_MAX_FRAME_SIZE",
+    "HEARTBEAT",
+    "OK",
+    "Frame",
+    "FrameParser",
+    "FrameType",
+    "encode_frame",
+)
+
+OK = b"OK"
+HEARTBEAT = b"_heartbeat_"
+CLOSE_WAIT = b"CLOSE_WAIT"
+
+DEFAULT_MAX_FRAME_SIZE = 16 * 1024 * 1024
+"""Largest frame that is accepted, in bytes: three times the largest body that a server takes by default."""
+
+Frame = tuple[int, bytes]
+"""Frame type and data."""
+
+_HEAD = Struct(">Ii")
+
+
+class FrameType(IntEnum):
+    """Type word of a frame."""
+
+    RESPONSE = 0
+    ERROR = 1
+    MESSAGE = 2
+
+
+def encode_frame(kind: int, data: bytes) -> bytes:
+    """Return the bytes of one frame."""
+    return _HEAD.pack(len(data) + 4, kind) + data
+
+
+class FrameParser:
+    """Cuts a stream of bytes into frames.
+
+    Memory grows only with bytes that have arrived, never with an announced size, and a frame that arrives in many
+    pieces is joined once.
+
+    Args:
+        max_frame_size: largest size word that is accepted, in bytes.
+    """
+
+    __slots__ = ("_buffer", "_max", "_need", "error")
+
+    def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
+        self._buffer = bytearray()
+        self._need = 8
+        self._max = max_frame_size
+        self.error: ProtocolError | None = None
+        """Why the stream cannot be read any further; frames before the fault have been returned."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an unfinished frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take bytes, return the frames that are complete now.
+
+        Never raises: after a fault ``error`` is set and everything further is discarded.
+        """
+        frames: list[Frame] = []
+        if self.error is not None:
+            return frames
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                return frames
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        position, end, need = 0, len(data), 8
+        while end - position >= 8:
+            size, kind = _HEAD.unpack_from(data, position)
+            if not (4 <= size <= self._max and 0 <= kind <= 2):
+                self._fail(data[position : position + 16], size, kind)
+                return frames
+            stop = position + 4 + size
+            if stop > end:
+                need = stop - position
+                break
+            frames.append((kind, data[position + 8 : stop]))
+            position = stop
+        if position < end:
+            self._buffer += data[position:] if position else data
+            self._need = need
+        return frames
+
+    def take_rest(self) -> bytes:
+        """Hand over the bytes behind the last frame: they belong to a layer that was just negotiated."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def _fail(self, start: bytes, size: int, kind: int) -> None:
+        if start.startswith(b"HTTP"):
+            self.error = ProtocolError(
+                "the peer answers with HTTP", hint="this is an HTTP port; give the TCP address of nsqd"
+            )
+        elif not 4 <= size <= self._max:
+            self.error = ProtocolError(
+                f"frame size {size} is not within 4..{self._max} (stream goes on with {start!r})",
+                hint="the peer may not be nsqd; otherwise raise max_frame_size",
+            )
+        else:
+            self.error = ProtocolError(f"frame type {kind} is unknown", hint="the peer may not be nsqd")

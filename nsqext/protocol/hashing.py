@@ -1,0 +1,94 @@
+"""Which partition a key goes to; the hashes of the clients that exist, so that they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from nsqext.errors import InvalidInput, InvalidSetting
+
+__all__ = (
+    "PARTITIONERS",
+    "KeyHash",
+    "java_string_hash",
+    "java_string_partition",
+    "key_hash",
+    "murmur3_32",
+    "murmur3_partition",
+)
+
+KeyHash = Callable[[bytes, int], int]
+"""Takes a key and the number of partitions, returns the partition."""
+
+_MASK = 0xFFFFFFFF
+
+
+def murmur3_32(data: bytes, seed: int = 0) -> int:
+    """Return the MurmurHash3 x86 32-bit hash, an unsigned number; what the Go client's users hash keys with."""
+    h = seed & _MASK
+    full = len(data) & ~3
+    for position in range(0, full, 4):
+        h ^= _mix(int.from_bytes(data[position : position + 4], "little"))
+        h = (h << 13 | h >> 19) & _MASK
+        h = (h * 5 + 0xE6546B64) & _MASK
+    if full < len(data):
+        h ^= _mix(int.from_bytes(data[full:], "little"))
+    h ^= len(data)
+    h = ((h ^ h >> 16) * 0x85EBCA6B) & _MASK
+    h = ((h ^ h >> 13) * 0xC2B2AE35) & _MASK
+    return h ^ h >> 16
+
+
+def _mix(k: int) -> int:
+    k = (k * 0xCC9E2D51) & _MASK
+    k = (k << 15 | k >> 17) & _MASK
+    return (k * 0x1B873593) & _MASK
+
+
+def java_string_hash(text: str) -> int:
+    """Return what Java's ``String.hashCode`` returns, a signed 32-bit number over UTF-16 units."""
+    h = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(units), 2):
+        h = (31 * h + (units[position] << 8 | units[position + 1])) & _MASK
+    return h - (1 << 32) if h >> 31 else h
+
+
+@lru_cache(maxsize=8192)
+def murmur3_partition(key: bytes, partitions: int) -> int:
+    """Return the partition of a key as the Go client finds it: hash modulo partitions."""
+    return murmur3_32(key) % partitions
+
+
+@lru_cache(maxsize=8192)
+def java_string_partition(key: bytes, partitions: int) -> int:
+    """Return the partition of a key (UTF-8 text) as the Java client finds it: absolute value of the truncating remainder.
+
+    Raises:
+        InvalidInput: the key is not UTF-8 text.
+    """
+    try:
+        text = key.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"key {key!r} is not UTF-8 text", hint="java_string hashes text; use murmur3") from error
+    return abs(java_string_hash(text)) % partitions
+
+
+PARTITIONERS: dict[str, KeyHash] = {"murmur3": murmur3_partition, "java_string": java_string_partition}
+"""Named strategies."""
+
+
+def key_hash(strategy: str | KeyHash) -> KeyHash:
+    """Return the function for a name or a callable.
+
+    Raises:
+        InvalidSetting: the name is unknown.
+    """
+    if callable(strategy):
+        return strategy
+    found = PARTITIONERS.get(strategy)
+    if found is None:
+        raise InvalidSetting(
+            f"key hash {strategy!r} is unknown", hint=f"use one of {', '.join(PARTITIONERS)} or a function"
+        )
+    return found

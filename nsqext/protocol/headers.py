@@ -1,0 +1,112 @@
+"""Extend headers: the JSON object that travels with a message of an extend topic (extend header note)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from nsqext.errors import InvalidHeader, ProtocolError
+from nsqext.protocol.names import check_tag, check_trace_id
+
+__all__ = (
+    "MAX_HEADER_BYTES",
+    "RESERVED_PREFIX",
+    "TAG_HEADER",
+    "TRACE_ID_HEADER",
+    "decode_headers",
+    "encode_headers",
+    "tag_of",
+)
+
+RESERVED_PREFIX = "##"
+TAG_HEADER = "##client_dispatch_tag"
+TRACE_ID_HEADER = "##trace_id"
+
+MAX_HEADER_BYTES = 60_000
+"""Largest encoded header, in bytes. Servers store up to 65,506 and die of more, so we stay well below."""
+
+# The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
+_HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
+
+
+def encode_headers(
+    headers: Mapping[str, str] | None = None,
+    *,
+    tag: str | None = None,
+    trace_id: int | None = None,
+    reserved: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the JSON bytes of an extend header; the caller's mapping is not changed.
+
+    Args:
+        headers: the user's headers; names match ``[0-9a-zA-Z_.#-]+`` and do not begin with ``##``, values are text.
+        tag: becomes ``##client_dispatch_tag``.
+        trace_id: becomes ``##trace_id``, a decimal string as the server demands (captured: pub_ext_errors).
+        reserved: further names with the ``##`` prefix, set by this package.
+
+    Raises:
+        InvalidHeader: a bad name or value, or more than `MAX_HEADER_BYTES`.
+        InvalidName: a bad tag.
+        InvalidInput: a bad trace id.
+    """
+    full: dict[str, str] = {}
+    for name, value in (headers or {}).items():
+        _check(name, value)
+        full[name] = value
+    if tag is not None:
+        full[TAG_HEADER] = check_tag(tag)
+    if trace_id is not None:
+        full[TRACE_ID_HEADER] = str(check_trace_id(trace_id))
+    if reserved:
+        full.update(reserved)
+    try:
+        encoded = orjson.dumps(full)
+    except TypeError as error:
+        raise InvalidHeader(
+            f"headers cannot be written as JSON: {error}", hint="values have to be valid text"
+        ) from error
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise InvalidHeader(
+            f"headers take {len(encoded)} bytes, more than {MAX_HEADER_BYTES}", hint="put large values into the body"
+        )
+    return encoded
+
+
+def _check(name: object, value: object) -> None:
+    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        raise InvalidHeader(f"header name {name!r} is not valid", hint="use letters, digits, '_', '-', '.' and '#'")
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidHeader(
+            f"header name {name!r} is reserved", hint="names that begin with '##' belong to NSQ; use tag= or trace_id="
+        )
+    if not isinstance(value, str):
+        raise InvalidHeader(
+            f"value of header {name!r} is {type(value).__name__}, not str", hint="convert it to text first"
+        )
+
+
+def decode_headers(encoded: bytes) -> dict[str, Any]:
+    """Return the headers of a delivered message.
+
+    Servers store the bytes as they came and accept any JSON value (captured: pub_ext), so values may be of any JSON type
+    and a header that is no object at all gives an empty dict.
+
+    Raises:
+        ProtocolError: the bytes are not JSON.
+    """
+    if not encoded:
+        return {}
+    try:
+        value = orjson.loads(encoded)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"extend header is not JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def tag_of(headers: Mapping[str, Any]) -> str | None:
+    """Return the dispatch tag; a value that is not text counts as no tag (captured: tag_dispatch)."""
+    tag = headers.get(TAG_HEADER)
+    return tag if isinstance(tag, str) and tag else None

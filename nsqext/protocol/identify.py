@@ -1,0 +1,192 @@
+"""IDENTIFY from both sides: what a client asks for, and what a server makes of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from attrs import field, frozen
+
+from nsqext._version import __version__
+from nsqext.errors import InvalidSetting, ProtocolError
+
+__all__ = ("FILTER_EQUAL", "FILTER_GLOB", "FILTER_MULTI", "FILTER_REGEXP", "ExtFilter", "IdentifyRequest", "Negotiated")
+
+FILTER_EQUAL = 1
+FILTER_REGEXP = 2
+FILTER_GLOB = 3
+FILTER_MULTI = 4
+
+
+@frozen
+class ExtFilter:
+    """A filter on an extend header: messages that do not match are finished by the server (captured: ext_filter).
+
+    Attributes:
+        type: 1 equal, 2 regular expression, 3 glob, 4 several equals.
+        key: header name; for type 4 the relation, ``any`` or ``all``.
+        data: value, expression or glob; empty for type 4.
+        pairs: header name and value, for type 4.
+        inverse: deliver what does not match.
+    """
+
+    type: int
+    key: str
+    data: str = ""
+    pairs: tuple[tuple[str, str], ...] = ()
+    inverse: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the member ``ext_filter`` of IDENTIFY."""
+        out: dict[str, Any] = {
+            "type": self.type,
+            "inverse": self.inverse,
+            "filter_ext_key": self.key,
+            "filter_data": self.data,
+        }
+        if self.pairs:
+            out["filter_data_list"] = [{"filter_ext_key": key, "filter_data": data} for key, data in self.pairs]
+        return out
+
+
+def _milliseconds(name: str, seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds != seconds or seconds < 0:
+        raise InvalidSetting(f"{name}={seconds!r} is not a time in seconds")
+    return round(seconds * 1000)
+
+
+@frozen
+class IdentifyRequest:
+    """What a client tells a server about itself and asks of it; unset members are left to the server.
+
+    Attributes:
+        client_id: name of this client; the host's short name by default.
+        hostname: name of this host.
+        user_agent: program and version.
+        heartbeat_interval: seconds between two heartbeats; servers take 1 to 60.
+        msg_timeout: seconds that a message may be in flight; servers take 1 to 900.
+        sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
+        output_buffer_size: bytes that the server collects before it sends.
+        output_buffer_timeout: seconds after which it sends anyway.
+        tls: ask for TLS.
+        snappy: ask for snappy.
+        deflate_level: ask for deflate with this level; 0 for none.
+        desired_tag: tag of the messages that are wanted.
+        extend_support: messages with extend headers can be read; has to follow the topic's meta.
+        ext_filter: a filter on a header.
+        extra: further members, for servers of other kinds.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = f"nsqext/{__version__}"
+    heartbeat_interval: float | None = None
+    msg_timeout: float | None = None
+    sample_rate: int = 0
+    output_buffer_size: int | None = None
+    output_buffer_timeout: float | None = None
+    tls: bool = False
+    snappy: bool = False
+    deflate_level: int = 0
+    desired_tag: str | None = None
+    extend_support: bool = False
+    ext_filter: ExtFilter | None = None
+    extra: Mapping[str, Any] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.snappy and self.deflate_level:
+            raise InvalidSetting("snappy and deflate cannot be used together", hint="choose one")
+        if not 0 <= self.sample_rate <= 99:
+            raise InvalidSetting(f"sample_rate={self.sample_rate!r} is not within 0..99")
+        if not 0 <= self.deflate_level <= 9:
+            raise InvalidSetting(f"deflate_level={self.deflate_level!r} is not within 0..9")
+
+    def encode(self) -> bytes:
+        """Return the JSON body of IDENTIFY."""
+        hostname = self.hostname or socket.gethostname()
+        members: dict[str, Any] = {
+            "client_id": self.client_id or f"{hostname.partition('.')[0]}-{os.getpid()}",
+            "hostname": hostname,
+            "user_agent": self.user_agent,
+            "feature_negotiation": True,
+            "heartbeat_interval": _milliseconds("heartbeat_interval", self.heartbeat_interval),
+            "msg_timeout": _milliseconds("msg_timeout", self.msg_timeout),
+            "sample_rate": self.sample_rate or None,
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": _milliseconds("output_buffer_timeout", self.output_buffer_timeout),
+            "tls_v1": self.tls or None,
+            "snappy": self.snappy or None,
+            "deflate": bool(self.deflate_level) or None,
+            "deflate_level": self.deflate_level or None,
+            "desired_tag": self.desired_tag,
+            "extend_support": self.extend_support or None,
+            "ext_filter": self.ext_filter.as_json() if self.ext_filter else None,
+            **self.extra,
+        }
+        return orjson.dumps({name: value for name, value in members.items() if value is not None})
+
+
+@frozen
+class Negotiated:
+    """What the server granted.
+
+    Attributes:
+        version: the server's version; ``HA`` in it marks the redesigned generation.
+        max_rdy_count: largest RDY.
+        msg_timeout: seconds that a message may be in flight.
+        max_msg_timeout: seconds that it may be in flight with TOUCH.
+        tls: a TLS handshake follows.
+        snappy: a snappy layer follows.
+        deflate_level: level of the deflate layer that follows; 0 for none.
+        auth_required: AUTH has to follow.
+        sample_rate: percentage of the messages that is delivered; 0 for all.
+        desired_tag: the tag as the server understood it.
+    """
+
+    version: str = ""
+    max_rdy_count: int = 2500
+    msg_timeout: float = 60.0
+    max_msg_timeout: float = 900.0
+    tls: bool = False
+    snappy: bool = False
+    deflate_level: int = 0
+    auth_required: bool = False
+    sample_rate: int = 0
+    desired_tag: str = ""
+
+    @property
+    def is_ha(self) -> bool:
+        """Whether the server is of the redesigned generation."""
+        return "-HA." in self.version
+
+    @classmethod
+    def decode(cls, data: bytes) -> Negotiated:
+        """Read the reply to IDENTIFY: JSON, or ``OK`` from a server that does not negotiate.
+
+        Raises:
+            ProtocolError: it is neither.
+        """
+        if data == b"OK":
+            return cls()
+        try:
+            reply = orjson.loads(data)
+            return cls(
+                version=str(reply.get("version", "")),
+                max_rdy_count=int(reply.get("max_rdy_count", 2500)),
+                msg_timeout=int(reply.get("msg_timeout") or 60000) / 1000,
+                max_msg_timeout=int(reply.get("max_msg_timeout") or 900000) / 1000,
+                tls=bool(reply.get("tls_v1")),
+                snappy=bool(reply.get("snappy")),
+                # The redesigned server reports level 0 when asked for deflate without a level, and deflates all the same.
+                deflate_level=(int(reply.get("deflate_level") or 0) or 6) if reply.get("deflate") else 0,
+                auth_required=bool(reply.get("auth_required")),
+                sample_rate=int(reply.get("sample_rate") or 0),
+                desired_tag=str(reply.get("desired_tag", "")),
+            )
+        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the reply to IDENTIFY cannot be read: {data[:120]!r}") from error

@@ -1,0 +1,141 @@
+"""Delivered messages in all their shapes.
+
+::
+
+    [8B time stamp ns][2B attempts][8B internal id][8B trace id]
+    [1B version][2B length][header]       extend topics, consumer with extend_support; version 0 ends after its byte
+    [8B queue offset][4B raw size]        SUB_ADVANCED and SUB_ORDERED
+    [body]
+
+Which parts are there is not written in the message: it follows from the topic and from how the consumer subscribed
+(captured: sub_plain, sub_ext, sub_advanced_ext, sub_ordered_ext).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as _StructError
+
+from nsqext.errors import ProtocolError
+
+__all__ = (
+    "EXT_JSON",
+    "EXT_NONE",
+    "EXT_TAG",
+    "MESSAGE_HEAD_SIZE",
+    "MESSAGE_ID_SIZE",
+    "RawMessage",
+    "decode_into",
+    "encode_message",
+    "message_id",
+)
+
+EXT_NONE = 0
+EXT_TAG = 2
+EXT_JSON = 4
+
+_HEAD = Struct(">qH")
+_IDS = Struct(">QQ")
+_DETAIL = Struct(">QI")
+MESSAGE_ID_SIZE = 16
+MESSAGE_HEAD_SIZE = _HEAD.size + MESSAGE_ID_SIZE
+_U64 = Struct(">Q")
+_U16 = Struct(">H")
+
+
+class RawMessage:
+    """A delivered message, cut into its fields.
+
+    Attributes:
+        timestamp: when the server stored it, in nanoseconds since 1970.
+        attempts: how often it was delivered, this time included.
+        id: the 16 bytes that FIN, REQ and TOUCH name.
+        version: version of the extend part: 0 none, 2 tag, 4 JSON.
+        header: bytes of the extend part as they were published; empty without one.
+        offset: byte offset in the partition's queue; -1 where the subscription does not tell.
+        size: bytes of its record in the queue; 0 where the subscription does not tell.
+        body: what was published.
+    """
+
+    __slots__ = ("attempts", "body", "header", "id", "offset", "size", "timestamp", "version")
+
+    timestamp: int
+    attempts: int
+    id: bytes
+    version: int
+    header: bytes
+    offset: int
+    size: int
+    body: bytes
+
+    @property
+    def internal_id(self) -> int:
+        """Number that the server gave the message: partition << 50 | counter (captured: partition_ids)."""
+        value: int = _U64.unpack_from(self.id)[0]
+        return value
+
+    @property
+    def trace_id(self) -> int:
+        """Trace id that the publisher gave; 0 without one."""
+        value: int = _U64.unpack_from(self.id, 8)[0]
+        return value
+
+
+def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: bool = False) -> None:
+    """Fill a message from the data of a message frame.
+
+    Args:
+        message: the object to fill.
+        data: data of the frame.
+        extend: the topic is extended and the consumer identified with extend_support.
+        detail: the subscription was SUB_ADVANCED or SUB_ORDERED.
+
+    Raises:
+        ProtocolError: the data is too short for its parts.
+    """
+    if len(data) < MESSAGE_HEAD_SIZE:
+        raise ProtocolError(f"a message has at least {MESSAGE_HEAD_SIZE} bytes, this one {len(data)}")
+    message.timestamp, message.attempts = _HEAD.unpack_from(data)
+    message.id = data[10:26]
+    message.version = EXT_NONE
+    message.header = b""
+    position = MESSAGE_HEAD_SIZE
+    try:
+        if extend:
+            message.version = data[position]
+            position += 1
+            if message.version:
+                stop = position + 2 + _U16.unpack_from(data, position)[0]
+                if stop > len(data):
+                    raise ProtocolError(f"extend header ends at byte {stop} of a message of {len(data)} bytes")
+                message.header = data[position + 2 : stop]
+                position = stop
+        if detail:
+            message.offset, message.size = _DETAIL.unpack_from(data, position)
+            position += 12
+        else:
+            message.offset, message.size = -1, 0
+    except (IndexError, ValueError, _StructError) as error:
+        raise ProtocolError(
+            f"message of {len(data)} bytes is too short for its parts (extend {extend}, queue position {detail})",
+            hint="the topic may have been upgraded to extend; reconnect",
+        ) from error
+    message.body = data[position:]
+
+
+def encode_message(message: RawMessage, extend: bool = False, detail: bool = False) -> bytes:
+    """Return the data of a message frame, as a server with this subscription would send it."""
+    parts = [_HEAD.pack(message.timestamp, message.attempts), message.id]
+    if extend:
+        parts.append(bytes((message.version,)))
+        if message.version:
+            parts += (_U16.pack(len(message.header)), message.header)
+    if detail:
+        parts.append(_DETAIL.pack(message.offset, message.size))
+    parts.append(message.body)
+    return b"".join(parts)
+
+
+def message_id(internal_id: int, trace_id: int = 0) -> bytes:
+    """Return the 16 bytes of a message id."""
+    return _IDS.pack(internal_id, trace_id)

@@ -1,0 +1,90 @@
+"""What topics, channels and tags may be called, and which trace ids and partitions exist."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from nsqext.errors import InvalidInput, InvalidName, InvalidPartition
+
+__all__ = (
+    "MAX_NAME_LENGTH",
+    "MAX_PARTITION",
+    "MAX_TAG_BYTES",
+    "check_channel",
+    "check_partition",
+    "check_tag",
+    "check_topic",
+    "check_trace_id",
+    "is_ephemeral",
+    "is_valid_channel",
+    "is_valid_tag",
+    "is_valid_topic",
+)
+
+MAX_NAME_LENGTH = 64
+MAX_TAG_BYTES = 100
+MAX_PARTITION = 1023
+"""Clients of every generation refuse partitions above 1024; servers make at most 254."""
+
+_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
+_TAG = re.compile(r"[a-zA-Z0-9_-]+")
+_RULE = "1 to 64 letters, digits, '.', '_' or '-', and '#ephemeral' at the end if wanted"
+
+
+@lru_cache(maxsize=4096)
+def is_valid_topic(name: str) -> bool:
+    """Return whether a server takes the topic name (captured: sub_bad_names)."""
+    return 1 <= len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
+
+
+is_valid_channel = is_valid_topic
+
+
+@lru_cache(maxsize=4096)
+def is_valid_tag(tag: str) -> bool:
+    """Return whether every client could ask for the tag; servers check only its length."""
+    return len(tag) <= MAX_TAG_BYTES and _TAG.fullmatch(tag) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    """Return whether a topic or channel goes away with its last client."""
+    return name.endswith("#ephemeral")
+
+
+def check_topic(name: str) -> str:
+    """Return the name; raise `InvalidName` when no server would take it."""
+    if not (isinstance(name, str) and is_valid_topic(name)):
+        raise InvalidName(f"topic name {name!r} is not valid", hint=f"use {_RULE}")
+    return name
+
+
+def check_channel(name: str) -> str:
+    """Return the name; raise `InvalidName` when no server would take it."""
+    if not (isinstance(name, str) and is_valid_channel(name)):
+        raise InvalidName(f"channel name {name!r} is not valid", hint=f"use {_RULE}")
+    return name
+
+
+def check_tag(tag: str) -> str:
+    """Return the tag; raise `InvalidName` when it could not be asked for by every client.
+
+    Servers check only the length (100 bytes, captured: identify_bounds); the alphabet is the one that all clients agree on.
+    """
+    if not (isinstance(tag, str) and is_valid_tag(tag)):
+        raise InvalidName(f"tag {tag!r} is not valid", hint="use 1 to 100 letters, digits, '_' or '-'")
+    return tag
+
+
+def check_partition(partition: int) -> int:
+    """Return the partition; raise `InvalidPartition` when no topic can have it."""
+    if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= MAX_PARTITION:
+        raise InvalidPartition(f"partition {partition!r} is not valid", hint=f"use a number from 0 to {MAX_PARTITION}")
+    return partition
+
+
+def check_trace_id(trace_id: int) -> int:
+    """Return the trace id; raise `InvalidInput` unless it is an unsigned 64-bit number."""
+    if isinstance(trace_id, bool) or not isinstance(trace_id, int) or not 0 <= trace_id < 1 << 64:
+        raise InvalidInput(f"trace id {trace_id!r} is not valid", hint="use a number from 0 to 2**64 - 1")
+    return trace_id

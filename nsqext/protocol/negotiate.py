@@ -1,0 +1,243 @@
+"""The server's side of IDENTIFY: bounds, defaults and the JSON reply, for both generations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from attrs import define, field, frozen
+
+from nsqext.protocol.faults import Fault
+
+__all__ = ("ClientSettings", "Generation", "ServerLimits", "identify_reply", "negotiate")
+
+Generation = str
+"""``ha`` (redesigned) or ``nsq`` (original)."""
+
+
+@frozen
+class ServerLimits:
+    """What a server allows and offers; sizes in bytes, times in seconds.
+
+    Defaults are the redesigned server's; `original` gives those of the original NSQ.
+    """
+
+    generation: Generation = "ha"
+    version: str = "0.3.7-HA.1.13.0"
+    max_msg_size: int = 1024 * 1024
+    max_body_size: int = 5 * 1024 * 1024
+    max_rdy_count: int = 2500
+    msg_timeout: float = 60.0
+    max_msg_timeout: float = 900.0
+    max_req_timeout: float = 3 * 24 * 3600.0
+    heartbeat_interval: float = 30.0
+    max_heartbeat_interval: float = 60.0
+    max_output_buffer_size: int = 64 * 1024
+    output_buffer_size: int = 100
+    output_buffer_timeout: float = 0.05
+    min_output_buffer_timeout: float = 0.001
+    max_output_buffer_timeout: float = 1.0
+    tls: bool = False
+    tls_required: bool = False
+    snappy: bool = True
+    deflate: bool = True
+    max_deflate_level: int = 6
+    auth: bool = False
+    max_channel_consumers: int = 0
+    max_connections: int = 0
+
+    @classmethod
+    def original(cls, **changes: Any) -> ServerLimits:
+        """Return the limits of the original NSQ."""
+        values: dict[str, Any] = {
+            "generation": "nsq",
+            "version": "1.3.0",
+            "max_req_timeout": 3600.0,
+            "output_buffer_size": 16 * 1024,
+            "output_buffer_timeout": 0.25,
+            "min_output_buffer_timeout": 0.025,
+            "max_output_buffer_timeout": 30.0,
+        }
+        return cls(**(values | changes))
+
+
+@define
+class ClientSettings:
+    """What a client's IDENTIFY made of its connection; times in seconds."""
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    feature_negotiation: bool = False
+    heartbeat_interval: float = 30.0
+    msg_timeout: float = 60.0
+    output_buffer_size: int = 100
+    output_buffer_timeout: float = 0.05
+    sample_rate: int = 0
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    desired_tag: str = ""
+    extend_support: bool = False
+    ext_filter: dict[str, Any] = field(factory=dict)
+    raw: dict[str, Any] = field(factory=dict)
+
+    @classmethod
+    def defaults(cls, limits: ServerLimits) -> ClientSettings:
+        """Return the settings of a connection that did not identify."""
+        return cls(
+            heartbeat_interval=limits.heartbeat_interval,
+            msg_timeout=limits.msg_timeout,
+            output_buffer_size=limits.output_buffer_size,
+            output_buffer_timeout=limits.output_buffer_timeout,
+        )
+
+
+_STRINGS = ("short_id", "long_id", "client_id", "hostname", "user_agent", "desired_tag")
+_NUMBERS = (
+    "heartbeat_interval",
+    "output_buffer_size",
+    "output_buffer_timeout",
+    "deflate_level",
+    "sample_rate",
+    "msg_timeout",
+)
+_FLAGS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "extend_support")
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        data = body
+    if data is None:
+        return {}
+    typed = isinstance(data, dict) and (
+        all(isinstance(data.get(name, ""), (str, type(None))) for name in _STRINGS)
+        and all(
+            isinstance(data.get(name, 0), (int, type(None))) and not isinstance(data.get(name), bool)
+            for name in _NUMBERS
+        )
+        and all(isinstance(data.get(name, False), (bool, type(None))) for name in _FLAGS)
+        and isinstance(data.get("ext_filter", {}), (dict, type(None)))
+    )
+    if not typed:
+        raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+    return {name: value for name, value in data.items() if value is not None}
+
+
+def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
+    """Apply the JSON body of IDENTIFY to a connection's settings, in the order in which servers check it.
+
+    Raises:
+        Fault: with the server's text (captured: identify_bounds, identify_malformed); always fatal.
+    """
+    data = _decode(body)
+    settings.raw = data
+    settings.client_id = data.get("client_id") or data.get("short_id", "")
+    settings.hostname = data.get("hostname") or data.get("long_id", "")
+    settings.user_agent = data.get("user_agent", "")
+    settings.feature_negotiation = data.get("feature_negotiation", False)
+    _heartbeat(settings, limits, data.get("heartbeat_interval", 0))
+    if limits.generation == "nsq":
+        _buffer_timeout(settings, limits, data.get("output_buffer_timeout", 0))
+        _buffer_size(settings, limits, data.get("output_buffer_size", 0))
+    else:
+        _buffer_size(settings, limits, data.get("output_buffer_size", 0))
+        timeout = data.get("output_buffer_timeout", 0)
+        _buffer_timeout(settings, limits, 10 if 0 < timeout < 10 else timeout)
+    rate = data.get("sample_rate", 0)
+    if not 0 <= rate <= 99:
+        raise Fault("E_BAD_BODY", f"IDENTIFY sample rate ({rate}) is invalid")
+    settings.sample_rate = rate
+    timeout = data.get("msg_timeout", 0)
+    if timeout and not 1000 <= timeout <= limits.max_msg_timeout * 1000:
+        raise Fault("E_BAD_BODY", f"IDENTIFY msg timeout ({timeout}) is invalid")
+    if timeout:
+        settings.msg_timeout = timeout / 1000
+    if limits.generation == "ha":
+        _tag(settings, data.get("desired_tag", ""))
+        settings.extend_support = settings.extend_support or data.get("extend_support", False)
+        settings.ext_filter = data.get("ext_filter", {})
+    _layers(settings, limits, data)
+
+
+def _heartbeat(settings: ClientSettings, limits: ServerLimits, value: int) -> None:
+    if value == -1:
+        settings.heartbeat_interval = 0.0
+    elif value:
+        if not 1000 <= value <= limits.max_heartbeat_interval * 1000:
+            raise Fault("E_BAD_BODY", f"IDENTIFY heartbeat interval ({value}) is invalid")
+        settings.heartbeat_interval = value / 1000
+
+
+def _buffer_size(settings: ClientSettings, limits: ServerLimits, value: int) -> None:
+    largest = limits.max_output_buffer_size
+    if value == -1:
+        settings.output_buffer_size = 1
+        if limits.generation == "nsq":
+            settings.output_buffer_timeout = 0.0
+    elif value > largest and limits.generation == "ha":
+        settings.output_buffer_size = largest
+    elif value:
+        if not 64 <= value <= largest:
+            raise Fault("E_BAD_BODY", f"IDENTIFY output buffer size ({value}) is invalid")
+        settings.output_buffer_size = value
+
+
+def _buffer_timeout(settings: ClientSettings, limits: ServerLimits, value: int) -> None:
+    if value == -1:
+        settings.output_buffer_timeout = 0.0
+    elif value:
+        if not limits.min_output_buffer_timeout * 1000 <= value <= limits.max_output_buffer_timeout * 1000:
+            raise Fault("E_BAD_BODY", f"IDENTIFY output buffer timeout ({value}) is invalid")
+        settings.output_buffer_timeout = value / 1000
+
+
+def _tag(settings: ClientSettings, tag: str) -> None:
+    size = len(tag.encode())
+    if size > 100:
+        raise Fault("E_BAD_BODY", f"IDENTIFY invalid tag len {size}, exceed limit 100")
+    settings.desired_tag = tag
+
+
+def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]) -> None:
+    if not settings.feature_negotiation:
+        return
+    settings.tls = limits.tls and data.get("tls_v1", False)
+    settings.deflate = limits.deflate and data.get("deflate", False)
+    settings.snappy = limits.snappy and data.get("snappy", False)
+    level = data.get("deflate_level", 0)
+    if limits.generation == "nsq":
+        settings.deflate_level = min(level if settings.deflate and level > 0 else 6, limits.max_deflate_level)
+    else:
+        settings.deflate_level = min(level, limits.max_deflate_level) if settings.deflate else 0
+    if settings.deflate and settings.snappy:
+        raise Fault("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+
+
+def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[str, Any] | None = None) -> bytes:
+    """Return the reply to IDENTIFY: ``OK``, or JSON with the server's order of members (captured: identify_negotiated)."""
+    if not settings.feature_negotiation:
+        return b"OK"
+    reply: dict[str, Any] = {
+        "max_rdy_count": limits.max_rdy_count,
+        "version": limits.version,
+        "max_msg_timeout": round(limits.max_msg_timeout * 1000),
+        "msg_timeout": round(settings.msg_timeout * 1000),
+        "tls_v1": settings.tls,
+        "deflate": settings.deflate,
+        "deflate_level": settings.deflate_level,
+        "max_deflate_level": limits.max_deflate_level,
+        "snappy": settings.snappy,
+        "sample_rate": settings.sample_rate,
+        "auth_required": limits.auth,
+        "output_buffer_size": settings.output_buffer_size,
+        "output_buffer_timeout": round(settings.output_buffer_timeout * 1000),
+    }
+    if limits.generation == "nsq":
+        reply |= {"topology_region": "", "topology_zone": ""}
+    elif settings.desired_tag:
+        reply["desired_tag"] = settings.desired_tag
+    return orjson.dumps(reply | (extra or {}))

@@ -1,0 +1,62 @@
+"""Small values that cross the rooms of the package."""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+
+__all__ = ("Address", "Receipt", "TopicMeta")
+
+
+@frozen(order=True)
+class Address:
+    """Host and port of a server; ``str()`` gives ``host:port``, with brackets around an IPv6 host."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@frozen
+class TopicMeta:
+    """What lookup tells about a topic (the ``meta`` member of its answer).
+
+    Attributes:
+        partition_num: number of partitions; 0 where the server does not tell (the original NSQ).
+        replica: copies of each partition.
+        extend_support: messages may carry JSON extend headers.
+        ordered: SUB_ORDERED is required and every publish names its partition.
+        multi_part: several partitions may live on one node.
+        disable_channel_auto_create: channels have to be registered at the lookup service first.
+    """
+
+    partition_num: int = 0
+    replica: int = 0
+    extend_support: bool = False
+    ordered: bool = False
+    multi_part: bool = False
+    disable_channel_auto_create: bool = False
+
+
+@define(eq=True)
+class Receipt:
+    """What is known about a publish that was stored.
+
+    Attributes:
+        topic: the topic it went to.
+        partition: its partition; -1 at a server without partitions.
+        node: ``host:port`` of the leader that stored it.
+        message_id: internal id; 0 where the server does not tell.
+        trace_id: the trace id that was given; 0 without one.
+        offset: byte offset in the partition's queue; -1 where the server does not tell.
+        size: bytes of the record in that queue; 0 where the server does not tell.
+    """
+
+    topic: str
+    partition: int
+    node: str
+    message_id: int = 0
+    trace_id: int = 0
+    offset: int = field(default=-1)
+    size: int = 0

@@ -1,0 +1,1 @@
+"""The reference cluster: nsqd and nsqlookupd of both generations in this process."""

@@ -1,7 +1,7 @@
 """Send every fifth order to the new version of a service, by tag, and the rest to the old one.
 
-Two consumers share the channel ``billing``: one asks for the tag ``canary``, the other for none. Runs on a cluster of its
-own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend support and a channel
+Two consumers share the channel ``billing``: one asks for the tag ``canary``, the other for none. Runs on a cluster of
+its own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend support and a channel
 ``billing`` that nobody else consumes at the moment.
 """
 

@@ -1,0 +1,35 @@
+"""Sphinx configuration. Every warning is an error in ``make docs`` and ``make check``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed_version
+
+project = "nsqext"
+author = "nsqext contributors"
+copyright = "nsqext contributors"
+release = installed_version("nsqext")
+version = release
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+
+html_theme = "furo"
+html_title = f"nsqext {release}"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# `single` backticks in docstrings name Python objects
+default_role = "py:obj"
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True

@@ -5,6 +5,9 @@ VENV := .venv
 # an editable install, so that the sources in this folder are what runs
 install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable $(2)
 
+# from nothing each time: a page of a module that is gone would be an error
+SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check docs bench clean
 
@@ -26,12 +29,12 @@ check: $(VENV)/check/.ready
 	$(VENV)/check/bin/ruff check .
 	$(VENV)/check/bin/ruff format --check .
 	$(VENV)/check/bin/mypy
-	$(VENV)/check/bin/pyright --pythonpath $(VENV)/check/bin/python --verifytypes nsqext --ignoreexternal
+	PATH="$(CURDIR)/$(VENV)/check/bin:$$PATH" pyright --verifytypes nsqext --ignoreexternal
 	$(VENV)/check/bin/python -m pytest tests/test_layering.py
-	$(VENV)/check/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(SPHINX) -q
 
 docs: $(VENV)/check/.ready
-	$(VENV)/check/bin/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(SPHINX)
 	@echo "open docs/_build/html/index.html"
 
 bench: $(VENV)/bench/.ready

@@ -1,0 +1,314 @@
+"""Layers between the socket and the frames, without I/O: TLS, snappy and deflate, for both roles.
+
+IDENTIFY negotiates them; they lie upon each other in the order TLS, snappy or deflate (captured: tls, snappy, deflate).
+A layer is used by one connection and is of no use any more after it raised an error.
+"""
+
+from __future__ import annotations
+
+import ssl
+import zlib
+from typing import TYPE_CHECKING, Protocol
+
+from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ("MAX_DECODED", "DeflateLayer", "Layer", "SnappyLayer", "TlsLayer")
+
+MAX_DECODED = 64 * 1024 * 1024
+"""Bytes that one call of ``decode`` gives at most: four of the largest frames, and what 64 KiB of deflate can hold."""
+
+
+class Layer(Protocol):
+    """What a connection needs of a layer."""
+
+    def encode(self, data: bytes) -> bytes:
+        """Return the bytes to send for ``data``; the peer can read them all without waiting for more."""
+        ...
+
+    def decode(self, data: bytes) -> bytes:
+        """Return what can be read now that ``data`` has arrived, cut in any way.
+
+        Raises:
+            ProtocolError: the bytes are not of this layer, or grow beyond what is allowed.
+        """
+        ...
+
+
+class DeflateLayer:
+    """A raw deflate stream in each direction, with a sync flush behind everything that is sent.
+
+    Args:
+        level: 1 (quick) to 9 (small); 0 stores without compressing.
+        max_decoded: bytes that one call of `decode` gives at most.
+    """
+
+    __slots__ = ("_compressor", "_decompressor", "_max")
+
+    def __init__(self, level: int = 6, *, max_decoded: int = MAX_DECODED) -> None:
+        if not 0 <= level <= 9:
+            raise InvalidSetting(f"deflate level {level!r} is not within 0..9")
+        self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._max = max_decoded
+
+    def encode(self, data: bytes) -> bytes:
+        """Return the compressed bytes and a sync flush."""
+        return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the bytes that ``data`` completes.
+
+        Raises:
+            ProtocolError: no deflate stream, bytes behind its end, or more than ``max_decoded`` bytes.
+        """
+        stream = self._decompressor
+        ended = stream.eof and data
+        try:
+            out = b"" if stream.eof else stream.decompress(data, self._max + 1)
+        except zlib.error as error:
+            raise ProtocolError(f"the deflate layer cannot be read: {error}") from error
+        if len(out) > self._max or stream.unconsumed_tail:
+            raise _too_much("deflate", self._max)
+        if ended or stream.unused_data:
+            raise ProtocolError("bytes follow the end of the deflate stream")
+        return out
+
+
+_STREAM_START = b"\xff\x06\x00\x00sNaPpY"
+_COMPRESSED, _PLAIN, _START = 0x00, 0x01, 0xFF
+_FIRST_SKIPPABLE = 0x80
+_MAX_CHUNK = 64 * 1024
+# four bytes of checksum and the most that snappy makes of 64 KiB which cannot be compressed
+_MAX_CHUNK_BODY = 4 + 32 + _MAX_CHUNK + _MAX_CHUNK // 6
+
+
+class SnappyLayer:
+    """The snappy framing format in each direction.
+
+    Args:
+        max_decoded: bytes that one call of `decode` gives at most.
+
+    Raises:
+        InvalidSetting: the extra ``nsqext[snappy]`` is not installed.
+    """
+
+    __slots__ = ("_buffer", "_codec", "_compressor", "_error", "_max", "_skip", "_started")
+
+    def __init__(self, *, max_decoded: int = MAX_DECODED) -> None:
+        module = _cramjam()
+        self._codec = module.snappy
+        self._compressor = module.snappy.Compressor()
+        self._error: type[Exception] = module.DecompressionError
+        self._buffer = bytearray()
+        self._skip = 0
+        self._started = False
+        self._max = max_decoded
+
+    def encode(self, data: bytes) -> bytes:
+        """Return the chunks for ``data``; the first ones open the stream."""
+        self._compressor.compress(data)
+        return bytes(self._compressor.flush())
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the bytes of the chunks that ``data`` completes.
+
+        Raises:
+            ProtocolError: no snappy framing format, a wrong checksum, or more than ``max_decoded`` bytes.
+        """
+        self._buffer += data
+        chunks = self._take_chunks()
+        if not chunks:
+            return b""
+        try:
+            return bytes(self._codec.decompress(_STREAM_START + chunks))
+        except (self._error, OSError) as error:
+            raise ProtocolError(f"the snappy layer cannot be read: {error}") from error
+
+    def _take_chunks(self) -> bytes:
+        """Cut the complete data chunks off the buffer, once their announced sizes are found to be allowed."""
+        buffer, position, total = self._buffer, 0, 0
+        chunks: list[bytes] = []
+        while True:
+            if self._skip:
+                skipped = min(self._skip, len(buffer) - position)
+                self._skip -= skipped
+                position += skipped
+            if len(buffer) - position < 4:
+                break
+            kind = buffer[position]
+            size = int.from_bytes(buffer[position + 1 : position + 4], "little")
+            self._check(kind, size)
+            if _FIRST_SKIPPABLE <= kind < _START:
+                self._skip = size
+                position += 4
+                continue
+            stop = position + 4 + size
+            if stop > len(buffer):
+                break
+            chunk = bytes(buffer[position:stop])
+            position = stop
+            if kind == _START:
+                self._start(chunk)
+                continue
+            total += self._announced(kind, chunk)
+            if total > self._max:
+                raise _too_much("snappy", self._max)
+            chunks.append(chunk)
+        del buffer[:position]
+        return b"".join(chunks)
+
+    def _check(self, kind: int, size: int) -> None:
+        if not self._started and kind != _START:
+            raise ProtocolError(
+                f"the snappy stream begins with a chunk of type {kind:#04x}", hint="the peer may not use snappy"
+            )
+        if _START > kind >= _FIRST_SKIPPABLE:
+            return
+        if kind not in (_COMPRESSED, _PLAIN, _START):
+            raise ProtocolError(f"the snappy stream has a chunk of the unknown type {kind:#04x}")
+        if kind != _START and not 4 <= size <= _MAX_CHUNK_BODY:
+            raise ProtocolError(f"the snappy stream has a chunk of {size} bytes, allowed are 4..{_MAX_CHUNK_BODY}")
+        if kind == _START and size != len(_STREAM_START) - 4:
+            raise ProtocolError(f"the snappy stream has a header of {size} bytes")
+
+    def _start(self, chunk: bytes) -> None:
+        if chunk != _STREAM_START:
+            raise ProtocolError(f"the snappy stream has the header {chunk!r}")
+        self._started = True
+
+    def _announced(self, kind: int, chunk: bytes) -> int:
+        size = len(chunk) - 8
+        if kind == _COMPRESSED:
+            try:
+                size = self._codec.decompress_raw_len(chunk[8:])
+            except self._error as error:
+                raise ProtocolError(f"the snappy layer cannot be read: {error}") from error
+        if size > _MAX_CHUNK:
+            raise ProtocolError(f"a snappy chunk announces {size} bytes, allowed are {_MAX_CHUNK}")
+        return size
+
+
+class TlsLayer:
+    """TLS on memory buffers.
+
+    The handshake takes steps: send what `pending` returns, give what arrives to `decode`, until `ready`. `decode` may
+    return data of the peer already in the step that completes the handshake.
+
+    Args:
+        context: certificates and versions; a context of `ssl.create_default_context` verifies the server.
+        server_hostname: name that the server's certificate has to carry.
+        server_side: this is the server.
+
+    Raises:
+        InvalidSetting: context and names do not go together.
+    """
+
+    __slots__ = ("_in", "_object", "_out", "closed", "ready")
+
+    def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None, server_side: bool = False) -> None:
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        try:
+            self._object = context.wrap_bio(self._in, self._out, server_side, server_hostname)
+        except (ssl.SSLError, ValueError, TypeError) as error:
+            raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
+        self.ready = False
+        """The handshake is complete."""
+        self.closed = False
+        """The peer said that it will send nothing more."""
+        self._handshake()
+
+    @property
+    def version(self) -> str | None:
+        """The negotiated version, for example ``TLSv1.3``; None before the handshake."""
+        return self._object.version()
+
+    def pending(self) -> bytes:
+        """Hand over the bytes that have to be sent now: handshake, key updates, or an alert after an error."""
+        return self._out.read()
+
+    def encode(self, data: bytes) -> bytes:
+        """Return the records for ``data``, behind the bytes that were pending.
+
+        Raises:
+            InvalidState: the handshake is not complete.
+            ProtocolError: TLS is broken.
+        """
+        if not self.ready:
+            raise InvalidState("the TLS handshake is not complete")
+        try:
+            written = self._object.write(data) if data else 0
+            while written < len(data):
+                written += self._object.write(data[written:])
+        except ssl.SSLError as error:
+            raise ProtocolError(f"the TLS layer cannot be written: {_reason(error)}") from error
+        return self._out.read()
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the data of the records that are complete; makes a step of the handshake before it is ready.
+
+        Raises:
+            ConnectionFailed: the handshake failed; `pending` holds the alert for the peer.
+            ProtocolError: bytes that are not TLS.
+        """
+        self._in.write(data)
+        if not self.ready:
+            self._handshake()
+        if not self.ready or self.closed:
+            return b""
+        parts: list[bytes] = []
+        try:
+            while part := self._object.read(_MAX_CHUNK):
+                parts.append(part)
+            self.closed = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.closed = True
+        except ssl.SSLError as error:
+            raise ProtocolError(
+                f"the TLS layer cannot be read: {_reason(error)}", hint="an alert tells that the peer refuses this side"
+            ) from error
+        return b"".join(parts)
+
+    def close(self) -> bytes:
+        """Return the bytes that tell the peer that nothing more will be sent."""
+        if self.ready:
+            try:
+                self._object.unwrap()
+            except ssl.SSLError:
+                # the peer has not said the same yet, which nobody waits for
+                return self._out.read()
+        return self._out.read()
+
+    def _handshake(self) -> None:
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            raise ConnectionFailed(
+                f"the TLS handshake failed: {_reason(error)}", hint="check certificates, tls and tls_hostname"
+            ) from error
+        self.ready = True
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return getattr(error, "verify_message", "") or error.reason or str(error)
+
+
+def _too_much(name: str, limit: int) -> ProtocolError:
+    return ProtocolError(f"the {name} layer unpacks to more than {limit} bytes at once", hint="the peer may be hostile")
+
+
+def _cramjam() -> ModuleType:
+    try:
+        import cramjam
+    except ImportError as error:
+        raise InvalidSetting(
+            "snappy needs a package that is not installed", hint="pip install 'nsqext[snappy]'"
+        ) from error
+    return cramjam

@@ -272,7 +272,7 @@ class ServerError(NsqError):
 
     def __init__(self, code: str, description: str = "", **where: Any) -> None:
         super().__init__(f"{code} {description}".rstrip(), **where)
-        self.args = (code, description)
+        self.args: tuple[Any, ...] = (code, description)
         self.code = code
         self.description = description
 

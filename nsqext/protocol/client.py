@@ -95,6 +95,8 @@ class ClientProtocol:
             elif payload == HEARTBEAT:
                 self.heartbeats += 1
                 self.out.append(NOP)
+                if self._parser.single:
+                    messages += self.receive_data(b"")
             elif pending:
                 reply = pending.popleft()
                 reply.data = payload
@@ -105,6 +107,17 @@ class ClientProtocol:
         if self._parser.error is not None and self.error is None:
             self.fail(self._parser.error)
         return messages
+
+    def wake_next(self) -> None:
+        """Wake the oldest that waits, so that it does the reading."""
+        for reply in self._pending:
+            if reply.wake is not None:
+                reply.wake()
+                return
+
+    def read_ahead(self, on: bool = True) -> None:
+        """Read all frames that have arrived; switched off, one at a time, because a layer may begin behind it."""
+        self._parser.single = not on
 
     def take_rest(self) -> bytes:
         """Hand over bytes behind the last frame, for a layer that was just negotiated."""

@@ -54,12 +54,14 @@ class FrameParser:
         max_frame_size: largest size word that is accepted, in bytes.
     """
 
-    __slots__ = ("_buffer", "_max", "_need", "error")
+    __slots__ = ("_buffer", "_max", "_need", "error", "single")
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self._buffer = bytearray()
         self._need = 8
         self._max = max_frame_size
+        self.single = False
+        """Return one frame for each call of `feed`, because what follows it may be of another layer."""
         self.error: ProtocolError | None = None
         """Why the stream cannot be read any further; frames before the fault have been returned."""
 
@@ -94,6 +96,8 @@ class FrameParser:
                 break
             frames.append((kind, data[position + 8 : stop]))
             position = stop
+            if self.single:
+                break
         if position < end:
             self._buffer += data[position:] if position else data
             self._need = need

@@ -1,0 +1,1 @@
+"""Producer and Consumer: what a user of the smart client holds."""

@@ -1,0 +1,104 @@
+"""From nothing to a connection that takes commands: TCP, magic, IDENTIFY, TLS, compression, AUTH."""
+
+from __future__ import annotations
+
+import anyio
+from attrs import evolve
+
+from nsqext.errors import AuthRequired, ConnectionFailed, InvalidSetting, NsqError
+from nsqext.protocol.commands import MAGIC_V2, auth, identify
+from nsqext.protocol.identify import IdentifyRequest, Negotiated
+from nsqext.protocol.layers import DeflateLayer, SnappyLayer, TlsLayer
+from nsqext.transport.connection import Connection
+from nsqext.transport.options import ConnectionOptions
+from nsqext.transport.sockets import connect
+from nsqext.types import Address
+
+__all__ = ("open_connection",)
+
+
+async def open_connection(
+    address: Address, options: ConnectionOptions, request: IdentifyRequest | None = None
+) -> tuple[Connection, Negotiated]:
+    """Connect to a node and identify; returns the connection and what the server granted.
+
+    Args:
+        address: the node's TCP address.
+        options: how to connect.
+        request: what to ask for; what ``options`` say of heartbeats, TLS and compression is put into it.
+
+    Raises:
+        ConnectionFailed: not reachable within the connect timeout, or a layer that was asked for was not granted.
+        ProtocolError: something that is not nsqd answers.
+        ServerError: the server refuses IDENTIFY or AUTH.
+
+    Cancellation closes the socket.
+    """
+    with anyio.move_on_after(options.connect_timeout) as scope:
+        sock = await connect(address, options.connect_timeout)
+        connection = Connection(
+            sock, address, max_frame_size=options.max_frame_size, request_timeout=options.request_timeout
+        )
+        try:
+            negotiated = await _negotiate(connection, options, request or IdentifyRequest())
+        except NsqError as error:
+            connection.close()
+            raise error.at(node=str(address)) from error.__cause__
+        except BaseException:
+            connection.close()
+            raise
+        connection.heartbeat_interval = options.heartbeat_interval
+        return connection, negotiated
+    assert scope.cancelled_caught
+    raise ConnectionFailed(
+        f"the node took the connection and was silent for {options.connect_timeout:g} s",
+        node=str(address),
+        hint="is this nsqd's TCP port?",
+    )
+
+
+async def _negotiate(connection: Connection, options: ConnectionOptions, request: IdentifyRequest) -> Negotiated:
+    context = options.tls_context()
+    request = evolve(
+        request,
+        heartbeat_interval=options.heartbeat_interval,
+        tls=context is not None,
+        snappy=options.snappy,
+        deflate_level=options.deflate_level,
+    )
+    connection.write(MAGIC_V2)
+    reply = await connection.request(identify(request.encode()))
+    negotiated = Negotiated.decode(reply)
+    _check_granted(connection, request, negotiated)
+    if context is not None:
+        hostname = options.tls_hostname or connection.address.host
+        await connection.start_layer(TlsLayer(context, server_hostname=hostname))
+    if negotiated.snappy:
+        await connection.start_layer(SnappyLayer())
+    if negotiated.deflate_level:
+        await connection.start_layer(DeflateLayer(negotiated.deflate_level))
+    connection.finish_handshake()
+    await _authenticate(connection, options, negotiated)
+    return negotiated
+
+
+def _check_granted(connection: Connection, request: IdentifyRequest, negotiated: Negotiated) -> None:
+    node = str(connection.address)
+    for name, asked, granted in (
+        ("TLS", request.tls, negotiated.tls),
+        ("snappy", request.snappy, negotiated.snappy),
+        ("deflate", bool(request.deflate_level), bool(negotiated.deflate_level)),
+    ):
+        if asked and not granted:
+            raise ConnectionFailed(
+                f"the node does not offer {name}", node=node, hint=f"switch {name} on there, or off here"
+            )
+
+
+async def _authenticate(connection: Connection, options: ConnectionOptions, negotiated: Negotiated) -> None:
+    if options.auth_secret is not None:
+        if not options.auth_secret:
+            raise InvalidSetting("auth_secret is empty")
+        await connection.request(auth(options.auth_secret.encode()))
+    elif negotiated.auth_required:
+        raise AuthRequired("E_AUTH_FIRST", "the node wants AUTH", node=str(connection.address), hint="give auth_secret")

@@ -1,0 +1,68 @@
+"""Non-blocking TCP sockets that are waited for through anyio."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import anyio
+
+from nsqext.errors import ConnectionFailed
+from nsqext.types import Address
+
+__all__ = ("connect",)
+
+
+async def connect(address: Address, timeout: float) -> socket.socket:
+    """Return a connected, non-blocking socket with Nagle's algorithm switched off.
+
+    Every address that the host's name stands for is tried in turn.
+
+    Raises:
+        ConnectionFailed: none took the connection within the time (seconds), or the name is unknown.
+    """
+    node = str(address)
+    try:
+        with anyio.fail_after(timeout):
+            found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            return await _first(found)
+    except TimeoutError as error:
+        raise ConnectionFailed(
+            f"no connection within {timeout:g} s", node=node, hint="is the node up, and the address right?"
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConnectionFailed(
+            f"no connection: {reason}", node=node, hint="is the node up, and the address right?"
+        ) from error
+
+
+async def _first(
+    found: list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]],
+) -> socket.socket:
+    last: OSError = OSError("the name has no address")
+    for family, kind, number, _, place in found:
+        sock = socket.socket(family, kind, number)
+        try:
+            await _connect(sock, place)
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise last
+
+
+async def _connect(sock: socket.socket, place: tuple[str, int]) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        sock.connect(place)
+    except (BlockingIOError, InterruptedError):
+        await anyio.wait_writable(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code)) from None

@@ -209,6 +209,9 @@ class TlsLayer:
     __slots__ = ("_in", "_object", "_out", "closed", "ready")
 
     def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None, server_side: bool = False) -> None:
+        if context.check_hostname and not (server_side or server_hostname):
+            # memory buffers would skip the check in silence
+            raise InvalidSetting("TLS checks names and has none to check", hint="give tls_hostname")
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         try:

@@ -1,0 +1,368 @@
+"""The layers below the frames: recorded bytes, any chunking, bombs, broken peers, both roles of TLS."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import cramjam
+import pytest
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
+from nsqext.protocol.layers import MAX_DECODED, DeflateLayer, Layer, SnappyLayer, TlsLayer
+
+OK = bytes.fromhex("00000006000000004f4b")
+BODY = b"through the layer " + b"z" * 300
+STREAM_START = bytes.fromhex("ff060000734e61507059")
+
+# what a redesigned server sent, in pieces as they arrived: OK, OK, OK, a message, an error
+RECORDED_SNAPPY = tuple(
+    map(
+        bytes.fromhex,
+        (
+            "ff060000734e61507059010e000026982bcf00000006000000004f4b",
+            "010e000026982bcf00000006000000004f4b",
+            "010e000026982bcf00000006000000004f4b",
+            (
+                "00380000538a1ba264480000015c0000000218e9ebe96456ca280001000901000209075000007468726f75676820746865206c61"
+                "796572207aba0100001400008e5039a6fc01007afe0100fe0100fe0100ea0100"
+            ),
+            "01380000119aa0a80000003000000001455f494e56414c494420696e76616c696420636f6d6d616e64205b5b36362037392037312038352038335d5d",
+        ),
+    )
+)
+RECORDED_DEFLATE = tuple(
+    map(
+        bytes.fromhex,
+        (
+            "6260606063606060f0f706000000ffff000000ffff",
+            "42b000000000ffff",
+            "42b000000000ffff000000ffff",
+            "6260608c616060609278f9fa79fed265b50c8c0c10c004a5194a328af24bd333144a32521572122b538b14aa4601d100000000ffff",
+            "6260603060606060748df7f40b73f4f17451c8cc2b4bccc94c5148cecfcd4dcc4b51888e36335330b754303754b03055b0308e8d05000000ffff",
+        ),
+    )
+)
+RECORDED_ERROR = b"\x00\x00\x00\x30\x00\x00\x00\x01E_INVALID invalid command [[66 79 71 85 83]]"
+
+MAKERS: dict[str, Callable[[], Layer]] = {
+    "deflate": DeflateLayer,
+    "deflate-0": lambda: DeflateLayer(0),
+    "deflate-9": lambda: DeflateLayer(9),
+    "snappy": SnappyLayer,
+}
+
+
+def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
+    """Cut data at the given places."""
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    return (data[start:stop] for start, stop in pairwise(places))
+
+
+@pytest.mark.parametrize(("layer", "recorded"), [(SnappyLayer(), RECORDED_SNAPPY), (DeflateLayer(), RECORDED_DEFLATE)])
+def test_recorded_answers_of_the_real_server(layer: Layer, recorded: tuple[bytes, ...]) -> None:
+    first, second, third, message, error = (layer.decode(piece) for piece in recorded)
+    assert (first, second, third) == (OK, OK, OK)
+    assert message.startswith(b"\x00\x00\x01\x5c\x00\x00\x00\x02")
+    assert message.endswith(BODY)
+    assert error == RECORDED_ERROR
+
+
+def test_snappy_sends_what_the_recorded_client_sent() -> None:
+    layer = SnappyLayer()
+    command = b"SUB k_snappy_t_zqoz2bw8 ch 0\n"
+    assert layer.encode(command) == STREAM_START + bytes.fromhex("01210000d3567bdb") + command
+    assert layer.encode(b"RDY 1\n") == bytes.fromhex("010a00003e353fde") + b"RDY 1\n"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(pieces=st.lists(st.binary(max_size=300), max_size=8), cuts=st.lists(st.integers(0, 2000), max_size=12))
+def test_what_is_encoded_can_be_decoded_in_any_chunks(name: str, pieces: list[bytes], cuts: list[int]) -> None:
+    sender, receiver = MAKERS[name](), MAKERS[name]()
+    wire = b"".join(sender.encode(piece) for piece in pieces)
+    assert b"".join(receiver.decode(chunk) for chunk in split(wire, cuts)) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_encode_is_complete_for_the_peer(name: str) -> None:
+    """A reply is never held back in the compressor until more is sent."""
+    sender, receiver = MAKERS[name](), MAKERS[name]()
+    for number in range(50):
+        data = b"%d" % number + os.urandom(number) + b"a" * number * 100
+        assert receiver.decode(sender.encode(data)) == data
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_large_data_passes(name: str) -> None:
+    data = os.urandom(1_000_000) + bytes(5_000_000)
+    sender, receiver = MAKERS[name](), MAKERS[name]()
+    assert receiver.decode(sender.encode(data)) == data
+
+
+@pytest.mark.parametrize("name", ["deflate", "snappy"])
+@given(data=st.binary(max_size=200), valid=st.booleans())
+def test_any_bytes_give_bytes_or_a_protocol_error(name: str, data: bytes, valid: bool) -> None:
+    layer = MAKERS[name]()
+    if valid:
+        layer.decode(MAKERS[name]().encode(b"begins well"))
+    try:
+        assert isinstance(layer.decode(data), bytes)
+    except ProtocolError as error:
+        assert name in str(error)
+
+
+def test_a_deflate_bomb_is_refused_within_the_limit() -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(200)) + packer.flush(zlib.Z_SYNC_FLUSH)
+    limit = 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=f"more than {limit} bytes at once"):
+            DeflateLayer(max_decoded=limit).decode(bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * limit
+
+
+def test_the_standard_limit_stops_a_deflate_bomb() -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(MAX_DECODED // (1 << 20) + 1))
+    with pytest.raises(ProtocolError, match="more than"):
+        DeflateLayer().decode(bomb + packer.flush(zlib.Z_SYNC_FLUSH))
+
+
+def test_deflate_data_of_exactly_the_limit_passes() -> None:
+    wire = DeflateLayer().encode(bytes(1000))
+    assert DeflateLayer(max_decoded=1000).decode(wire) == bytes(1000)
+    with pytest.raises(ProtocolError):
+        DeflateLayer(max_decoded=999).decode(wire)
+
+
+def test_the_end_of_a_deflate_stream_is_no_error_but_bytes_behind_it_are() -> None:
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    layer = DeflateLayer()
+    assert layer.decode(packer.compress(b"bye") + packer.flush(zlib.Z_SYNC_FLUSH)) == b"bye"
+    assert layer.decode(packer.flush()) == b""
+    assert layer.decode(b"") == b""
+    with pytest.raises(ProtocolError, match="follow the end"):
+        layer.decode(b"more")
+
+
+@pytest.mark.parametrize("level", [-1, 10])
+def test_deflate_levels_are_checked(level: int) -> None:
+    with pytest.raises(InvalidSetting, match="deflate level"):
+        DeflateLayer(level)
+
+
+def test_a_snappy_bomb_is_refused_before_it_is_unpacked() -> None:
+    bomb = SnappyLayer().encode(bytes(4 << 20))
+    assert len(bomb) < 1 << 18
+    with pytest.raises(ProtocolError, match="more than 1048576 bytes at once"):
+        SnappyLayer(max_decoded=1 << 20).decode(bomb)
+
+
+def test_a_snappy_chunk_that_announces_a_huge_size_is_refused() -> None:
+    huge = b"\xff\xff\xff\xff\x0f" + b"x" * 10
+    chunk = b"\x00" + (len(huge) + 4).to_bytes(3, "little") + bytes(4) + huge
+    with pytest.raises(ProtocolError, match="announces 4294967295 bytes"):
+        SnappyLayer().decode(STREAM_START + chunk)
+
+
+def test_a_snappy_chunk_is_not_waited_for_when_it_is_too_long() -> None:
+    with pytest.raises(ProtocolError, match="chunk of 16777215 bytes"):
+        SnappyLayer().decode(STREAM_START + b"\x00\xff\xff\xff")
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [
+        (OK, "begins with a chunk of type 0x00"),
+        (b"HTTP/1.1 400 Bad Request", "begins with a chunk of type 0x48"),
+        (STREAM_START + b"\x02\x00\x00\x00", "unknown type 0x02"),
+        (b"\xff\x07\x00\x00", "header of 7 bytes"),
+        (b"\xff\x06\x00\x00sNaPpX", "has the header"),
+        (STREAM_START + b"\x01\x05\x00\x00\x00\x00\x00\x00x", "bad checksum"),
+        (STREAM_START + b"\x00\x04\x00\x00\x00\x00\x00\x00", "cannot be read|bad checksum"),
+        (STREAM_START + b"\x01\x03\x00\x00", "chunk of 3 bytes"),
+    ],
+)
+def test_broken_snappy_streams_are_told(wire: bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        SnappyLayer().decode(wire)
+
+
+def test_snappy_padding_and_unknown_skippable_chunks_are_skipped_in_pieces() -> None:
+    sender, receiver = SnappyLayer(), SnappyLayer()
+    wire = sender.encode(b"one") + b"\xfe\x00\x00\x01" + bytes(65536) + b"\x80\x01\x00\x00x" + sender.encode(b"two")
+    chunks = [receiver.decode(wire[start : start + 1000]) for start in range(0, len(wire), 1000)]
+    assert b"".join(chunks) == b"onetwo"
+
+
+def test_the_snappy_stream_may_begin_again() -> None:
+    receiver = SnappyLayer()
+    assert receiver.decode(SnappyLayer().encode(b"one") + SnappyLayer().encode(b"two")) == b"onetwo"
+
+
+def test_snappy_is_read_by_others() -> None:
+    data = os.urandom(200_000)
+    assert bytes(cramjam.snappy.decompress(SnappyLayer().encode(data))) == data
+    assert SnappyLayer().decode(bytes(cramjam.snappy.compress(data))) == data
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    with pytest.raises(InvalidSetting, match=r"nsqext\[snappy\]"):
+        SnappyLayer()
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """A certificate authority."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server_context(authority: trustme.CA) -> ssl.SSLContext:
+    """A server's context with a certificate for nsqd.test."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("nsqd.test").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def client_context(authority: trustme.CA) -> ssl.SSLContext:
+    """A client's context which trusts the authority."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def shake_hands(client: TlsLayer, server: TlsLayer, step: int = 1 << 20) -> None:
+    """Carry bytes to and fro, in steps of so many bytes, until both are ready."""
+    for _ in range(10):
+        if client.ready and server.ready:
+            return
+        for source, target in ((client, server), (server, client)):
+            data = source.pending()
+            for start in range(0, len(data), step):
+                assert target.decode(data[start : start + step]) == b""
+    raise AssertionError("no end of the handshake")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("step", [1, 1 << 20])
+def test_tls_carries_data_both_ways(
+    client_context: ssl.SSLContext, server_context: ssl.SSLContext, version: ssl.TLSVersion, step: int
+) -> None:
+    client_context.maximum_version = version
+    client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
+    assert (client.ready, server.ready, client.version) == (False, False, None)
+    shake_hands(client, server, step)
+    assert client.version == server.version == version.name.replace("_", ".")
+    big = os.urandom(300_000)
+    assert server.decode(client.encode(big)) == big
+    assert client.decode(server.pending() + server.encode(OK)) == OK
+    assert client.encode(b"") == b""
+
+
+def test_data_that_comes_with_the_last_step_of_the_handshake_is_not_lost(
+    client_context: ssl.SSLContext, server_context: ssl.SSLContext
+) -> None:
+    client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
+    server.decode(client.pending())
+    client.decode(server.pending())
+    assert client.ready
+    assert not server.ready
+    assert server.decode(client.encode(b"PUB")) == b"PUB"
+    assert server.ready
+
+
+@pytest.mark.parametrize("inner", ["deflate", "snappy"])
+def test_layers_lie_upon_each_other(client_context: ssl.SSLContext, server_context: ssl.SSLContext, inner: str) -> None:
+    client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
+    shake_hands(client, server)
+    packer, unpacker = MAKERS[inner](), MAKERS[inner]()
+    assert unpacker.decode(server.decode(client.encode(packer.encode(BODY)))) == BODY
+
+
+def test_a_certificate_for_another_name_is_refused(
+    client_context: ssl.SSLContext, server_context: ssl.SSLContext
+) -> None:
+    client, server = TlsLayer(client_context, "other.test"), TlsLayer(server_context, server_side=True)
+    server.decode(client.pending())
+    with pytest.raises(ConnectionFailed, match=r"Hostname mismatch.*other\.test"):
+        client.decode(server.pending())
+    with pytest.raises(ConnectionFailed, match="ALERT"):
+        server.decode(client.pending())
+
+
+def test_an_unknown_authority_is_refused(server_context: ssl.SSLContext) -> None:
+    client, server = TlsLayer(ssl.create_default_context(), "nsqd.test"), TlsLayer(server_context, server_side=True)
+    server.decode(client.pending())
+    with pytest.raises(ConnectionFailed, match="unable to get local issuer certificate"):
+        client.decode(server.pending())
+
+
+def test_a_client_without_the_certificate_that_is_asked_for_is_told(
+    authority: trustme.CA, client_context: ssl.SSLContext
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("nsqd.test").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(context, server_side=True)
+    server.decode(client.pending())
+    client.decode(server.pending())
+    with pytest.raises(ConnectionFailed, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        server.decode(client.pending())
+    with pytest.raises(ProtocolError, match=r"CERTIFICATE_REQUIRED.*refuses"):
+        client.decode(server.pending())
+
+
+def test_a_peer_without_tls_is_told(client_context: ssl.SSLContext) -> None:
+    client = TlsLayer(client_context, "nsqd.test")
+    with pytest.raises(ConnectionFailed, match="TLS handshake failed"):
+        client.decode(OK)
+
+
+def test_broken_records_are_a_protocol_error(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> None:
+    client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
+    shake_hands(client, server)
+    record = bytearray(client.encode(b"x" * 100))
+    record[-1] ^= 1
+    with pytest.raises(ProtocolError, match="TLS layer cannot be read"):
+        server.decode(bytes(record))
+
+
+def test_close_tells_the_peer(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> None:
+    client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
+    assert TlsLayer(client_context, "nsqd.test").close() != b""
+    shake_hands(client, server)
+    client.decode(server.pending())
+    assert server.decode(client.encode(b"last") + client.close()) == b"last"
+    assert server.closed
+    assert server.decode(b"more") == b""
+
+
+def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext) -> None:
+    with pytest.raises(InvalidState, match="not complete"):
+        TlsLayer(client_context, "nsqd.test").encode(b"PUB")
+
+
+def test_a_context_that_needs_a_name_says_so(client_context: ssl.SSLContext) -> None:
+    with pytest.raises(InvalidSetting, match=r"none to check: give tls_hostname"):
+        TlsLayer(client_context)
+    with pytest.raises(InvalidSetting, match="TLS cannot be set up"):
+        TlsLayer(client_context, ".bad")

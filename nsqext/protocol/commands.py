@@ -1,7 +1,7 @@
 """Commands as a client writes them: ``NAME words\\n``, some with a sized body behind.
 
-Arguments are taken as they are; whoever calls has checked them (`nsqext.protocol.names`). Publish commands are built from
-a line that is made once for each topic and partition, because that is all that changes between two publishes.
+Arguments are taken as they are; whoever calls has checked them (`nsqext.protocol.names`). Publish commands are built
+from a line that is made once for each topic and partition, because that is all that changes between two publishes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def trace_body(trace_id: int, body: bytes) -> bytes:
 
 
 def ext_body(header: bytes, body: bytes) -> bytes:
-    """Body of PUB_EXT, or an item of MPUB_EXT; an empty header is allowed in MPUB_EXT only (captured: pub_ext_errors)."""
+    """Body of PUB_EXT, or an item of MPUB_EXT; only MPUB_EXT takes an empty header (captured: pub_ext_errors)."""
     return b"%b%b%b" % (_U16.pack(len(header)), header, body)
 
 

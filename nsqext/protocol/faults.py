@@ -12,20 +12,20 @@ class Fault(Exception):
 
     Attributes:
         code: ``E_…`` word.
-        text: description; the blank before it is sent even when it is empty, as the redesigned server does.
+        text: description; the blank before it is sent even when it is empty, as the redesigned server does. None for
+            an error that is the code alone.
         fatal: the connection is closed behind the frame.
     """
 
-    def __init__(self, code: str, text: str = "", *, fatal: bool = True) -> None:
+    def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
         super().__init__(code, text, fatal)
         self.code = code
         self.text = text
         self.fatal = fatal
 
     def __str__(self) -> str:
-        return f"{self.code} {self.text}"
+        return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
 
     def frame(self) -> bytes:
-        """Return the bytes of the error frame."""
-        data = self.code if self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
-        return encode_frame(FrameType.ERROR, data.encode())
+        """Return the bytes of the error frame; bytes of the client that are no text travel as surrogate escapes."""
+        return encode_frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))

@@ -62,7 +62,7 @@ def murmur3_partition(key: bytes, partitions: int) -> int:
 
 @lru_cache(maxsize=8192)
 def java_string_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key (UTF-8 text) as the Java client finds it: absolute value of the truncating remainder.
+    """Return the partition of a key (UTF-8 text) as the Java client finds it: the absolute remainder.
 
     Raises:
         InvalidInput: the key is not UTF-8 text.

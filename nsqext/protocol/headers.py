@@ -91,8 +91,8 @@ def _check(name: object, value: object) -> None:
 def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
-    Servers store the bytes as they came and accept any JSON value (captured: pub_ext), so values may be of any JSON type
-    and a header that is no object at all gives an empty dict.
+    Servers store the bytes as they came and accept any JSON value (captured: pub_ext), so values may be of any JSON
+    type and a header that is no object at all gives an empty dict.
 
     Raises:
         ProtocolError: the bytes are not JSON.

@@ -182,7 +182,7 @@ class Negotiated:
                 max_msg_timeout=int(reply.get("max_msg_timeout") or 900000) / 1000,
                 tls=bool(reply.get("tls_v1")),
                 snappy=bool(reply.get("snappy")),
-                # The redesigned server reports level 0 when asked for deflate without a level, and deflates all the same.
+                # Asked for deflate without a level, the redesigned server reports level 0 and deflates all the same.
                 deflate_level=(int(reply.get("deflate_level") or 0) or 6) if reply.get("deflate") else 0,
                 auth_required=bool(reply.get("auth_required")),
                 sample_rate=int(reply.get("sample_rate") or 0),

@@ -69,7 +69,7 @@ def check_channel(name: str) -> str:
 def check_tag(tag: str) -> str:
     """Return the tag; raise `InvalidName` when it could not be asked for by every client.
 
-    Servers check only the length (100 bytes, captured: identify_bounds); the alphabet is the one that all clients agree on.
+    Servers check only the length (100 bytes, captured: identify_bounds); the alphabet is what all clients agree on.
     """
     if not (isinstance(tag, str) and is_valid_tag(tag)):
         raise InvalidName(f"tag {tag!r} is not valid", hint="use 1 to 100 letters, digits, '_' or '-'")

@@ -218,7 +218,7 @@ def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]
 
 
 def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[str, Any] | None = None) -> bytes:
-    """Return the reply to IDENTIFY: ``OK``, or JSON with the server's order of members (captured: identify_negotiated)."""
+    """Return the reply to IDENTIFY: ``OK``, or JSON in the server's order (captured: identify_negotiated)."""
     if not settings.feature_negotiation:
         return b"OK"
     reply: dict[str, Any] = {

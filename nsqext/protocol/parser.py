@@ -1,8 +1,8 @@
 """The server's reading side: bytes to commands, as the servers cut them.
 
 A command is pulled, not pushed, because how one is read depends on what the one before did (IDENTIFY may put a layer
-between, an error ends the reading). Before a body is waited for, the rules may refuse the line and then the size, so that
-an error comes as early as the real server's.
+between, an error ends the reading). Before a body is waited for, the rules may refuse the line and then the size, so
+that an error comes as early as the real server's.
 """
 
 from __future__ import annotations
@@ -10,26 +10,32 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple, Protocol
 
+from nsqext.protocol.bodies import PUBLISH_VERBS, BatchReader, PublishItem
 from nsqext.protocol.faults import Fault
 
-__all__ = ("BODY_VERBS", "MAX_LINE", "BodyRules", "Command", "CommandParser", "parse_multi")
+__all__ = ("BODY_VERBS", "MAX_LINE", "BodyRules", "Command", "CommandParser")
 
 MAX_LINE = 16 * 1024
 """Longest command line, in bytes; a server that finds no newline in so many closes the connection."""
 
 _I32 = Struct(">i")
 
-BODY_VERBS = frozenset(
-    (b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB", b"PUB_TRACE", b"MPUB_TRACE", b"PUB_EXT", b"MPUB_EXT")
-)
+BODY_VERBS = PUBLISH_VERBS | {b"IDENTIFY", b"AUTH"}
 """Commands with a sized body behind the line."""
 
 
 class Command(NamedTuple):
-    """A command: its words (the first is its name) and its body, None for a command without one."""
+    """A command.
+
+    Attributes:
+        words: the words of its line; the first is its name.
+        body: its body; None for a command without one.
+        items: messages of a batch that a `BatchReader` read, instead of the body.
+    """
 
     words: list[bytes]
     body: bytes | None = None
+    items: list[PublishItem] | None = None
 
 
 class BodyRules(Protocol):
@@ -38,8 +44,12 @@ class BodyRules(Protocol):
     def check_line(self, words: list[bytes]) -> None:
         """Check the words of a command before its size is read."""
 
-    def check_size(self, words: list[bytes], size: int) -> None:
-        """Check the announced size (signed) before the body is read; bounds what has to be kept."""
+    def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
+        """Check the announced size (signed) before the body is read; bounds what has to be kept.
+
+        Returns:
+            A reader for a batch that is read item by item, as the servers do; None for a body that is taken whole.
+        """
 
 
 class CommandParser:
@@ -47,11 +57,11 @@ class CommandParser:
 
     Args:
         rules: checks of the server.
-        raw_ids: FIN, REQ and TOUCH carry 16 raw bytes, cut by position (redesigned server); without it their line ends at the
-            first newline as any other (original server).
+        raw_ids: FIN, REQ and TOUCH carry 16 raw bytes, cut by position (redesigned server); without it their line ends
+            at the first newline as any other (original server).
     """
 
-    __slots__ = ("_buffer", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
+    __slots__ = ("_batch", "_buffer", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:
         self._rules = rules
@@ -61,6 +71,7 @@ class CommandParser:
         self._need = 0
         self._words: list[bytes] | None = None
         self._size: int | None = None
+        self._batch: BatchReader | None = None
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the peer."""
@@ -86,7 +97,7 @@ class CommandParser:
         """Return the next command, or None when more bytes are needed.
 
         Raises:
-            Fault: the rules refuse the command, or its line is too long (then without a code: the server closes silently).
+            Fault: the rules refuse the command; or its line is too long (without a code: the server closes silently).
         """
         if len(self._buffer) < self._need:
             return None
@@ -107,9 +118,11 @@ class CommandParser:
                 self._need = position + 4
                 return None
             size: int = _I32.unpack_from(buffer, position)[0]
-            self._rules.check_size(words, size)
+            self._batch = self._rules.check_size(words, size)
             self._size = max(size, 0)
             self._position = position = position + 4
+        if self._batch is not None:
+            return self._take_batch(words, self._batch)
         stop = position + self._size
         if stop > len(buffer):
             self._need = stop
@@ -120,6 +133,20 @@ class CommandParser:
         self._words = self._size = None
         return Command(words, body)
 
+    def _take_batch(self, words: list[bytes], batch: BatchReader) -> Command | None:
+        try:
+            complete = batch.read(self._buffer, self._position)
+        except Fault:
+            self._words = self._size = self._batch = None
+            raise
+        finally:
+            self._position = batch.position
+        if not complete:
+            self._need = batch.position + batch.need
+            return None
+        self._words = self._size = self._batch = None
+        return Command(words, None, batch.items)
+
     def _take_line(self) -> list[bytes] | None:
         buffer, position = self._buffer, self._position
         start = position
@@ -129,10 +156,8 @@ class CommandParser:
                 start = position + 20
             elif head == b"TOUCH":
                 return self._take_touch()
-        newline = buffer.find(b"\n", start)
+        newline = self._find_newline(start)
         if newline < 0:
-            if len(buffer) - position > MAX_LINE:
-                raise Fault("", "command line too long")
             return None
         line = bytes(buffer[position:newline])
         self._position = newline + 1
@@ -140,12 +165,23 @@ class CommandParser:
             return _cut_raw(line)
         return (line[:-1] if line.endswith(b"\r") else line).split(b" ")
 
+    def _find_newline(self, start: int) -> int:
+        newline = self._buffer.find(b"\n", start, self._position + MAX_LINE)
+        if newline < 0 and len(self._buffer) - self._position >= MAX_LINE:
+            raise Fault("", "command line too long")
+        return newline
+
     def _take_touch(self) -> list[bytes] | None:
+        """A line that ends before byte 23 is taken as 23 bytes, because the id may hold the newline."""
         position = self._position
-        if len(self._buffer) - position < 23:
-            self._need = position + 23
+        newline = self._find_newline(position)
+        if newline < 0:
             return None
-        self._position = position + 23
+        stop = max(newline + 1, position + 23)
+        if len(self._buffer) < stop:
+            self._need = stop
+            return None
+        self._position = stop
         return [b"TOUCH", bytes(self._buffer[position + 6 : position + 22])]
 
 
@@ -154,37 +190,3 @@ def _cut_raw(line: bytes) -> list[bytes]:
     if line.startswith(b"REQ") and len(line) > 20:
         words.append(line[21:])
     return words
-
-
-def _items(body: bytes, count: int, max_msg_size: int) -> list[bytes]:
-    """Cut the items out of an MPUB body."""
-    items: list[bytes] = []
-    position, end = 4, len(body)
-    for index in range(count):
-        if position + 4 > end:
-            raise Fault("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
-        size: int = _I32.unpack_from(body, position)[0]
-        if size <= 0:
-            raise Fault("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
-        if size > max_msg_size:
-            raise Fault("E_BAD_MESSAGE", f"MPUB message too big {size} > {max_msg_size}")
-        position += 4
-        if position + size > end:
-            raise Fault("E_BAD_MESSAGE", "MPUB failed to read message body")
-        items.append(body[position : position + size])
-        position += size
-    return items
-
-
-def parse_multi(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """Return the items of an MPUB body.
-
-    Raises:
-        Fault: the count or an item is not acceptable, with the server's text.
-    """
-    if len(body) < 4:
-        raise Fault("E_BAD_BODY", "MPUB failed to read message count")
-    count: int = _I32.unpack_from(body)[0]
-    if not 0 < count <= (max_body_size - 4) // 5:
-        raise Fault("E_BAD_BODY", f"MPUB invalid message count {count}")
-    return _items(body, count, max_msg_size)

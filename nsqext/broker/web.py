@@ -1,0 +1,233 @@
+"""HTTP as both generations of NSQ speak it: two answer forms and their errors.
+
+A handler is a plain or an async function that takes a `Call`, returns what the real handler returns, or raises
+`HttpFault`. What reaches the wire is decided by the route's `Form`:
+
+- ``Form.NEGOTIATED``: ``{"status_code", "status_txt", "data"}``, every error as HTTP 500; the second form where the
+  client sends ``Accept: application/vnd.nsq; version=1.0``.
+- ``Form.V1``: the bare value, an empty body for None, errors as ``{"message": "…"}`` with their own status; the text
+  of an error is not escaped, so that some errors are no JSON (captured: topic_create_errors).
+- ``Form.TEXT``: the bare text.
+
+A string or bytes result is sent as it is in every form.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from functools import cached_property
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import orjson
+from attrs import define
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+__all__ = ("Call", "Form", "Handler", "HttpFault", "application", "dump", "listen", "route")
+
+_JSON = "application/json; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_V1 = {"X-NSQ-Content-Type": "nsq; version=1.0"}
+_ACCEPT_V1 = "application/vnd.nsq; version=1.0"
+_BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
+_ESCAPES = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
+
+
+class Form(Enum):
+    """How a route answers."""
+
+    NEGOTIATED = "negotiated"
+    V1 = "v1"
+    TEXT = "text"
+
+
+class HttpFault(Exception):
+    """An error answer.
+
+    Attributes:
+        status: HTTP status of the second form; the first form always says 500.
+        text: the error's text.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+
+@define(slots=False)
+class Call:
+    """One request, as a handler sees it."""
+
+    request: Request
+
+    @cached_property
+    def args(self) -> Mapping[str, str]:
+        """The arguments of the query, the first of each name; raises `HttpFault` when they cannot be read."""
+        query = self.request.scope["query_string"].decode("latin-1")
+        if _BAD_QUERY.search(query):
+            raise HttpFault(400, "INVALID_REQUEST")
+        found: dict[str, str] = {}
+        for name, value in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
+            found.setdefault(name, value)
+        return found
+
+    def arg(self, name: str, missing: str | None = None) -> str:
+        """Return an argument of the query, empty when it is not given.
+
+        Args:
+            name: its name.
+            missing: text of the fault (status 400) that is raised when it is empty.
+        """
+        value = self.args.get(name, "")
+        if not value and missing is not None:
+            raise HttpFault(400, missing)
+        return value
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the request, looked up without regard to case."""
+        return self.request.headers
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parts of the path that the route names."""
+        return self.request.path_params
+
+    async def body(self) -> bytes:
+        """Return the body of the request."""
+        return await self.request.body()
+
+
+Handler = Callable[[Call], Any]
+"""Takes a `Call`; returns the result, an awaitable of it, or a whole Starlette response."""
+
+
+def dump(value: object) -> bytes:
+    """Return JSON as the servers write it, with ``<``, ``>`` and ``&`` escaped."""
+    data = orjson.dumps(value)
+    for plain, escaped in _ESCAPES:
+        if plain in data:
+            data = data.replace(plain, escaped)
+    return data
+
+
+def _raw(value: str | bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(value, media_type=_TEXT if value else None, headers=dict(headers or {}))
+
+
+def _answer_v1(status: int, value: object) -> Response:
+    if status != 200:
+        body = b'{"message":"' + str(value).encode("utf-8", "surrogateescape") + b'"}'
+        return Response(body, status, media_type=_JSON, headers=_V1)
+    if value is None:
+        return Response(b"", headers=_V1)
+    if isinstance(value, (str, bytes)):
+        return _raw(value, _V1)
+    return Response(dump(value), media_type=_JSON, headers=_V1)
+
+
+def _answer_wrapped(status: int, text: str, value: object) -> Response:
+    if isinstance(value, (str, bytes)):
+        return _raw(value)
+    body = dump({"status_code": status, "status_txt": text, "data": value})
+    return Response(body, status, media_type=_JSON)
+
+
+def _answer(form: Form, request: Request, value: object, fault: HttpFault | None) -> Response:
+    if form is Form.TEXT:
+        return Response(str(value) if fault is None else fault.text, fault.status if fault else 200, media_type=_TEXT)
+    if form is Form.V1 or request.headers.get("accept") == _ACCEPT_V1:
+        return _answer_v1(fault.status, fault.text) if fault else _answer_v1(200, value)
+    return _answer_wrapped(500, fault.text, None) if fault else _answer_wrapped(200, "OK", value)
+
+
+def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Route:
+    """Make a route.
+
+    Args:
+        method: one HTTP method.
+        path: as Starlette writes it, ``/config/{opt}`` for example.
+        handler: what answers.
+        form: how it answers.
+    """
+
+    async def endpoint(request: Request) -> Response:
+        value: Any = None
+        fault: HttpFault | None = None
+        try:
+            value = handler(Call(request))
+            if isawaitable(value):
+                value = await value
+        except HttpFault as error:
+            fault = error
+        return value if isinstance(value, Response) else _answer(form, request, value, fault)
+
+    made = Route(path, endpoint, methods=[method])
+    made.methods = {method}  # Starlette adds HEAD to GET, the real servers do not
+    return made
+
+
+def _redirect(routes: list[Route], request: Request) -> Response | None:
+    """Send the client to the right path where only the case or a slash at the end is wrong, as the real servers do."""
+    wanted = request.url.path.rstrip("/").lower()
+    for known in routes:
+        if known.path.lower() == wanted:
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(known.path + query, 301 if request.method == "GET" else 307)
+    return None
+
+
+def application(routes: Iterable[Route]) -> Starlette:
+    """Make the application of one server; unknown paths and wrong methods are answered as captured (wrong_routes)."""
+    table = list(routes)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 404:
+            return _redirect(table, request) or _answer_v1(404, "NOT_FOUND")
+        if status != 405:
+            return _answer_v1(500, "INTERNAL_ERROR")
+        methods = {method for known in table if known.path == request.url.path for method in known.methods or ()}
+        answer = Response() if request.method == "OPTIONS" else _answer_v1(405, "METHOD_NOT_ALLOWED")
+        answer.headers["Allow"] = ", ".join(sorted(methods | {"OPTIONS"}))
+        return answer
+
+    app = Starlette(routes=table, exception_handlers={404: refuse, 405: refuse, Exception: refuse})
+    app.router.redirect_slashes = False
+    return app
+
+
+def listen(address: str, backlog: int = 1024) -> socket.socket:
+    """Return a listening TCP socket.
+
+    Args:
+        address: ``host:port``, port 0 for a free one; ``:port`` listens on every interface.
+        backlog: connections that may wait.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, int(port)))
+        made.listen(backlog)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -8,10 +8,11 @@ pub_ext_on_plain).
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from nsqext.protocol.extjson import UnreadableHeader, read_leniently
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
@@ -148,8 +149,8 @@ def _read_header(header: bytes) -> tuple[int | None, bool]:
     """Return the trace id in a header, if there is one, and whether all its names are internal."""
     try:
         value = orjson.loads(header)
-    except orjson.JSONDecodeError as error:
-        raise Fault("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
+    except orjson.JSONDecodeError:
+        value = _read_odd(header)
     if not isinstance(value, dict):
         return None, True
     internal = all(name.startswith("##") or name == "zan_test" for name in value)
@@ -161,6 +162,13 @@ def _read_header(header: bytes) -> tuple[int | None, bool]:
     if not (trace.isascii() and trace.isdigit() and int(trace) < 1 << 64):
         raise Fault("INVALID_TRACE_ID", "invalid trace id", fatal=False)
     return int(trace), internal
+
+
+def _read_odd(header: bytes) -> Any:
+    try:
+        return read_leniently(header)
+    except UnreadableHeader as error:
+        raise Fault("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
 
 
 def _not_supported(target: Target) -> Fault:

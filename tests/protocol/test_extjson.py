@@ -1,0 +1,58 @@
+"""Headers that are not quite JSON, and the texts of what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.protocol.extjson import UnreadableHeader, quote, read_leniently
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        (b"", 'cannot parse JSON: cannot parse empty string; unparsed tail: ""'),
+        (
+            b"{nope",
+            "cannot parse JSON: cannot parse object: cannot find opening '\"\" for object key; unparsed tail: \"nope\"",
+        ),
+        (b'{"a" 1}', "cannot parse JSON: cannot parse object: missing ':' after object key; unparsed tail: \"1}\""),
+        (b'{"a":1', 'cannot parse JSON: cannot parse object: unexpected end of object; unparsed tail: ""'),
+        (b"[1 2]", "cannot parse JSON: cannot parse array: missing ',' after array value; unparsed tail: \"2]\""),
+        (b"{}x", 'unexpected tail: "x"'),
+        (b"tru", 'cannot parse JSON: unexpected value found: "tru"; unparsed tail: "tru"'),
+    ],
+)
+def test_the_text_says_what_was_found(header: bytes, text: str) -> None:
+    with pytest.raises(UnreadableHeader) as caught:
+        read_leniently(header)
+    assert str(caught.value) == text
+
+
+def test_a_long_tail_is_shortened() -> None:
+    with pytest.raises(UnreadableHeader, match=r"x{40}\.\.\.y{40}") as caught:
+        read_leniently(b"{}" + b"x" * 60 + b"y" * 60)
+    assert len(str(caught.value)) < 120
+
+
+def test_numbers_and_control_characters_are_forgiven() -> None:
+    assert read_leniently(b'{"##trace_id":"7","n":01,"t":"a\nb"}') == {"##trace_id": "7", "n": None, "t": "a\nb"}
+    assert read_leniently(b" nan ") is None
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(UnreadableHeader, match="exceeds 300"):
+        read_leniently(b"[" * 1000)
+
+
+@given(st.binary(max_size=60) | st.text('{}[]",:\\ntf01-e. ', max_size=40).map(str.encode))
+def test_any_bytes_give_a_value_or_the_documented_error(header: bytes) -> None:
+    try:
+        read_leniently(header)
+    except UnreadableHeader as error:
+        assert str(error)
+
+
+def test_quoting_escapes_what_cannot_be_printed() -> None:
+    assert quote('a"\\\n\x00é\u200b\udcff') == '"a\\"\\\\\\n\\x00é\\u200b\\xff"'

@@ -20,6 +20,7 @@
     ├── TopicNotFound                    lookup works and does not know the topic
     ├── PartitionUnavailable             a partition without a reachable leader
     ├── PublishFailed                    not stored, although it was tried to the end
+    │   └── BatchFailed                  some of many messages were not stored, or nobody knows
     ├── DeliveryUnknown                  sent, and nobody knows whether it was stored
     ├── MessageNotInFlight               finish, requeue or touch of a message that is no longer ours
     ├── OrderViolation                   an ordered partition went backwards
@@ -30,7 +31,11 @@ Retries are driven by the class flags, never by the text of an error.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from nsqext.types import Receipt
 
 __all__ = (
     "SERVER_ERRORS",
@@ -44,6 +49,7 @@ __all__ = (
     "BadProtocol",
     "BadTag",
     "BadTopic",
+    "BatchFailed",
     "ChannelNotRegistered",
     "ConnectionFailed",
     "ConnectionLost",
@@ -241,6 +247,21 @@ class PartitionUnavailable(NsqError):
 
 class PublishFailed(NsqError):
     """A publish was not stored, and the time or the attempts for it are used up; see ``attempts`` and ``__cause__``."""
+
+
+class BatchFailed(PublishFailed):
+    """Not all messages of a batch were stored.
+
+    Attributes:
+        outcomes: for each message, in order, its `Receipt` or the error that it ended with; `DeliveryUnknown` among
+            them where a message may be stored.
+    """
+
+    def __init__(self, outcomes: Sequence[Receipt | NsqError], **where: Any) -> None:
+        self.outcomes = tuple(outcomes)
+        failed = [outcome for outcome in self.outcomes if isinstance(outcome, NsqError)]
+        first = str(failed[0]) if failed else "no reason"
+        super().__init__(f"{len(failed)} of {len(self.outcomes)} messages failed, first: {first}", **where)
 
 
 class DeliveryUnknown(NsqError):

@@ -38,6 +38,7 @@ docs: $(VENV)/check/.ready
 	@echo "open docs/_build/html/index.html"
 
 bench: $(VENV)/bench/.ready
+	@test -n "$(wildcard benchmarks/bench_*.py)" || { echo "there is no benchmarks/bench_*.py yet"; exit 1; }
 	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(VENV)/bench/bin/python "$$script"; done
 
 clean:

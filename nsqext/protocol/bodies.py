@@ -7,14 +7,13 @@ pub_ext_on_plain).
 
 from __future__ import annotations
 
+import re
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import orjson
-
-from nsqext.protocol.extjson import UnreadableHeader, read_leniently
+from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.faults import Fault
-from nsqext.protocol.headers import TRACE_ID_HEADER
+from nsqext.protocol.headers import RESERVED_PREFIX, TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ BATCH_VERBS = frozenset((b"MPUB", b"MPUB_TRACE", b"MPUB_EXT"))
 PUBLISH_VERBS = BATCH_VERBS | {b"PUB", b"PUB_TRACE", b"PUB_EXT", b"DPUB"}
 """Commands that carry messages."""
 
+_NUMBER = re.compile(r"0*[0-9]{1,20}")
 _I32 = Struct(">i")
 _U64 = Struct(">Q")
 _U16 = Struct(">H")
@@ -145,30 +145,22 @@ def _cut_header(body: bytes) -> bytes:
     return body[_LENGTH_SIZE:stop]
 
 
-def _read_header(header: bytes) -> tuple[int | None, bool]:
+def _read(header: bytes) -> tuple[int | None, bool]:
     """Return the trace id in a header, if there is one, and whether all its names are internal."""
     try:
-        value = orjson.loads(header)
-    except orjson.JSONDecodeError:
-        value = _read_odd(header)
-    if not isinstance(value, dict):
-        return None, True
-    internal = all(name.startswith("##") or name == "zan_test" for name in value)
-    if TRACE_ID_HEADER not in value:
-        return None, internal
-    trace = value[TRACE_ID_HEADER]
-    if not isinstance(trace, str):
-        raise Fault("INVALID_TRACE_ID", "passin trace id should be string", fatal=False)
-    if not (trace.isascii() and trace.isdigit() and int(trace) < 1 << 64):
-        raise Fault("INVALID_TRACE_ID", "invalid trace id", fatal=False)
-    return int(trace), internal
-
-
-def _read_odd(header: bytes) -> Any:
-    try:
-        return read_leniently(header)
+        members = read_header(header)
     except UnreadableHeader as error:
         raise Fault("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
+    internal = all(name.startswith(RESERVED_PREFIX) or name == "zan_test" for name in members)
+    if TRACE_ID_HEADER not in members:
+        return None, internal
+    trace = members[TRACE_ID_HEADER]
+    if not isinstance(trace, str):
+        raise Fault("INVALID_TRACE_ID", "passin trace id should be string", fatal=False)
+    number = int(trace.lstrip("0") or "0") if _NUMBER.fullmatch(trace) else 1 << 64
+    if number >= 1 << 64:
+        raise Fault("INVALID_TRACE_ID", "invalid trace id", fatal=False)
+    return number, internal
 
 
 def _not_supported(target: Target) -> Fault:
@@ -177,7 +169,7 @@ def _not_supported(target: Target) -> Fault:
 
 def _single_ext(body: bytes, target: Target) -> PublishItem:
     header = _cut_header(body)
-    trace_id, internal = _read_header(header)
+    trace_id, internal = _read(header)
     rest = body[_LENGTH_SIZE + len(header) :]
     traced = trace_id is not None
     if target.extend:
@@ -194,7 +186,7 @@ def _batch_ext(body: bytes, target: Target) -> PublishItem:
         return PublishItem(rest)
     if not (target.extend or target.lenient):
         raise _not_supported(target)
-    trace_id, internal = _read_header(header)
+    trace_id, internal = _read(header)
     if target.extend:
         return PublishItem(rest, trace_id or 0, header, EXT_JSON)
     if not internal:

@@ -1,39 +1,61 @@
-"""Extend headers that are not quite JSON, as the redesigned server reads them.
+"""The extend header as the redesigned server reads it: JSON, with a parser that forgives more than the rule.
 
-Its parser forgives more than the rule (bad numbers, control characters in strings), and the texts of its errors name
-what it stumbled over (captured: pub_ext_errors).
+Headers that every parser takes alike go through orjson. Only for the others the server's own way matters: it accepts
+some of them (odd numbers, control characters in strings, bytes that are not UTF-8), the first of equal names counts,
+and its error texts name what it stumbled over (captured: pub_ext_errors).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ("UnreadableHeader", "quote", "read_leniently")
+import orjson
 
-_BLANK = " \n\t\r"
-_NUMBER = re.compile(r"[0-9.eE+-]*")
-_ODD_NUMBER = re.compile(r"[+-]?(inf|nan)", re.IGNORECASE)
-_STRING_END = re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL)
+__all__ = ("UnreadableHeader", "quote", "read_header", "read_leniently")
+
 _MAX_DEPTH = 300
 _SHOWN = 80
+_BLANK = re.compile(rb"[ \n\t\r]*")
+_NUMBER = re.compile(rb"[0-9.eE+-]*")
+_ODD_NUMBER = re.compile(rb"[+-]?(?:inf|nan)", re.IGNORECASE)
+_STRING = re.compile(rb'([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
+_WORDS = (b"true", b"false", b"null")
+_NAMES = {b"{": "object", b"[": "array"}
+_ENDS = {b"{": b"}", b"[": b"]"}
 
 
 _ESCAPES = {7: "\\a", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t", 11: "\\v", 92: "\\\\", 34: '\\"'}
 
 
 class UnreadableHeader(ValueError):
-    """The server cannot read the header either; its text says why."""
+    """The server cannot read the header; its text says why."""
 
 
-def read_leniently(header: bytes) -> Any:
-    """Return the value of a header that no strict parser takes; strings keep their escapes, numbers are None.
+def read_header(header: bytes) -> dict[str, Any]:
+    """Return the members of a header; any JSON value passes, and what is no object has none (captured: pub_ext).
 
     Raises:
         UnreadableHeader: with the server's text.
     """
-    return _Reader(header.decode("utf-8", "surrogateescape")).read()
+    deep = header.count(b"{") + header.count(b"[") > _MAX_DEPTH
+    if deep or header.count(b'"##trace_id"') > 1:
+        return read_leniently(header)
+    try:
+        value = orjson.loads(header)
+    except orjson.JSONDecodeError:
+        return read_leniently(header)
+    return value if isinstance(value, dict) else {}
+
+
+def read_leniently(header: bytes) -> dict[str, Any]:
+    """Return the members of a header, read as the server does; values that are not text are None.
+
+    Raises:
+        UnreadableHeader: with the server's text.
+    """
+    return _Reader(header).read()
 
 
 def quote(text: str) -> str:
@@ -54,147 +76,140 @@ def quote(text: str) -> str:
     return f'"{"".join(parts)}"'
 
 
-class _Unreadable(Exception):
-    """What is wrong, and where the text could not be read any further."""
-
-    def __init__(self, text: str, position: int) -> None:
-        super().__init__(text)
-        self.position = position
-
-
-_Part = Callable[[int, int], tuple[Any, int]]
-
-
 class _Reader:
-    """Reads one JSON value."""
+    """Reads one value without recursion; of the members of an outermost object, names and texts are kept."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._end = len(text)
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._open: list[bytes] = []
+        self._name = ""
+        self._members: dict[str, Any] = {}
 
-    def read(self) -> Any:
-        start = self._skip(0)
-        try:
-            value, position = self._value(start, 0)
-        except _Unreadable as error:
-            tail = _shorten(self._text[error.position :])
-            raise UnreadableHeader(f"cannot parse JSON: {error}; unparsed tail: {quote(tail)}") from None
+    def read(self) -> dict[str, Any]:
+        position, wanted = self._skip(0), True
+        while wanted or self._open:
+            position, wanted = self._value(position) if wanted else self._behind(position)
         position = self._skip(position)
-        if position < self._end:
-            raise UnreadableHeader(f"unexpected tail: {quote(_shorten(self._text[position:]))}")
-        return value
+        if position < len(self._data):
+            raise UnreadableHeader(f"unexpected tail: {_tail(self._data[position:])}")
+        return self._members
 
     def _skip(self, position: int) -> int:
-        while position < self._end and self._text[position] in _BLANK:
-            position += 1
-        return position
+        found = _BLANK.match(self._data, position)
+        return found.end() if found else position
 
-    def _value(self, position: int, depth: int) -> tuple[Any, int]:
-        text = self._text
-        if position >= self._end:
-            raise _Unreadable("cannot parse empty string", position)
-        if depth >= _MAX_DEPTH:
-            raise _Unreadable(f"too big depth for the nested JSON; it exceeds {_MAX_DEPTH}", position)
-        first = text[position]
-        if first == "{":
-            return self._within("object", self._object, position + 1, depth + 1)
-        if first == "[":
-            return self._within("array", self._array, position + 1, depth + 1)
-        if first == '"':
-            try:
-                return self._string(position + 1)
-            except _Unreadable as error:
-                raise _Unreadable(f"cannot parse string: {error}", error.position) from None
-        if first in "tfn":
-            return self._word(position)
-        return self._number(position)
+    def _at(self, position: int) -> bytes:
+        return self._data[position : position + 1]
 
-    def _within(self, name: str, reader: _Part, position: int, depth: int) -> tuple[Any, int]:
-        try:
-            value, stop = reader(position, depth)
-        except _Unreadable as error:
-            raise _Unreadable(f"cannot parse {name}: {error}", error.position) from None
-        return value, stop
+    def _value(self, position: int) -> tuple[int, bool]:
+        """Read a value, or the beginning of one that holds others; returns where to go on, and whether with a value."""
+        first = self._at(position)
+        if not first:
+            self._fail("cannot parse empty string", position)
+        if len(self._open) >= _MAX_DEPTH:
+            self._fail(f"too big depth for the nested JSON; it exceeds {_MAX_DEPTH}", position)
+        if first in _NAMES:
+            self._keep(None)
+            return self._enter(first, self._skip(position + 1))
+        if first == b'"':
+            text, position = self._string(position + 1, "cannot parse string: ")
+            self._keep(_unescape(text))
+            return position, False
+        self._keep(None)
+        if first in (b"t", b"f", b"n"):
+            return self._word(position), False
+        return self._number(position), False
 
-    def _word(self, position: int) -> tuple[Any, int]:
-        rest = self._text[position:]
-        for word, value in (("true", True), ("false", False), ("null", None)):
-            if rest.startswith(word):
-                return value, position + len(word)
-        if rest[:3].lower() == "nan":
-            return None, position + 3
-        raise _Unreadable(f"unexpected value found: {quote(rest)}", position)
+    def _enter(self, kind: bytes, position: int) -> tuple[int, bool]:
+        self._open.append(kind)
+        first = self._at(position)
+        if not first:
+            self._fail_inside(f"missing '{_ENDS[kind].decode()}'", position)
+        if first == _ENDS[kind]:
+            self._open.pop()
+            return position + 1, False
+        return (self._key(position) if kind == b"{" else position), True
 
-    def _number(self, position: int) -> tuple[None, int]:
-        found = _NUMBER.match(self._text, position)
-        stop = found.end() if found else position
-        if stop < self._end and (stop == position or (stop == position + 1 and self._text[position] in "+-")):
-            odd = _ODD_NUMBER.match(self._text, position)
-            if odd is None:
-                sign = self._text[position]
-                raise _Unreadable(f"cannot parse number: unexpected char: {quote(sign)}", position)
-            stop = odd.end()
-        return None, stop
+    def _behind(self, position: int) -> tuple[int, bool]:
+        """Read what follows a value inside an object or an array."""
+        position = self._skip(position)
+        kind, first = self._open[-1], self._at(position)
+        if not first:
+            self._fail_inside(f"unexpected end of {_NAMES[kind]}", position)
+        if first == _ENDS[kind]:
+            self._open.pop()
+            return position + 1, False
+        if first != b",":
+            self._fail_inside(f"missing ',' after {_NAMES[kind]} value", position)
+        position = self._skip(position + 1)
+        return (self._key(position) if kind == b"{" else position), True
 
-    def _string(self, position: int) -> tuple[str, int]:
-        found = _STRING_END.match(self._text, position)
+    def _key(self, position: int) -> int:
+        if self._at(position) != b'"':
+            self._fail_inside('cannot find opening \'"" for object key', position)
+        name, position = self._string(position + 1, "cannot parse object key: ", inside=True)
+        position = self._skip(position)
+        if self._at(position) != b":":
+            self._fail_inside("missing ':' after object key", position)
+        self._name = _unescape(name)
+        return self._skip(position + 1)
+
+    def _string(self, position: int, what: str, inside: bool = False) -> tuple[bytes, int]:
+        found = _STRING.match(self._data, position)
         if found is None:
-            raise _Unreadable("missing closing '\"'", self._end)
-        return self._text[position : found.end() - 1], found.end()
+            fail = self._fail_inside if inside else self._fail
+            fail(f"{what}missing closing '\"'", len(self._data))
+        return found[1], found.end()
 
-    def _array(self, position: int, depth: int) -> tuple[Any, int]:
-        position = self._skip(position)
-        if position >= self._end:
-            raise _Unreadable("missing ']'", position)
-        if self._text[position] == "]":
-            return [], position + 1
-        while True:
-            try:
-                position = self._skip(self._value(self._skip(position), depth)[1])
-            except _Unreadable as error:
-                raise _Unreadable(f"cannot parse array value: {error}", error.position) from None
-            if position >= self._end:
-                raise _Unreadable("unexpected end of array", position)
-            if self._text[position] == "]":
-                return [], position + 1
-            if self._text[position] != ",":
-                raise _Unreadable("missing ',' after array value", position)
-            position += 1
+    def _word(self, position: int) -> int:
+        for word in _WORDS:
+            if self._data.startswith(word, position):
+                return position + len(word)
+        rest = self._data[position:]
+        if rest[:3].lower() == b"nan":
+            return position + 3
+        self._fail(f"unexpected value found: {quote(_as_text(rest))}", position)
 
-    def _object(self, position: int, depth: int) -> tuple[Any, int]:
-        members: dict[str, Any] = {}
-        position = self._skip(position)
-        if position >= self._end:
-            raise _Unreadable("missing '}'", position)
-        if self._text[position] == "}":
-            return members, position + 1
-        while True:
-            key, value, position = self._member(self._skip(position), depth)
-            members.setdefault(key, value)
-            if position >= self._end:
-                raise _Unreadable("unexpected end of object", position)
-            if self._text[position] == "}":
-                return members, position + 1
-            if self._text[position] != ",":
-                raise _Unreadable("missing ',' after object value", position)
-            position += 1
+    def _number(self, position: int) -> int:
+        found = _NUMBER.match(self._data, position)
+        stop = found.end() if found else position
+        signed = stop == position + 1 and self._at(position) in (b"+", b"-")
+        if stop < len(self._data) and (stop == position or signed):
+            odd = _ODD_NUMBER.match(self._data, position)
+            if odd is None:
+                self._fail(f"cannot parse number: unexpected char: {quote(_as_text(self._at(position)))}", position)
+            return odd.end()
+        return stop
 
-    def _member(self, position: int, depth: int) -> tuple[str, Any, int]:
-        if position >= self._end or self._text[position] != '"':
-            raise _Unreadable('cannot find opening \'"" for object key', position)
-        try:
-            key, position = self._string(position + 1)
-        except _Unreadable as error:
-            raise _Unreadable(f"cannot parse object key: {error}", error.position) from None
-        position = self._skip(position)
-        if position >= self._end or self._text[position] != ":":
-            raise _Unreadable("missing ':' after object key", position)
-        try:
-            value, position = self._value(self._skip(position + 1), depth)
-        except _Unreadable as error:
-            raise _Unreadable(f"cannot parse object value: {error}", error.position) from None
-        return key, value, self._skip(position)
+    def _keep(self, value: str | None) -> None:
+        if self._open == [b"{"]:
+            self._members.setdefault(self._name, value)
+
+    def _fail(self, text: str, position: int) -> NoReturn:
+        names = [_NAMES[kind] for kind in self._open]
+        where = "".join(f"cannot parse {name}: cannot parse {name} value: " for name in names)
+        raise UnreadableHeader(f"cannot parse JSON: {where}{text}; unparsed tail: {_tail(self._data[position:])}")
+
+    def _fail_inside(self, text: str, position: int) -> NoReturn:
+        kind = self._open.pop()
+        self._fail(f"cannot parse {_NAMES[kind]}: {text}", position)
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"
+def _as_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _unescape(text: bytes) -> str:
+    plain = _as_text(text)
+    if "\\" not in plain:
+        return plain
+    try:
+        value = json.loads(f'"{plain}"', strict=False)
+    except json.JSONDecodeError:
+        return plain
+    return value if isinstance(value, str) else plain
+
+
+def _tail(data: bytes) -> str:
+    half = _SHOWN // 2
+    return quote(_as_text(data) if len(data) <= _SHOWN else f"{_as_text(data[:half])}...{_as_text(data[-half:])}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.protocol.headers import RESERVED_PREFIX, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 
 __all__ = ("Message",)
+
+logger = logging.getLogger("nsqext.consumer")
 
 _MAX_DELAY = 3 * 24 * 3600.0
 
@@ -20,6 +23,7 @@ class Owner(Protocol):
     topic: str
     partition: int
     node: str
+    in_order: bool
 
     def respond(self, message: Message, command: str, delay: float = 0.0) -> None:
         """Send FIN, REQ or TOUCH."""
@@ -70,6 +74,11 @@ class Message(RawMessage):
         return self._owner.node
 
     @property
+    def in_order(self) -> bool:
+        """Whether the next message of its partition waits for the answer to this one."""
+        return self._owner.in_order
+
+    @property
     def headers(self) -> Mapping[str, Any]:
         """Extend headers without the reserved ones; empty without any.
 
@@ -110,6 +119,22 @@ class Message(RawMessage):
             MessageNotInFlight: it is no longer ours, see `expired`.
         """
         self._answer("FIN")
+
+    def finish_now(self) -> None:
+        """Finish it after its handler returned; one that is no longer ours is left to its next delivery."""
+        try:
+            self._owner.respond(self, "FIN")
+        except MessageNotInFlight as error:
+            logger.warning("a handled message will come again: %s", error)
+        self.answered = True
+
+    def requeue_now(self, delay: float) -> None:
+        """Requeue it after its handler raised; one that is no longer ours is left to its next delivery."""
+        try:
+            self._owner.respond(self, "REQ", delay)
+        except MessageNotInFlight as error:
+            logger.warning("a message that was not handled will come again: %s", error)
+        self.answered = True
 
     async def requeue(self, delay: float = 0.0) -> None:
         """Give it back: it will be delivered again, with one attempt more.

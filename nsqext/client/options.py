@@ -69,6 +69,7 @@ class ConsumerOptions:
         max_requeue_delay: longest such delay.
         reconnect_wait: first pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full jitter.
         max_reconnect_wait: longest pause before a node is tried again.
+        start_timeout: how long opening waits for the subscriptions of all partitions; afterwards they go on in the background.
         grace: how long handlers may go on when the consumer closes.
         connection: how to connect to nodes.
         lookup: how to ask the lookup service.
@@ -83,6 +84,7 @@ class ConsumerOptions:
     max_requeue_delay: float = 900.0
     reconnect_wait: float = 0.05
     max_reconnect_wait: float = 5.0
+    start_timeout: float = 5.0
     grace: float = 30.0
     connection: ConnectionOptions = field(factory=ConnectionOptions)
     lookup: LookupOptions = field(factory=LookupOptions)
@@ -94,6 +96,6 @@ class ConsumerOptions:
             raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
         if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
             raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
-        for name in ("requeue_delay", "max_requeue_delay", "reconnect_wait", "max_reconnect_wait", "grace"):
+        for name in ("requeue_delay", "max_requeue_delay", "reconnect_wait", "max_reconnect_wait", "start_timeout", "grace"):
             if not getattr(self, name) >= 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is negative")

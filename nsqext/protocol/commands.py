@@ -169,15 +169,24 @@ def internal_create_topic(topic: str, partition: int, extend: bool = False) -> b
 
 
 def ping() -> bytes:
-    """PING of the original nsqlookupd's TCP protocol."""
+    """PING of nsqlookupd's TCP protocol."""
     return b"PING\n"
 
 
-def register(topic: str, channel: str | None = None) -> bytes:
-    """REGISTER of the original nsqlookupd's TCP protocol."""
-    return " ".join(filter(None, ("REGISTER", topic, channel))).encode() + b"\n"
+def register(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
+    """REGISTER of nsqlookupd's TCP protocol; only the redesigned generation knows the partition."""
+    return _registration("REGISTER", topic, channel, partition)
 
 
-def unregister(topic: str, channel: str | None = None) -> bytes:
-    """UNREGISTER of the original nsqlookupd's TCP protocol."""
-    return " ".join(filter(None, ("UNREGISTER", topic, channel))).encode() + b"\n"
+def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
+    """UNREGISTER of nsqlookupd's TCP protocol; only the redesigned generation knows the partition."""
+    return _registration("UNREGISTER", topic, channel, partition)
+
+
+def _registration(verb: str, topic: str, channel: str | None, partition: int | None) -> bytes:
+    words = [verb, topic]
+    if partition is not None:
+        words.append(str(partition))
+    if channel:
+        words.append(channel)
+    return " ".join(words).encode() + b"\n"

@@ -8,6 +8,8 @@ import orjson
 from attrs import define, field, frozen
 
 from nsqext.protocol.faults import Fault
+from nsqext.protocol.fields import UnreadableFields, read_fields
+from nsqext.protocol.names import MAX_TAG_BYTES
 
 __all__ = ("ClientSettings", "Generation", "ServerLimits", "identify_reply", "negotiate")
 
@@ -94,37 +96,36 @@ class ClientSettings:
         )
 
 
-_STRINGS = ("short_id", "long_id", "client_id", "hostname", "user_agent", "desired_tag")
-_NUMBERS = (
-    "heartbeat_interval",
-    "output_buffer_size",
-    "output_buffer_timeout",
-    "deflate_level",
-    "sample_rate",
-    "msg_timeout",
-)
-_FLAGS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "extend_support")
+_INT32 = (1 << 31) - 1
+_FILTER_PAIR = {"filter_ext_key": str, "filter_data": str}
+_FILTER = {"type": int, "inverse": bool, **_FILTER_PAIR, "filter_data_list": [_FILTER_PAIR]}
+_SCHEMA: dict[str, Any] = {
+    "client_id": str,
+    "hostname": str,
+    "user_agent": str,
+    "feature_negotiation": bool,
+    "heartbeat_interval": int,
+    "output_buffer_size": int,
+    "output_buffer_timeout": int,
+    "tls_v1": bool,
+    "deflate": bool,
+    "deflate_level": int,
+    "snappy": bool,
+    "sample_rate": _INT32,
+    "msg_timeout": int,
+}
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "ha": _SCHEMA
+    | {"short_id": str, "long_id": str, "desired_tag": str, "extend_support": bool, "ext_filter": _FILTER},
+    "nsq": _SCHEMA | {"topology_region": str, "topology_zone": str},
+}
 
 
-def _decode(body: bytes) -> dict[str, Any]:
+def _decode(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        data = body
-    if data is None:
-        return {}
-    typed = isinstance(data, dict) and (
-        all(isinstance(data.get(name, ""), (str, type(None))) for name in _STRINGS)
-        and all(
-            isinstance(data.get(name, 0), (int, type(None))) and not isinstance(data.get(name), bool)
-            for name in _NUMBERS
-        )
-        and all(isinstance(data.get(name, False), (bool, type(None))) for name in _FLAGS)
-        and isinstance(data.get("ext_filter", {}), (dict, type(None)))
-    )
-    if not typed:
-        raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-    return {name: value for name, value in data.items() if value is not None}
+        return read_fields(body, _SCHEMAS[limits.generation])
+    except UnreadableFields as error:
+        raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
 
 
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
@@ -133,7 +134,7 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
     Raises:
         Fault: with the server's text (captured: identify_bounds, identify_malformed); always fatal.
     """
-    data = _decode(body)
+    data = _decode(body, limits)
     settings.raw = data
     settings.client_id = data.get("client_id") or data.get("short_id", "")
     settings.hostname = data.get("hostname") or data.get("long_id", "")
@@ -197,22 +198,21 @@ def _buffer_timeout(settings: ClientSettings, limits: ServerLimits, value: int) 
 
 def _tag(settings: ClientSettings, tag: str) -> None:
     size = len(tag.encode())
-    if size > 100:
-        raise Fault("E_BAD_BODY", f"IDENTIFY invalid tag len {size}, exceed limit 100")
-    settings.desired_tag = tag
+    if size > MAX_TAG_BYTES:
+        raise Fault("E_BAD_BODY", f"IDENTIFY invalid tag len {size}, exceed limit {MAX_TAG_BYTES}")
+    settings.desired_tag = tag or settings.desired_tag
 
 
 def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]) -> None:
-    if not settings.feature_negotiation:
-        return
-    settings.tls = limits.tls and data.get("tls_v1", False)
-    settings.deflate = limits.deflate and data.get("deflate", False)
-    settings.snappy = limits.snappy and data.get("snappy", False)
+    wanted = settings.feature_negotiation
+    settings.tls = wanted and limits.tls and data.get("tls_v1", False)
+    settings.deflate = wanted and limits.deflate and data.get("deflate", False)
+    settings.snappy = wanted and limits.snappy and data.get("snappy", False)
     level = data.get("deflate_level", 0)
     if limits.generation == "nsq":
         settings.deflate_level = min(level if settings.deflate and level > 0 else 6, limits.max_deflate_level)
     else:
-        settings.deflate_level = min(level, limits.max_deflate_level) if settings.deflate else 0
+        settings.deflate_level = min(max(level, -1), limits.max_deflate_level) if settings.deflate else 0
     if settings.deflate and settings.snappy:
         raise Fault("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
 

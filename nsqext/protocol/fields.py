@@ -1,0 +1,77 @@
+"""JSON objects as the real servers read them into their structures.
+
+A name matches whatever its case, the last of equal names counts, null and unknown names are passed over, a value of
+another type spoils the whole, and text that is not UTF-8 is mended instead of refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import orjson
+
+__all__ = ("Schema", "UnreadableFields", "read_fields")
+
+Schema = Mapping[str, Any]
+"""Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one schema."""
+
+_INT64 = (1 << 63) - 1
+
+
+class UnreadableFields(ValueError):
+    """Not JSON, not an object, or a value of another type than the schema's."""
+
+
+def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
+    """Return the known members of a JSON object, under the schema's names; the body ``null`` has none.
+
+    Raises:
+        UnreadableFields: the server would not read it either.
+    """
+    value = _load(body)
+    return {} if value is None else _object(value, schema)
+
+
+def _load(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFields(f"not JSON: {error}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _object(value: Any, schema: Schema) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnreadableFields(f"{type(value).__name__} in place of an object")
+    found: dict[str, Any] = {}
+    folded = {name.casefold(): name for name in schema}
+    for name, member in value.items():
+        known = name if name in schema else folded.get(name.casefold())
+        if known is not None and member is not None:
+            found[known] = _member(known, member, schema[known])
+    return found
+
+
+def _member(name: str, value: Any, kind: Any) -> Any:
+    if isinstance(kind, Mapping):
+        return _object(value, kind)
+    if isinstance(kind, list) and isinstance(value, list):
+        return [_object({} if item is None else item, kind[0]) for item in value]
+    if kind is str and isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if kind is bool and isinstance(value, bool):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        largest = _INT64 if kind is int else kind
+        if isinstance(largest, int) and -largest - 1 <= value <= largest:
+            return value
+    raise UnreadableFields(f"{name} cannot be {type(value).__name__}")

@@ -86,6 +86,7 @@ __all__ = (
     "PublishFailed",
     "RequeueFailed",
     "ServerError",
+    "SubscribeFailed",
     "TooManyConnections",
     "TooMuchWaiting",
     "TopicNotExist",
@@ -299,7 +300,7 @@ class ServerError(NsqError):
 
 
 class InvalidCommand(ServerError):
-    """The server does not take this command, or not now (E_INVALID)."""
+    """The server does not take this command, or not now, or not with these words (E_INVALID, E_BAD_EXT)."""
 
     closes_connection = True
 
@@ -323,7 +324,7 @@ class BadChannel(ServerError):
 
 
 class BadPartition(ServerError):
-    """The server refuses the partition (E_BAD_PARTITION)."""
+    """The server refuses the partition (E_BAD_PARTITION, E_BAD_PARTITIONID)."""
 
     closes_connection = True
 
@@ -435,6 +436,13 @@ class ChannelNotRegistered(ServerError):
     closes_connection = True
 
 
+class SubscribeFailed(ServerError):
+    """The topic or channel went away, or has too many consumers (E_SUB_FAILED of the original NSQ)."""
+
+    retryable = True
+    closes_connection = True
+
+
 class FinishFailed(ServerError):
     """FIN of a message that is not in flight at this connection (E_FIN_FAILED)."""
 
@@ -483,10 +491,12 @@ class CreateTopicFailed(ServerError):
 
 SERVER_ERRORS: dict[str, type[ServerError]] = {
     "E_INVALID": InvalidCommand,
+    "E_BAD_EXT": InvalidCommand,
     "E_BAD_PROTOCOL": BadProtocol,
     "E_BAD_TOPIC": BadTopic,
     "E_BAD_CHANNEL": BadChannel,
     "E_BAD_PARTITION": BadPartition,
+    "E_BAD_PARTITIONID": BadPartition,
     "E_BAD_BODY": BadBody,
     "E_BAD_MESSAGE": BadMessage,
     "E_BAD_TAG": BadTag,
@@ -505,6 +515,7 @@ SERVER_ERRORS: dict[str, type[ServerError]] = {
     "E_SUB_EXTEND_NEED": ExtendRequired,
     "E_SUB_EXTEND_FORBIDDON": ExtendForbidden,
     "E_SUB_CHANNEL_NOT_REGISTERED": ChannelNotRegistered,
+    "E_SUB_FAILED": SubscribeFailed,
     "E_FIN_FAILED": FinishFailed,
     "E_REQ_FAILED": RequeueFailed,
     "E_TOUCH_FAILED": TouchFailed,

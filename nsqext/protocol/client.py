@@ -17,7 +17,7 @@ from nsqext.errors import (
     server_error,
 )
 from nsqext.protocol.commands import NOP
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, HEARTBEAT, FrameParser
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, HEARTBEAT, Frame, FrameParser
 
 __all__ = ("ClientProtocol", "Reply")
 
@@ -56,7 +56,8 @@ class ClientProtocol:
 
     Attributes:
         out: bytes to be sent, oldest first; the transport takes and clears them.
-        notices: errors that answer no command (FIN, REQ and TOUCH of a message that is gone); taken and cleared by the user.
+        notices: errors that answer no command (FIN, REQ and TOUCH of a message that is gone); taken and cleared by the
+            user.
         error: why the connection is of no use any more.
     """
 
@@ -87,7 +88,11 @@ class ClientProtocol:
         """
         messages: list[bytes] = []
         pending = self._pending
-        for kind, payload in self._parser.feed(data):
+        parser = self._parser
+        frames = parser.feed(data)
+        if parser.single:
+            frames = self._answer_heartbeats(frames)
+        for kind, payload in frames:
             if kind == 2:
                 messages.append(payload)
             elif kind == 1:
@@ -95,8 +100,6 @@ class ClientProtocol:
             elif payload == HEARTBEAT:
                 self.heartbeats += 1
                 self.out.append(NOP)
-                if self._parser.single:
-                    messages += self.receive_data(b"")
             elif pending:
                 reply = pending.popleft()
                 reply.data = payload
@@ -104,9 +107,17 @@ class ClientProtocol:
                     reply.wake()
             else:
                 self.fail(ProtocolError(f"a response that nobody asked for: {payload[:80]!r}", node=self.node))
-        if self._parser.error is not None and self.error is None:
-            self.fail(self._parser.error)
+        if parser.error is not None and self.error is None:
+            self.fail(parser.error)
         return messages
+
+    def _answer_heartbeats(self, frames: list[Frame]) -> list[Frame]:
+        """Read on behind heartbeats, which may come between two frames that are read one at a time."""
+        while frames == [(0, HEARTBEAT)]:
+            self.heartbeats += 1
+            self.out.append(NOP)
+            frames = self._parser.feed(b"")
+        return frames
 
     def wake_next(self) -> None:
         """Wake the oldest that waits, so that it does the reading."""
@@ -145,7 +156,9 @@ class ClientProtocol:
     def _loss(self, unseen: bool) -> ConnectionLost:
         cause = self.error
         kind = NotSent if unseen else (type(cause) if isinstance(cause, ConnectionLost) else ConnectionLost)
-        error = kind(cause.message if cause is not None else "the connection is closed", node=self.node)
+        error = kind("the connection is closed", node=self.node)
+        if cause is not None:
+            error = kind(cause.message, node=self.node, hint=cause.hint)
         error.__cause__ = cause
         return error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting
 
 __all__ = (
     "PARTITIONERS",
@@ -56,7 +56,12 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def murmur3_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key as the Go client finds it: hash modulo partitions."""
+    """Return the partition of a key as the Go client finds it: hash modulo partitions.
+
+    Raises:
+        InvalidPartition: there are no partitions.
+    """
+    _check_count(partitions)
     return murmur3_32(key) % partitions
 
 
@@ -66,12 +71,21 @@ def java_string_partition(key: bytes, partitions: int) -> int:
 
     Raises:
         InvalidInput: the key is not UTF-8 text.
+        InvalidPartition: there are no partitions.
     """
+    _check_count(partitions)
     try:
         text = key.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"key {key!r} is not UTF-8 text", hint="java_string hashes text; use murmur3") from error
     return abs(java_string_hash(text)) % partitions
+
+
+def _check_count(partitions: int) -> None:
+    if partitions < 1:
+        raise InvalidPartition(
+            f"a key cannot choose among {partitions} partitions", hint="the number of partitions has to be known"
+        )
 
 
 PARTITIONERS: dict[str, KeyHash] = {"murmur3": murmur3_partition, "java_string": java_string_partition}

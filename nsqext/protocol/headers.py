@@ -53,6 +53,8 @@ def encode_headers(
         InvalidInput: a bad trace id.
     """
     full: dict[str, str] = {}
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidHeader(f"headers have to be a mapping, not {type(headers).__name__}", hint="give a dict")
     for name, value in (headers or {}).items():
         _check(name, value)
         full[name] = value

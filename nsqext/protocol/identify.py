@@ -15,6 +15,9 @@ from nsqext.errors import InvalidSetting, ProtocolError
 
 __all__ = ("FILTER_EQUAL", "FILTER_GLOB", "FILTER_MULTI", "FILTER_REGEXP", "ExtFilter", "IdentifyRequest", "Negotiated")
 
+_FOREVER = 1e9
+"""Seconds; no server takes a time near it."""
+
 FILTER_EQUAL = 1
 FILTER_REGEXP = 2
 FILTER_GLOB = 3
@@ -55,7 +58,7 @@ class ExtFilter:
 def _milliseconds(name: str, seconds: float | None) -> int | None:
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds != seconds or seconds < 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < _FOREVER:
         raise InvalidSetting(f"{name}={seconds!r} is not a time in seconds")
     return round(seconds * 1000)
 
@@ -107,7 +110,11 @@ class IdentifyRequest:
             raise InvalidSetting(f"deflate_level={self.deflate_level!r} is not within 0..9")
 
     def encode(self) -> bytes:
-        """Return the JSON body of IDENTIFY."""
+        """Return the JSON body of IDENTIFY.
+
+        Raises:
+            InvalidSetting: a time that is none, or a member that JSON does not know.
+        """
         hostname = self.hostname or socket.gethostname()
         members: dict[str, Any] = {
             "client_id": self.client_id or f"{hostname.partition('.')[0]}-{os.getpid()}",
@@ -128,7 +135,10 @@ class IdentifyRequest:
             "ext_filter": self.ext_filter.as_json() if self.ext_filter else None,
             **self.extra,
         }
-        return orjson.dumps({name: value for name, value in members.items() if value is not None})
+        try:
+            return orjson.dumps({name: value for name, value in members.items() if value is not None})
+        except TypeError as error:
+            raise InvalidSetting(f"IDENTIFY cannot be written as JSON: {error}", hint="use text and numbers") from error
 
 
 @frozen
@@ -175,7 +185,7 @@ class Negotiated:
             return cls()
         try:
             reply = orjson.loads(data)
-            return cls(
+            granted = cls(
                 version=str(reply.get("version", "")),
                 max_rdy_count=int(reply.get("max_rdy_count", 2500)),
                 msg_timeout=int(reply.get("msg_timeout") or 60000) / 1000,
@@ -188,5 +198,8 @@ class Negotiated:
                 sample_rate=int(reply.get("sample_rate") or 0),
                 desired_tag=str(reply.get("desired_tag", "")),
             )
-        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
+        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"the reply to IDENTIFY cannot be read: {data[:120]!r}") from error
+        if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:
+            raise ProtocolError(f"the reply to IDENTIFY makes no sense: {data[:120]!r}")
+        return granted

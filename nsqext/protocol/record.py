@@ -20,7 +20,7 @@ __all__ = ("EXTEND_FLAG", "MAX_ATTEMPTS", "RECORD_OVERHEAD", "Record", "decode_r
 
 EXTEND_FLAG = 0xA000
 MAX_ATTEMPTS = 4000
-"""Attempts count no further; a stored number above it means that flags are present."""
+"""Attempts count no further; a stored number above it means that flags are present. Other flags are reserved."""
 
 _HEAD = Struct(">IqHQQ")
 _U16 = Struct(">H")
@@ -80,7 +80,8 @@ def decode_record(data: bytes, position: int = 0) -> tuple[Record, int]:
         start = position + RECORD_OVERHEAD
         record = Record(timestamp, internal_id, trace_id, b"", attempts=attempts)
         if attempts > MAX_ATTEMPTS:
-            record.attempts, record.extend = attempts & 0x0FFF, True
+            record.attempts, record.extend = attempts & 0x0FFF, attempts & 0xF000 == EXTEND_FLAG
+        if record.extend:
             record.version, start = data[start], start + 1
             if record.version:
                 size = _U16.unpack_from(data, start)[0]

@@ -1,8 +1,8 @@
 """One connection to nsqd: a coalescing writer, a reader that is whoever waits, and heartbeats.
 
-The socket is our own and non-blocking. A lone request is sent inline by its caller, who then reads the answer itself;
-with more requests under way, one caller reads for all, and those who write in the same turn of the event loop share one
-send. Nothing here starts a task: somebody calls `Connection.tick` now and then, which answers heartbeats of an idle
+The socket is our own and non-blocking. A lone request is sent inline by its caller. Where the event loop keeps the socket
+registered (asyncio), it reads; elsewhere (trio) whoever waits for an answer reads for all. Those who write in the same turn of
+the event loop share one send. Nothing here starts a task: somebody calls `Connection.tick` now and then, which answers heartbeats of an idle
 connection, sees that it was closed, and gives up one whose server is silent.
 """
 
@@ -18,12 +18,12 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError
 from nsqext.protocol.client import ClientProtocol, Reply
 from nsqext.protocol.layers import Layer, TlsLayer
+from nsqext.transport.watch import watch_readable
 from nsqext.types import Address
 
 __all__ = ("Connection",)
 
-_READ_SIZE = 65536
-_BULK_READ_SIZE = 262144
+_READ_SIZE = 16384
 _FRESH = 0.02
 """Seconds after a read during which a connection is taken for alive; an older one is looked at before it is used."""
 
@@ -42,6 +42,8 @@ class Connection:
 
     __slots__ = (
         "_draining",
+        "_ended",
+        "_flush_due",
         "_layers",
         "_out",
         "_oldest",
@@ -50,11 +52,13 @@ class Connection:
         "_request_timeout",
         "_rest",
         "_sock",
+        "_unwatch",
         "address",
         "closed",
         "heartbeat_interval",
         "on_messages",
         "protocol",
+        "read_size",
     )
 
     def __init__(
@@ -68,11 +72,16 @@ class Connection:
         self.on_messages: Callable[[list[bytes]], None] | None = None
         """Takes the data of message frames, a list for each read."""
         self.closed = False
+        self.read_size = _READ_SIZE
+        """Bytes that one read takes at most."""
         self._sock = sock
         self._layers: tuple[Layer, ...] = ()
         self._out: list[bytes] = []
         self._rest = b""
+        self._flush_due = False
         self._draining: anyio.Event | None = None
+        self._unwatch: Callable[[], None] | None = None
+        self._ended: anyio.Event | None = None
         self._reading = False
         self._request_timeout = request_timeout
         self._received = _clock()
@@ -137,13 +146,15 @@ class Connection:
         return reply.data
 
     async def _send_together(self, data: bytes, reply: Reply) -> None:
-        protocol = self.protocol
-        protocol.expect(reply)
-        out = self._out
-        out.append(data)
-        if len(out) > 1 or self._rest:
+        self.protocol.expect(reply)
+        self._out.append(data)
+        if self._flush_due or self._rest:
             return
-        await cancel_shielded_checkpoint()
+        self._flush_due = True
+        try:
+            await cancel_shielded_checkpoint()
+        finally:
+            self._flush_due = False
         await self.drain()
 
     async def _wait_turn(self, reply: Reply) -> None:
@@ -161,7 +172,7 @@ class Connection:
         reply.wake = None
         try:
             while reply.data is None and reply.error is None:
-                await self._read_once(_READ_SIZE)
+                await self._read_once(self.read_size)
         finally:
             self._reading = False
             self._hand_over()
@@ -178,12 +189,17 @@ class Connection:
         Raises:
             NsqError: why it ended.
         """
+        if self._unwatch is not None:
+            self._ended = anyio.Event()
+            await self._ended.wait()
+        if self.protocol.error is not None:
+            raise self.protocol.error
         if self._reading:
             raise InvalidState("somebody reads this connection already", node=str(self.address))
         self._reading = True
         try:
             while self.protocol.error is None:
-                await self._read_once(_BULK_READ_SIZE)
+                await self._read_once(self.read_size)
         finally:
             self._reading = False
             self._hand_over()
@@ -198,8 +214,8 @@ class Connection:
         self._receive(size)
 
     def poll(self) -> None:
-        """Take what has arrived, without waiting; does nothing while somebody reads."""
-        if not self._reading and not self.closed:
+        """Take what has arrived, without waiting; does nothing while somebody waits for it."""
+        if not self.closed and (self._unwatch is not None or not self._reading):
             self._receive(_READ_SIZE)
 
     def _receive(self, size: int) -> None:
@@ -228,6 +244,8 @@ class Connection:
     def _take(self, data: bytes) -> None:
         protocol = self.protocol
         messages = protocol.receive_data(data)
+        if protocol.error is not None:
+            self._stop_watching()
         if messages and self.on_messages is not None:
             self.on_messages(messages)
         if protocol.out:
@@ -237,6 +255,15 @@ class Connection:
 
     def _fail(self, error: NsqError) -> None:
         self.protocol.fail(error)
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+            self._reading = False
+        if self._ended is not None:
+            self._ended.set()
 
     # Writing
 
@@ -337,6 +364,12 @@ class Connection:
         """From now on frames are read as they come; until here one at a time, because a layer may begin behind each."""
         self.protocol.read_ahead()
         self._take(b"")
+        if self.protocol.error is None:
+            self._unwatch = watch_readable(self._sock, self._readable)
+            self._reading = self._unwatch is not None
+
+    def _readable(self) -> None:
+        self._receive(self.read_size)
 
     def tick(self) -> None:
         """Look after an idle connection; call it a few times for each heartbeat interval, and a few times a second at best.

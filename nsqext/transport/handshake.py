@@ -66,9 +66,7 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
         snappy=options.snappy,
         deflate_level=options.deflate_level,
     )
-    connection.write(MAGIC_V2)
-    reply = await connection.request(identify(request.encode()))
-    negotiated = Negotiated.decode(reply)
+    negotiated = Negotiated.decode(await connection.request(MAGIC_V2 + identify(request.encode())))
     _check_granted(connection, request, negotiated)
     if context is not None:
         hostname = options.tls_hostname or connection.address.host

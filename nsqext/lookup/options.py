@@ -27,7 +27,7 @@ class LookupOptions:
     poll_interval: float = 60.0
     poll_jitter: float = 0.3
     request_timeout: float = 2.0
-    straggler_timeout: float = 0.25
+    straggler_timeout: float = 1.0
     max_pause: float = 1.0
     max_failures: int = 3
     retry_failed: float = 30.0

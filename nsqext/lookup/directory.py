@@ -1,0 +1,204 @@
+"""Where every topic is: the views that producers and consumers route by, kept fresh by polling and by their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.lookup.addresses import parse_addresses
+from nsqext.lookup.client import LookupClient
+from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.refresher import Refresher
+from nsqext.lookup.table import TopicView
+from nsqext.protocol.names import check_topic
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ("Directory",)
+
+_POLLS = 4  # topics that are polled at the same time
+_MANY = 1024  # topics, from which on those that were never found are forgotten
+
+Callback = Callable[[TopicView], None]
+Key = tuple[str, str]
+
+
+class Directory:
+    """Views of topics, from the lookup service or from fixed nodes.
+
+    Args:
+        lookupd: nsqlookupd's HTTP addresses, a list or text with commas.
+        nsqd: TCP addresses of nodes to use without lookup; then nothing is known of partitions.
+        options: how lookup is asked.
+        client: an HTTP client to use instead of one of its own; it is not closed.
+
+    Raises:
+        InvalidSetting: an address that is none; no address; or both kinds.
+    """
+
+    def __init__(
+        self,
+        lookupd: Sequence[str] | str = (),
+        nsqd: Sequence[str] | str = (),
+        options: LookupOptions | None = None,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._nsqd = parse_addresses(nsqd, "nsqd")
+        if bool(lookupd) == bool(self._nsqd):
+            raise InvalidSetting(
+                "both lookupd and nsqd are given" if lookupd else "neither lookupd nor nsqd is given",
+                hint="give lookupd=... with nsqlookupd's HTTP addresses, or nsqd=... to do without lookup",
+            )
+        self._options = options or LookupOptions()
+        self._client = None if self._nsqd else LookupClient(lookupd, self._options, client)
+        self._views: dict[Key, TopicView] = {}
+        self._refreshers: dict[Key, Refresher] = {}
+        self._callbacks: dict[Key, list[Callback]] = {}
+        self._wake: anyio.Event | None = None
+        self._closed = False
+
+    def peek(self, topic: str, access: str = "w") -> TopicView | None:
+        """Return what is known of a topic at the moment, without asking; None where it was never found."""
+        view = self._views.get((topic, access))
+        if view is None and self._nsqd:
+            view = self._views[topic, access] = TopicView(check_topic(topic), access, nodes=self._nsqd, version=1)
+        return view
+
+    async def resolve(self, topic: str, access: str = "w") -> TopicView:
+        """Return what is known of a topic; asks when that is nothing, or when nobody leads any of its partitions.
+
+        Raises:
+            TopicNotFound: lookup works and does not know the topic.
+            LookupFailed: no lookup address gave a usable answer.
+            InvalidName: no topic can be called so.
+            InvalidState: the directory was closed.
+        """
+        view = self.peek(topic, access)
+        if view is not None and (view.leaders or view.nodes):
+            return view
+        refresher = self._refresher(topic, access)
+        await refresher.refresh()
+        if refresher.view is not None:
+            return refresher.view
+        # everyone who waited gets an exception with a traceback of its own
+        raise copy(refresher.error) from refresher.error.__cause__
+
+    async def refresh(
+        self, topic: str, access: str = "w", failed: TopicView | None = None, partition: int | None = None
+    ) -> None:
+        """Ask again because of an error; returns when a round of questions newer than ``failed`` has ended.
+
+        All who ask at the same time wait for the same round. While rounds change nothing, pauses grow between them. A
+        round that fails leaves everything as it is. Cancellation is safe at any time.
+
+        Args:
+            topic: name of the topic.
+            access: ``w`` or ``r``.
+            failed: the view that led to the error; when there is a newer one already, nothing is asked.
+            partition: the partition whose leader in ``failed`` refused to be it; where lookup nodes disagree, another
+                leader is believed then.
+
+        Raises:
+            InvalidName: no topic can be called so.
+            InvalidState: the directory was closed.
+        """
+        if self._client is None:
+            await checkpoint()
+            return
+        await self._refresher(topic, access).refresh(failed, partition)
+
+    def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
+        """Call back with every new view of a topic, which is polled from now on; returns a function that ends this.
+
+        Callbacks run in the task that received the answer and must not block.
+
+        Raises:
+            InvalidName: no topic can be called so.
+            InvalidState: the directory was closed.
+        """
+        callbacks = self._callbacks.setdefault((topic, access), [])
+        if self._client is not None:
+            refresher = self._refresher(topic, access)
+            if refresher.view is None:
+                refresher.poll_at = float("-inf")
+                self._wake_up()
+        callbacks.append(callback)
+        return partial(self._unwatch, (topic, access), callback)
+
+    def _unwatch(self, key: Key, callback: Callback) -> None:
+        callbacks = self._callbacks.get(key, [])
+        if callback in callbacks:
+            callbacks.remove(callback)
+        if not callbacks:
+            self._callbacks.pop(key, None)
+
+    async def run(self) -> None:
+        """Poll the topics that are known or watched, until the directory is closed; returns at once without lookup."""
+        if self._client is None:
+            return
+        limiter = anyio.CapacityLimiter(_POLLS)
+        async with anyio.create_task_group() as tasks:
+            while not self._closed:
+                self._wake = anyio.Event()
+                now, next_poll = anyio.current_time(), float("inf")
+                for key, refresher in self._refreshers.items():
+                    if refresher.view is None and key not in self._callbacks:
+                        continue
+                    if refresher.poll_at <= now:
+                        refresher.poll_at = float("inf")
+                        tasks.start_soon(self._poll, refresher, limiter)
+                    next_poll = min(next_poll, refresher.poll_at)
+                with anyio.move_on_after(next_poll - now):
+                    await self._wake.wait()
+
+    async def _poll(self, refresher: Refresher, limiter: anyio.CapacityLimiter) -> None:
+        async with limiter:
+            try:
+                await refresher.refresh(asked_for=False)
+            except InvalidState:
+                return
+        self._wake_up()
+
+    async def aclose(self) -> None:
+        """Close the connections to lookup nodes; who waits for an answer gets an error. Closing twice does nothing."""
+        self._closed = True
+        self._wake_up()
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    def _refresher(self, topic: str, access: str) -> Refresher:
+        key = (topic, access)
+        if self._closed or self._client is None:
+            raise InvalidState("the directory is closed", topic=topic)
+        refresher = self._refreshers.get(key)
+        if refresher is None:
+            check_topic(topic)
+            if len(self._refreshers) >= _MANY:
+                self._forget_unknown()
+            refresher = self._refreshers[key] = Refresher(
+                topic, access, partial(self._client.lookup, topic, access), self._options, self._view_changed
+            )
+        return refresher
+
+    def _forget_unknown(self) -> None:
+        for key, refresher in list(self._refreshers.items()):
+            if refresher.view is None and key not in self._callbacks:
+                del self._refreshers[key]
+
+    def _view_changed(self, view: TopicView) -> None:
+        key = (view.topic, view.access)
+        self._views[key] = view
+        self._wake_up()
+        for callback in tuple(self._callbacks.get(key, ())):
+            callback(view)

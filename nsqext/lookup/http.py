@@ -1,0 +1,100 @@
+"""One question to one address, bounded in time and size; every way in which it can fail is a `LookupFailed`."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext.errors import InvalidState, LookupFailed
+from nsqext.lookup.answers import unwrap
+
+if TYPE_CHECKING:
+    import httpx
+
+    from nsqext.lookup.options import LookupOptions
+    from nsqext.types import Address
+
+__all__ = ("LookupHttp",)
+
+# the first member asks for bare answers with true status codes; the second keeps sizes what they seem
+_HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
+
+
+class LookupHttp:
+    """Asks nsqlookupd and nsqd over HTTP.
+
+    Args:
+        options: time and size limits.
+        client: the client to use, which its owner closes; None makes one of its own, without proxies.
+    """
+
+    def __init__(self, options: LookupOptions, client: httpx.AsyncClient | None = None) -> None:
+        self._options = options
+        self._given = client is not None
+        self._client = client
+        self._closed = False
+
+    async def ask(self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET") -> Any:
+        """Return the data of an answer.
+
+        Raises:
+            TopicNotFound: the node does not know the topic.
+            LookupFailed: no answer, or one that cannot be used.
+            InvalidState: it was closed.
+        """
+        import httpx  # it takes longer to load than all the rest of the package
+
+        client = self._client = self._client or _make_client(httpx, self._options)
+        if self._closed or client.is_closed:
+            raise InvalidState("the lookup client is closed")
+        timeout = self._options.request_timeout
+        node = str(address)
+        try:
+            with anyio.fail_after(timeout):
+                url = f"http://{address}{path}"
+                async with client.stream(method, url, params=dict(params), headers=_HEADERS) as response:
+                    return unwrap(response.status_code, await self._read(response, node), address)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise LookupFailed(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error
+        except httpx.RemoteProtocolError as error:
+            raise LookupFailed(
+                f"what answers is not HTTP: {error}",
+                node=node,
+                hint="give the address of nsqlookupd's HTTP side (4161 by default)",
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            raise LookupFailed(f"no answer: {_reason(error)}", node=node, hint="is the node up?") from error
+
+    async def _read(self, response: httpx.Response, node: str) -> bytes:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise LookupFailed("the answer is compressed, which was not asked for", node=node)
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > self._options.max_answer_size:
+                raise LookupFailed(f"the answer is longer than {self._options.max_answer_size} bytes", node=node)
+        return bytes(body)
+
+    async def aclose(self) -> None:
+        """Close the connections, if they are its own. Cancellation does not keep them open."""
+        self._closed = True
+        if self._client is not None and not self._given:
+            with anyio.CancelScope(shield=True):
+                await self._client.aclose()
+
+
+def _make_client(module: Any, options: LookupOptions) -> httpx.AsyncClient:
+    client: httpx.AsyncClient = module.AsyncClient(
+        timeout=options.request_timeout,
+        trust_env=False,
+        # lookup speaks plain HTTP: a context without certificates spares loading those of the system
+        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+    )
+    return client
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -11,7 +11,7 @@ from attrs import define
 
 from nsqext.errors import InvalidInput, InvalidSetting, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.addresses import parse_addresses
-from nsqext.lookup.answers import LookupAnswer, LookupNode, NodeInfo, read_lookup, read_lookup_nodes, read_node
+from nsqext.lookup.answers import LookupAnswer, LookupNode, NodeInfo, read_lookup, read_lookup_nodes, read_node, unwrap
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.names import check_topic
@@ -125,25 +125,26 @@ class LookupClient:
         if all(isinstance(result, NsqError) for result in results.values()):
             others = [address for address in self._nodes if address not in results]
             results |= await self._ask_all(others, self._list_one)
+        lists = [result for result in results.values() if not isinstance(result, NsqError)]
         nodes: dict[Address, LookupNode] = {}
-        told = False
-        for result in results.values():
-            for node in () if isinstance(result, NsqError) else result:
-                told = True
-                known = nodes.get(node.address)
-                if known is None or node.epoch > known.epoch:
-                    nodes[node.address] = node
-        if not told:
+        for node in (node for told in lists for node in told):
+            known = nodes.get(node.address)
+            if known is None or node.epoch > known.epoch:
+                nodes[node.address] = node
+        if not lists:
             nodes |= self._nodes
         for address in self.addresses:
             if not results[address] or isinstance(results[address], NsqError):
                 nodes.setdefault(address, LookupNode(address))
         self._nodes = nodes
         interval = self.options.poll_interval
-        self._relist_at = anyio.current_time() + (interval if told else min(interval, _RELIST_SOON))
+        self._relist_at = anyio.current_time() + (interval if lists else min(interval, _RELIST_SOON))
 
     async def _list_one(self, address: Address) -> tuple[LookupNode, ...]:
-        return read_lookup_nodes(await self.http.ask(address, "/listlookup", {}), address)
+        status, body = await self.http.fetch(address, "/listlookup", {})
+        if status == 404:
+            return ()  # the original NSQ
+        return read_lookup_nodes(unwrap(status, body, address), address)
 
     # Who is asked when
 

@@ -45,6 +45,18 @@ class LookupHttp:
             LookupFailed: no answer, or one that cannot be used.
             InvalidState: it was closed.
         """
+        status, body = await self.fetch(address, path, params, method)
+        return unwrap(status, body, address)
+
+    async def fetch(
+        self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET"
+    ) -> tuple[int, bytes]:
+        """Return status and body of an answer.
+
+        Raises:
+            LookupFailed: no answer, one that is too long, or one that is not HTTP.
+            InvalidState: it was closed.
+        """
         import httpx  # it takes longer to load than all the rest of the package
 
         client = self._client = self._client or _make_client(httpx, self._options)
@@ -56,7 +68,7 @@ class LookupHttp:
             with anyio.fail_after(timeout):
                 url = f"http://{address}{path}"
                 async with client.stream(method, url, params=dict(params), headers=_HEADERS) as response:
-                    return unwrap(response.status_code, await self._read(response, node), address)
+                    return response.status_code, await self._read(response, node)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise LookupFailed(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error
         except httpx.RemoteProtocolError as error:

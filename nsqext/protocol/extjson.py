@@ -39,7 +39,7 @@ def read_header(header: bytes) -> dict[str, Any]:
     Raises:
         UnreadableHeader: with the server's text.
     """
-    deep = header.count(b"{") + header.count(b"[") > _MAX_DEPTH
+    deep = header.count(b"{") + header.count(b"[") >= _MAX_DEPTH
     if deep or header.count(b'"##trace_id"') > 1:
         return read_leniently(header)
     try:

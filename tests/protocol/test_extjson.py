@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.protocol.extjson import UnreadableHeader, quote, read_leniently
+from nsqext.protocol.extjson import UnreadableHeader, quote, read_header, read_leniently
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from nsqext.protocol.extjson import UnreadableHeader, quote, read_leniently
         (b"", 'cannot parse JSON: cannot parse empty string; unparsed tail: ""'),
         (
             b"{nope",
-            "cannot parse JSON: cannot parse object: cannot find opening '\"\" for object key; unparsed tail: \"nope\"",
+            'cannot parse JSON: cannot parse object: cannot find opening \'"" for object key; unparsed tail: "nope"',
         ),
         (b'{"a" 1}', "cannot parse JSON: cannot parse object: missing ':' after object key; unparsed tail: \"1}\""),
         (b'{"a":1', 'cannot parse JSON: cannot parse object: unexpected end of object; unparsed tail: ""'),
@@ -38,17 +38,53 @@ def test_a_long_tail_is_shortened() -> None:
 
 def test_numbers_and_control_characters_are_forgiven() -> None:
     assert read_leniently(b'{"##trace_id":"7","n":01,"t":"a\nb"}') == {"##trace_id": "7", "n": None, "t": "a\nb"}
-    assert read_leniently(b" nan ") is None
+    assert read_leniently(b" nan ") == {}
+    assert read_leniently(b'{"a":[-inf,+NaN,1e+,{"b":"\xff"}]}') == {"a": None}
+
+
+def test_the_first_of_equal_names_counts() -> None:
+    assert read_header(b'{"##trace_id":"1","##trace_id":"2"}') == {"##trace_id": "1"}
+    assert read_header(b'{"\\u0023#trace_id":"7","n":nan}') == {"##trace_id": "7", "n": None}
+
+
+@pytest.mark.parametrize("header", [b"[1,2]", b'"text"', b"12", b"null", b" [ ] "])
+def test_what_is_no_object_has_no_members(header: bytes) -> None:
+    assert read_header(header) == {}
 
 
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(UnreadableHeader, match="exceeds 300"):
         read_leniently(b"[" * 1000)
+    with pytest.raises(UnreadableHeader, match="exceeds 300"):
+        read_header(b'{"a":' * 300 + b"1" + b"}" * 300)
+    assert read_header(b'{"a":' * 299 + b"1" + b"}" * 299).keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        (b'{"a":{"b":[1,tru]}}', 'array value: unexpected value found: "tru]}}"; unparsed tail: "tru]}}"'),
+        (b'{"a', 'cannot parse object: cannot parse object key: missing closing \'"\'; unparsed tail: ""'),
+        (b'["a', "cannot parse array: cannot parse array value: cannot parse string: missing closing '\"'"),
+        (b"{", "cannot parse object: missing '}'; unparsed tail: \"\""),
+        (b"[ ", "cannot parse array: missing ']'; unparsed tail: \"\""),
+        (b"[1", "cannot parse array: unexpected end of array"),
+        (b'{"a":1 2}', "cannot parse object: missing ',' after object value; unparsed tail: \"2}\""),
+        (b'{"a":}', 'object value: cannot parse number: unexpected char: "}"; unparsed tail: "}"'),
+        (b"-x", 'cannot parse number: unexpected char: "-"; unparsed tail: "-x"'),
+        (b"\xc3\xa9", 'unexpected char: "\\xc3"; unparsed tail: "\u00e9"'),
+    ],
+)
+def test_the_text_says_where_in_nested_values(header: bytes, text: str) -> None:
+    with pytest.raises(UnreadableHeader) as caught:
+        read_header(header)
+    assert text in str(caught.value)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]",:\\ntf01-e. ', max_size=40).map(str.encode))
 def test_any_bytes_give_a_value_or_the_documented_error(header: bytes) -> None:
     try:
+        read_header(header)
         read_leniently(header)
     except UnreadableHeader as error:
         assert str(error)

@@ -1,0 +1,87 @@
+"""Bytes recorded from a redesigned NSQ 0.3.7-HA.1.13.0 cluster, see data/README.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ("Conversation", "DiskRecord", "Step", "conversation", "conversations", "disk_records")
+
+DATA = Path(__file__).parent / "data"
+_PIECE = re.compile(r"\{(..)\*(\d+)\}|(..)")
+
+
+class Step(NamedTuple):
+    """What was seen on one connection (see data/README.md for the words), and bytes.
+
+    The note is there for messages and trace replies: what the recorder made of them.
+    """
+
+    connection: int
+    what: str
+    data: bytes
+    note: str = ""
+
+
+class Conversation(NamedTuple):
+    """A recorded scenario."""
+
+    name: str
+    title: str
+    steps: list[Step]
+
+    def connections(self) -> dict[int, list[Step]]:
+        """Return the steps of each connection."""
+        found: dict[int, list[Step]] = {}
+        for step in self.steps:
+            found.setdefault(step.connection, []).append(step)
+        return found
+
+
+class DiskRecord(NamedTuple):
+    """A record of a partition's queue file, and what it holds."""
+
+    topic: str
+    data: bytes
+    internal_id: int
+    trace_id: int
+
+
+def _bytes(text: str) -> bytes:
+    parts = (
+        bytes.fromhex(one) if one else bytes.fromhex(byte) * int(times) for byte, times, one in _PIECE.findall(text)
+    )
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1)
+def conversations() -> tuple[Conversation, ...]:
+    """Return all recorded conversations."""
+    content = json.loads((DATA / "conversations.json").read_text(encoding="utf-8"))
+    shared = {f"${index}": text for index, text in enumerate(content["shared"])}
+    return tuple(
+        Conversation(
+            one["name"],
+            one["title"],
+            [Step(number, what, _bytes(shared.get(text, text)), *note) for number, what, text, *note in one["steps"]],
+        )
+        for one in content["conversations"]
+    )
+
+
+def conversation(name: str) -> Conversation:
+    """Return the conversation of that name."""
+    return next(one for one in conversations() if one.name == name)
+
+
+def disk_records() -> list[DiskRecord]:
+    """Return the recorded queue records."""
+    found = []
+    for one in json.loads((DATA / "disk_records.json").read_text(encoding="utf-8")):
+        numbers = re.search(r" id=(\d+) trace=(\d+) ", one["note"])
+        assert numbers is not None
+        found.append(DiskRecord(one["topic"], bytes.fromhex(one["hex"]), int(numbers[1]), int(numbers[2])))
+    return found

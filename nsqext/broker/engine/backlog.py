@@ -1,0 +1,204 @@
+"""What a channel has before it: the read position, what came back, what is on its way, and how far it has finished.
+
+What goes back into a channel comes next, before the queue is read on. Moving the read position forgets what is on its
+way; the message that the channel has read ahead already is not here and so is not forgotten
+(captured: channel_setoffset, channel_empty_connected, sub_advanced_special).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.confirmed import Confirmed
+from nsqext.broker.engine.delayed import Delayed, DelayedQueue
+from nsqext.broker.engine.flight import Flight, InFlight
+from nsqext.protocol.record import MAX_ATTEMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.broker.engine.partition import Partition
+
+__all__ = ("Backlog",)
+
+
+class Backlog:
+    """The messages of one channel, seen from its read position.
+
+    Args:
+        partition: where they come from.
+        offset: where to begin.
+        count: messages before that.
+        on_dropped: called with each message that is on its way when the position is moved.
+
+    Attributes:
+        offset: what is read next.
+        count: messages before it.
+        timestamp: when the message that was read last was stored (ns); 0 for none.
+        ordered: one message at a time.
+        back: messages that came back and go out next.
+        flights: messages at clients and deferred ones.
+        confirmed: how far the channel has finished.
+        delayed: its delayed queue.
+        from_delay: messages on their way that came from the delayed queue, by internal id.
+        requeues: how often a message came back.
+    """
+
+    def __init__(self, partition: Partition, offset: int, count: int, on_dropped: Callable[[Flight], None]) -> None:
+        self.offset = offset
+        self.count = count
+        self.timestamp = 0
+        self.ordered = False
+        self.back: deque[Flight] = deque()
+        self.flights = InFlight()
+        self.confirmed = Confirmed(offset, count)
+        self.delayed = DelayedQueue()
+        self.from_delay: set[int] = set()
+        self.requeues = 0
+        self._partition = partition
+        self._options = partition.options
+        self._window = partition.options.rules.confirm_window
+        self._on_dropped = on_dropped
+        self._rewind: bool | None = None  # to be done before the next message is taken; True forgets the intervals
+
+    # forwards
+
+    def take(self) -> Flight | None:
+        """Return the next message, None when there is none or too much is on its way."""
+        while True:
+            if self._rewind is not None:
+                self._apply_rewind(self._rewind)
+            flight = self.back.popleft() if self.back else self._read()
+            if flight is None or not self.ordered or flight.entry.offset == self.confirmed.offset:
+                return flight
+            self._rewind = True
+
+    def _read(self) -> Flight | None:
+        partition = self._partition
+        if self.count >= partition.readable or self._must_wait():
+            return None
+        entry = partition.log.at(self.count + 1)
+        if entry is None:  # the queue begins behind the position
+            self.jump(partition.log.start_offset, partition.log.start_count)
+            entry = partition.log.at(self.count + 1)
+            if entry is None:
+                return None
+        self.count = entry.count
+        self.offset = entry.offset + entry.size
+        self.timestamp = entry.record.timestamp
+        return Flight(entry)
+
+    def _must_wait(self) -> bool:
+        if self.ordered and self.flights.table:
+            return True
+        return len(self.confirmed.starts) > self._window or self.is_clogged()
+
+    def is_full(self) -> bool:
+        """Return whether so much is finished behind an unfinished message that no more is deferred in memory."""
+        return len(self.confirmed.starts) > self._window or self.is_clogged()
+
+    def is_clogged(self) -> bool:
+        """Return whether more than half of a full window of messages waits for delays."""
+        deferred = self.flights.deferred
+        if deferred * 2 <= self._window:
+            return False
+        waiting = self.count - self.confirmed.count
+        return waiting >= self._window and deferred * 2 > waiting
+
+    def confirm(self, flight: Flight) -> None:
+        """Note that a message is finished."""
+        entry = flight.entry
+        if flight.delayed:
+            self.from_delay.discard(entry.record.internal_id)
+            self.delayed.remove(entry.record.internal_id)
+            self._partition.note_delayed()
+        elif self.confirmed.add(entry.offset, entry.size, entry.count):
+            self._partition.note_progress()
+
+    def is_finished(self, flight: Flight) -> bool:
+        """Return whether a message that was read again was finished before, or waits in the delayed queue."""
+        entry = flight.entry
+        if flight.delayed:
+            return False
+        if self.delayed.messages and not self.ordered and entry.record.internal_id in self.delayed.messages:
+            return True
+        return bool(self.confirmed.starts) and self.confirmed.covers(entry.offset, entry.size)
+
+    # back
+
+    def give_back(self, flight: Flight) -> None:
+        """Let a message come again."""
+        flight.owner = None
+        flight.deferred = False
+        self.requeues += 1
+        self.back.append(flight)
+
+    def delay(self, flight: Flight, delay: float) -> None:
+        """Move a message to the delayed queue; a message of very many attempts waits longer, a second for each."""
+        if flight.attempts >= MAX_ATTEMPTS // 4:
+            delay = max(delay, flight.attempts)
+        delay = min(delay, self._options.limits.max_req_timeout)
+        self.delayed.put(Delayed(flight.entry, flight.attempts, self._options.wall() + round(delay * 1e9)))
+        self._partition.note_delayed()
+        self.confirm(flight)
+
+    def takes_delayed(self) -> bool:
+        """Return whether the delayed queue takes one more."""
+        return len(self.delayed.messages) < self._options.rules.delayed_most
+
+    def bring_delayed(self, ahead: float = 0) -> None:
+        """Let come again what is due in the delayed queue within so many seconds."""
+        now = self._options.wall() + round(ahead * 1e9)
+        for delayed in self.delayed.due(now, self._options.rules.delayed_batch):
+            internal_id = delayed.entry.record.internal_id
+            if internal_id not in self.from_delay and internal_id not in self.flights.table:
+                self.from_delay.add(internal_id)
+                self.give_back(Flight(delayed.entry, delayed.attempts, delayed=True))
+
+    def delayed_deadline(self) -> float:
+        """Return the clock time at which the delayed queue has to be looked at; infinity when it does not."""
+        if not self.delayed.messages or self.ordered or self.from_delay:
+            return inf
+        return self._options.clock() + max(self.delayed.first_due - self._options.wall(), 0) / 1e9
+
+    # elsewhere
+
+    def jump(self, offset: int, count: int) -> None:
+        """Go to a position: everything before it counts as finished, nothing behind it."""
+        self.confirmed.reset(offset, count)
+        self._partition.note_progress()
+        self.offset, self.count = offset, count
+        self.drain()
+
+    def rewind(self, *, forget: bool) -> None:
+        """Read again from the confirmed position, once the message in hand is out.
+
+        Args:
+            forget: what was finished behind that position comes again, too.
+        """
+        self._rewind = forget
+
+    def _apply_rewind(self, forget: bool) -> None:
+        self._rewind = None
+        if forget:
+            self.confirmed.clear()
+        self.offset, self.count = self.confirmed.offset, self.confirmed.count
+        self.drain()
+
+    def drain(self) -> None:
+        """Forget what is on its way."""
+        for flight in self.flights.clear():
+            self._on_dropped(flight)
+        self.back.clear()
+        self.from_delay.clear()
+        self.timestamp = 0
+
+    def cut(self, offset: int, count: int) -> None:
+        """Forget what lies behind the end of a queue that was cut off there."""
+        self.confirmed.cut(offset, count)
+        for internal_id, delayed in list(self.delayed.messages.items()):
+            if delayed.entry.offset >= offset:
+                self.delayed.remove(internal_id)
+        self._apply_rewind(False)

@@ -1,0 +1,86 @@
+"""The delayed queue of a channel: messages that a client wants to see much later (captured: delayed_req_to_queue)."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.log import Entry
+
+__all__ = ("Delayed", "DelayedQueue")
+
+
+@define(eq=False)
+class Delayed:
+    """A message in the delayed queue.
+
+    Attributes:
+        entry: the stored message; the queue may have dropped it meanwhile.
+        attempts: deliveries so far.
+        due: when it is wanted, in nanoseconds since 1970.
+    """
+
+    entry: Entry
+    attempts: int
+    due: int
+
+
+class DelayedQueue:
+    """Messages by the time at which they are due; a message stays until it is finished.
+
+    Attributes:
+        messages: what is in it, by internal id.
+    """
+
+    __slots__ = ("_order", "messages")
+
+    def __init__(self) -> None:
+        self.messages: dict[int, Delayed] = {}
+        self._order: list[tuple[int, int]] = []
+
+    def put(self, delayed: Delayed) -> None:
+        """Take a message in."""
+        internal_id = delayed.entry.record.internal_id
+        self.messages[internal_id] = delayed
+        heappush(self._order, (delayed.due, internal_id))
+
+    def remove(self, internal_id: int) -> None:
+        """Take a message out, if it is there."""
+        self.messages.pop(internal_id, None)
+
+    def clear(self) -> None:
+        """Take all messages out."""
+        self.messages.clear()
+        self._order.clear()
+
+    @property
+    def first_due(self) -> int:
+        """When the first message is due, in nanoseconds since 1970; 0 for none."""
+        order = self._order
+        while order and (order[0][1] not in self.messages or self.messages[order[0][1]].due != order[0][0]):
+            heappop(order)
+        return order[0][0] if order else 0
+
+    def due(self, now: int, most: int) -> list[Delayed]:
+        """Return the first messages that are due; they stay in the queue.
+
+        Args:
+            now: nanoseconds since 1970.
+            most: how many at most.
+        """
+        if not 0 < self.first_due <= now:
+            return []
+        found: list[Delayed] = []
+        back: list[tuple[int, int]] = []
+        while self._order and self._order[0][0] <= now and len(found) < most:
+            key = heappop(self._order)
+            delayed = self.messages.get(key[1])
+            if delayed is not None and delayed.due == key[0]:
+                found.append(delayed)
+                back.append(key)
+        self._order += back
+        heapify(self._order)
+        return found

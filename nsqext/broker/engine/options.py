@@ -1,0 +1,72 @@
+"""What a partition is told when it is made."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from nsqext.protocol.negotiate import ServerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ("ChannelRules", "PartitionOptions")
+
+_MIB = 1024 * 1024
+
+
+@frozen
+class ChannelRules:
+    """Numbers of the redesigned server's channels.
+
+    Attributes:
+        delayed_threshold: REQ with more seconds than this moves the message to the delayed queue.
+        confirm_window: a channel reads no further while so many intervals are finished behind an unfinished message.
+        delayed_batch: messages of the delayed queue that come back at a time.
+        delayed_most: messages that the delayed queue of a channel takes.
+    """
+
+    delayed_threshold: float = 900.0
+    confirm_window: int = 500
+    delayed_batch: int = 100
+    delayed_most: int = 160_000
+
+
+@frozen
+class PartitionOptions:
+    """Settings of one partition; times in seconds, sizes in bytes.
+
+    Attributes:
+        extend: messages carry extend headers.
+        ordered: channels are consumed with SUB_ORDERED only.
+        generation: ``ha`` (redesigned server) or ``nsq`` (original).
+        clock: seconds that never go backwards.
+        wall: nanoseconds since 1970, for time stamps.
+        limits: what the server allows.
+        rules: numbers of the redesigned server's channels.
+        memory_bytes: bound of what is kept in memory. Without ``data_path`` finished messages are dropped first; when
+            the rest is too much, publishes are refused.
+        mem_queue_size: messages that the original server keeps in memory before it takes the disk.
+        coordinated: the node belongs to a cluster.
+        extend_compatible: consumers without extend support are served on extend topics.
+        data_path: folder of the queue; None keeps it in memory.
+        chance: a random number from 0 to 1 (less than 1), for sampling.
+    """
+
+    extend: bool = False
+    ordered: bool = False
+    generation: str = "ha"
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], int] = time.time_ns
+    limits: ServerLimits = field(factory=ServerLimits)
+    rules: ChannelRules = field(factory=ChannelRules)
+    memory_bytes: int = 256 * _MIB
+    mem_queue_size: int = 10_000
+    coordinated: bool = True
+    extend_compatible: bool = False
+    data_path: Path | None = None
+    chance: Callable[[], float] = random.random

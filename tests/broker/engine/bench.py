@@ -1,0 +1,110 @@
+"""A partition on a scripted clock with consumers that write down what they get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.partition import NewMessage, Partition, Stored
+from nsqext.protocol.headers import TAG_HEADER
+from nsqext.protocol.messages import EXT_JSON, RawMessage
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.channel import Channel
+
+__all__ = ("Bench", "Consumer", "tagged")
+
+START = 1_700_000_000_000_000_000
+
+
+class Consumer:
+    """A subscriber that keeps its messages."""
+
+    def __init__(self, number: int = 1, **settings: Any) -> None:
+        self.id = number
+        self.name = f"127.0.0.1:{40000 + number}"
+        self.ready = 0
+        self.tag: str = settings.get("tag", "")
+        self.extend: bool = settings.get("extend", False)
+        self.detail = False
+        self.sample_rate: int = settings.get("sample_rate", 0)
+        self.ext_filter: Mapping[str, Any] = settings.get("ext_filter", {})
+        self.msg_timeout: float = settings.get("msg_timeout", 60.0)
+        self.got: list[RawMessage] = []
+        self.has_closed = False
+
+    def deliver(self, message: RawMessage) -> None:
+        """Keep a message."""
+        self.got.append(message)
+
+    def closed(self) -> None:
+        """Note the end."""
+        self.has_closed = True
+
+    def take(self) -> list[RawMessage]:
+        """Return what came since the last call."""
+        got, self.got = self.got, []
+        return got
+
+    def bodies(self) -> list[str]:
+        """Return the bodies that came since the last call."""
+        return [message.body.decode() for message in self.take()]
+
+    def attempts(self) -> list[tuple[str, int]]:
+        """Return bodies and attempts that came since the last call."""
+        return [(message.body.decode(), message.attempts) for message in self.take()]
+
+
+def tagged(body: str, tag: str) -> NewMessage:
+    """Return a message with a dispatch tag."""
+    return NewMessage(body.encode(), header=orjson.dumps({TAG_HEADER: tag}), version=EXT_JSON)
+
+
+class Bench:
+    """A partition with a clock that stands still until it is told to move."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 1000.0
+        self.options = PartitionOptions(**{"clock": self.clock, "wall": self.wall, **options})
+        self.partition = Partition("orders", options.pop("number", 0), self.options)
+
+    def clock(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+    def wall(self) -> int:
+        """Return the time of day in nanoseconds."""
+        return START + round((self.now - 1000) * 1e9)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass and what is due happen."""
+        self.now += seconds
+        self.partition.tick()
+
+    def publish(self, *messages: str | NewMessage) -> Stored:
+        """Store messages at once and commit them."""
+        new = [message if isinstance(message, NewMessage) else NewMessage(message.encode()) for message in messages]
+        stored = self.partition.put(new)
+        self.partition.commit(stored)
+        return stored
+
+    def channel(self, name: str = "ch") -> Channel:
+        """Return a channel."""
+        return self.partition.channel(name)
+
+    def consume(self, number: int = 1, ready: int = 1, channel: str = "ch", **settings: Any) -> Consumer:
+        """Subscribe a consumer."""
+        how = {name: settings.pop(name) for name in ("ordered", "start") if name in settings}
+        consumer = Consumer(number, **settings)
+        self.channel(channel).subscribe(consumer, **how)
+        if ready:
+            self.channel(channel).set_ready(consumer, ready)
+        return consumer
+
+    def finish(self, consumer: Consumer, counters: Iterable[int], channel: str = "ch") -> None:
+        """Finish messages of partition 0 by their counters."""
+        for counter in counters:
+            self.channel(channel).finish(consumer, counter)

@@ -1,0 +1,157 @@
+"""Answers to messages and switches of a channel, as the recorded answers of the real server show them."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.broker.engine.position import StartPosition
+from nsqext.broker.engine.refusal import Refusal
+from tests.broker.engine.bench import Bench
+
+
+def test_rdy_is_a_window() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0", "m1", "m2", "m3")
+    assert consumer.bodies() == ["m0", "m1"]
+    bench.finish(consumer, [2])
+    assert consumer.bodies() == ["m2"]
+    bench.channel().set_ready(consumer, 0)
+    bench.finish(consumer, [3, 4])
+    assert consumer.bodies() == []
+    bench.channel().set_ready(consumer, 1)
+    assert consumer.bodies() == ["m3"]
+
+
+def test_a_message_has_every_field() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=5)
+    stored = bench.publish("one", "second")
+    first, second = consumer.take()
+    assert (first.internal_id, first.attempts, first.offset, first.size) == (2, 1, 0, 33)
+    assert (second.internal_id, second.offset, second.size) == (3, 33, 36)
+    assert (stored.message_id, stored.offset, stored.size) == (2, 0, 69)
+
+
+def test_a_new_channel_begins_at_the_end() -> None:
+    bench = Bench()
+    bench.publish("before")
+    consumer = bench.consume()
+    assert consumer.bodies() == []
+    bench.publish("after")
+    assert consumer.bodies() == ["after"]
+
+
+def test_requeue_comes_behind_the_message_in_hand() -> None:
+    bench = Bench()
+    consumer = bench.consume()
+    bench.publish("m0", "m1", "m2")
+    bench.channel().requeue(consumer, 2, 0)
+    assert consumer.attempts() == [("m0", 1), ("m1", 1)]
+    bench.finish(consumer, [3])
+    assert consumer.attempts() == [("m0", 2)]
+
+
+def test_requeue_with_delay() -> None:
+    bench = Bench()
+    consumer = bench.consume()
+    bench.publish("m0")
+    bench.channel().requeue(consumer, 2, 1.5)
+    bench.wait(1.4)
+    assert consumer.attempts() == [("m0", 1)]
+    bench.wait(0.2)
+    assert consumer.attempts() == [("m0", 2)]
+
+
+def test_refusals_of_messages_that_are_not_in_flight() -> None:
+    bench = Bench()
+    consumer = bench.consume()
+    channel = bench.channel()
+    for answer in (channel.finish, channel.touch):
+        with pytest.raises(Refusal, match=r"^Message ID not in flight$"):
+            answer(consumer, 99)
+    with pytest.raises(Refusal, match=r"^Message ID not in flight$"):
+        channel.requeue(consumer, 99, 0)
+
+
+def test_refusals_of_messages_of_others() -> None:
+    bench = Bench()
+    owner, other = bench.consume(7), bench.consume(8)
+    bench.publish("m0")
+    channel = bench.channel()
+    assert owner.bodies() == ["m0"]
+    with pytest.raises(Refusal, match=r"^client does not own message : 7 vs 8$"):
+        channel.finish(other, 2)
+    with pytest.raises(Refusal, match=r"^client does not own message : 7 vs 8$"):
+        channel.requeue(other, 2, 0)
+    with pytest.raises(Refusal, match=r"^client does not own message 2: 7 vs 8$"):
+        channel.requeue(other, 2, 1)
+    with pytest.raises(Refusal, match=r"^client does not own message : 7 vs 8$"):
+        channel.touch(other, 2)
+    channel.finish(owner, 2)
+
+
+def test_a_deferred_message_belongs_to_nobody() -> None:
+    bench = Bench()
+    consumer = bench.consume(10)
+    bench.publish("m0")
+    channel = bench.channel()
+    channel.requeue(consumer, 2, 60)
+    with pytest.raises(Refusal, match=r"^client does not own message : 0 vs 10$"):
+        channel.requeue(consumer, 2, 0)
+    with pytest.raises(Refusal, match=r"^Message is deferred$"):
+        channel.requeue(consumer, 2, 0.1)
+    with pytest.raises(Refusal, match=r"^client does not own message : 0 vs 10$"):
+        channel.finish(consumer, 2)
+    channel.finish_forced(2)
+    assert channel.stats().depth == 0
+
+
+def test_setoffset_forgets_what_is_on_its_way_but_not_the_message_in_hand() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, [2])
+    assert consumer.bodies() == ["m0", "m1", "m2"]
+    bench.channel().set_offset(StartPosition("virtual_queue", 0))
+    assert consumer.bodies() == ["m3", "m0"]
+    for gone in (3, 4):
+        with pytest.raises(Refusal, match="not in flight"):
+            bench.finish(consumer, [gone])
+    bench.finish(consumer, [2])
+    assert consumer.bodies() == ["m1"]
+    bench.channel().set_ready(consumer, 10)
+    assert consumer.bodies() == ["m2"]
+
+
+def test_empty_leaves_the_message_in_hand() -> None:
+    bench = Bench()
+    bench.channel()
+    bench.publish("m0", "m1", "m2")
+    bench.channel().empty()
+    consumer = bench.consume(ready=10)
+    bench.publish("new")
+    assert consumer.bodies() == ["m0", "new"]
+
+
+def test_message_timeout() -> None:
+    bench = Bench()
+    consumer = bench.consume(msg_timeout=1.0)
+    bench.publish("m0")
+    bench.wait(0.9)
+    bench.channel().touch(consumer, 2)
+    bench.wait(0.9)
+    assert consumer.attempts() == [("m0", 1)]
+    bench.wait(0.2)
+    assert consumer.attempts() == [("m0", 2)]
+    assert bench.channel().stats().timeout_count == 1
+
+
+def test_what_a_client_had_goes_to_others_with_its_attempts() -> None:
+    bench = Bench()
+    first = bench.consume(ready=2)
+    bench.publish("m0", "m1", "m2")
+    assert first.bodies() == ["m0", "m1"]
+    bench.channel().unsubscribe(first)
+    second = bench.consume(2, ready=10)
+    assert second.attempts() == [("m2", 1), ("m0", 1), ("m1", 1)]

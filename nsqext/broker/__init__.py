@@ -1,1 +1,8 @@
 """The reference cluster: nsqd and nsqlookupd of both generations in this process."""
+
+from __future__ import annotations
+
+from nsqext.broker.cluster import Cluster, ClusterNode
+from nsqext.broker.options import ClusterOptions
+
+__all__ = ("Cluster", "ClusterNode", "ClusterOptions")

@@ -1,0 +1,106 @@
+"""Nodes that come, fall silent, go and come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.broker.coordinator import decisions
+
+if TYPE_CHECKING:
+    from nsqext.broker.coordinator.coordinator import Coordinator
+    from nsqext.broker.coordinator.members import Member
+    from nsqext.broker.coordinator.replicas import ReplicaSet
+
+__all__ = ("left", "returned", "silent", "thawed")
+
+
+def silent(coordinator: Coordinator, member: Member) -> None:
+    """A node was killed or frozen: nothing is decided before its lease has run out."""
+    for replicas in coordinator.sets_of(member.name):
+        if not member.alive and replicas.state.leader == member.name:
+            coordinator.apply(replicas)
+    if member.present and member.name not in coordinator.leases:
+        scope = coordinator.leases[member.name] = anyio.CancelScope()
+        coordinator.spawn(_lease, coordinator, member, scope)
+
+
+async def _lease(coordinator: Coordinator, member: Member, scope: anyio.CancelScope) -> None:
+    with scope:
+        await anyio.sleep(coordinator.options.lease)
+        _gone(coordinator, member)
+        await anyio.sleep(coordinator.options.replace_after)
+        _replace(coordinator, member)
+
+
+def left(coordinator: Coordinator, member: Member) -> None:
+    """A node says that it goes: its partitions pass to others at once (captured: failover_r3_term_leader)."""
+    member.alive = False
+    _stop_lease(coordinator, member)
+    _gone(coordinator, member)
+
+
+def thawed(coordinator: Coordinator, member: Member) -> None:
+    """A frozen node goes on; when its lease has run out meanwhile, it comes back as a follower."""
+    if not member.present:
+        returned(coordinator, member)
+        return
+    _stop_lease(coordinator, member)
+    for replicas in coordinator.sets_of(member.name):
+        replicas.notify()
+
+
+def returned(coordinator: Coordinator, member: Member) -> None:
+    """A node is there again."""
+    _stop_lease(coordinator, member)
+    member.alive = member.present = True
+    for replicas in coordinator.sets_of(member.name):
+        state = replicas.state
+        replicas.forget(member.name)
+        if state.leader == member.name or not coordinator.members[state.leader].present:
+            _elect(coordinator, replicas)
+        else:
+            coordinator.apply(replicas)
+
+
+def _stop_lease(coordinator: Coordinator, member: Member) -> None:
+    scope = coordinator.leases.pop(member.name, None)
+    if scope is not None:
+        scope.cancel()
+
+
+def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> bool:
+    reachable = [name for name in replicas.state.in_sync if coordinator.reachable(name)]
+    chosen = decisions.candidate(replicas.state, reachable)
+    if chosen is None:
+        return False
+    coordinator.elect(replicas, chosen)
+    return True
+
+
+def _gone(coordinator: Coordinator, member: Member) -> None:
+    member.present = False
+    for replicas in coordinator.sets_of(member.name):
+        state = replicas.state
+        if state.leader == member.name:
+            if not _elect(coordinator, replicas):
+                coordinator.apply(replicas)
+        elif coordinator.members[state.leader].present:
+            decisions.lose(state, member.name, coordinator.topics[replicas.topic].spec)
+            coordinator.apply(replicas)
+
+
+def _replace(coordinator: Coordinator, member: Member) -> None:
+    """Give the copies of a node that stays away to others; where nobody has the room, its place is kept."""
+    for replicas in coordinator.sets_of(member.name):
+        state, load = replicas.state, coordinator.load()
+        free = [name for name in load if name not in state.replicas]
+        if state.leader == member.name or not free:
+            continue
+        coordinator.unhost(replicas, member.name)
+        state.replicas.remove(member.name)
+        chosen = min(free, key=lambda name: (load[name][1], name))
+        state.replicas.append(chosen)
+        coordinator.host(replicas, chosen)
+        coordinator.apply(replicas)

@@ -1,0 +1,1 @@
+"""nsqlookupd of both generations: what clients ask to find topics."""

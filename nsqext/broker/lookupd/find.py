@@ -1,0 +1,97 @@
+"""`/lookup` of the redesigned generation: which node takes or gives the messages of each partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nsqext.broker.coordinator.administration import KEY_NOT_FOUND
+from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.web import Call, HttpFault
+
+if TYPE_CHECKING:
+    from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.sight import TopicView
+
+__all__ = ("channels_of", "lookup", "meta_of")
+
+NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
+
+
+def meta_of(spec: TopicSpec) -> dict[str, Any]:
+    """Return the member ``meta`` of an answer."""
+    return {
+        "disable_channel_auto_create": spec.disable_channel_auto_create,
+        "extend_support": spec.extend,
+        "multi_part": spec.multi_part,
+        "ordered": spec.ordered,
+        "partition_num": spec.partition_num,
+        "replica": spec.replica,
+    }
+
+
+_NO_META = meta_of(TopicSpec(partition_num=0, replica=0))
+
+
+def _wanted(topic: TopicView | None, partition: str) -> list[int]:
+    if topic is None:
+        return []
+    return [number for number in topic.partitions if partition in ("", "*", str(number))]
+
+
+def channels_of(topic: TopicView | None, partition: str) -> list[str]:
+    """Return the channels of a topic, or of one of its partitions."""
+    if topic is None:
+        return []
+    found = [name for number in _wanted(topic, partition) for name in topic.partitions[number].channels]
+    return list(dict.fromkeys(found))
+
+
+def _for_readers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[int, str]:
+    if topic is None:
+        return {}
+    readers = {number: topic.partitions[number].reader for number in _wanted(topic, partition)}
+    return {number: reader for number, reader in readers.items() if reader is not None}
+
+
+def _for_writers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[int, str]:
+    if topic is None:
+        raise HttpFault(404, KEY_NOT_FOUND)
+    hidden, peers = lookupd.hidden.get(topic.name, set()), lookupd.sight.peers()
+    nodes: dict[int, str] = {}
+    silent = False
+    for number in _wanted(topic, partition):
+        node = topic.partitions[number].registered
+        if node is None or node not in peers or peers[node].address in hidden:
+            continue
+        if topic.partitions[number].channels:
+            nodes[number] = node
+        else:
+            silent = True
+    if silent and not nodes:
+        raise HttpFault(404, NO_CHANNEL)
+    return nodes
+
+
+def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
+    """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
+
+    A writer is shown only partitions that take writes and have a channel; a reader also those that are not writable at
+    the moment. The meta is there when ``metainfo`` is given at all.
+    """
+    topic = lookupd.sight.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+    partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
+    if access not in ("r", "w"):
+        raise HttpFault(400, "INVALID_ACCESS_MODE")
+    find = _for_writers if access == "w" else _for_readers
+    nodes = find(lookupd, topic, partition)
+    peers = lookupd.sight.peers()
+    entries = {number: peers[node].entry for number, node in nodes.items() if node in peers}
+    answer: dict[str, Any] = {"channels": channels_of(topic, partition)}
+    disabled = lookupd.write_disabled if access == "w" else ""
+    if meta or disabled == "ordered":
+        answer["meta"] = meta_of(topic.spec) if topic else _NO_META
+    if disabled == "all" or (disabled == "ordered" and topic and topic.spec.ordered):
+        return answer | {"partitions": None, "producers": None}
+    by_id = {entry["id"]: entry for entry in entries.values()}
+    partitions = {str(number): entry for number, entry in sorted(entries.items())}
+    return answer | {"partitions": partitions, "producers": list(by_id.values())}

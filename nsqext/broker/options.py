@@ -1,0 +1,91 @@
+"""Settings of a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import ssl
+    from pathlib import Path
+
+    from nsqext.protocol.negotiate import ServerLimits
+
+__all__ = ("ClusterOptions",)
+
+MIB = 1024 * 1024
+_TIMES = ("lease", "join_pause", "replace_after", "inactive_producer_timeout", "tombstone_lifetime")
+
+
+@frozen
+class ClusterOptions:
+    """What may be chosen about a cluster besides its size; times in seconds, sizes in bytes.
+
+    Attributes:
+        host: where everything listens.
+        lookupd_http: ``host:port`` of the lookup nodes' HTTP, in order; free ports for those that are not named.
+        lookupd_tcp: the same for their TCP.
+        nsqd_tcp: the same for the nodes' TCP.
+        nsqd_http: the same for the nodes' HTTP.
+        lease: how long a node that fell silent still counts as present, before another one is elected.
+        join_pause: how long writes wait while a replica that caught up is taken in.
+        replace_after: when a node that is away is replaced by another one, where there is one.
+        inactive_producer_timeout: original generation: when lookup stops showing a node that says nothing.
+        tombstone_lifetime: original generation: how long a tombstone hides a node.
+        limits: what the nodes allow; None for the real server's defaults.
+        memory_bound: bytes of messages that a partition keeps in memory.
+        tls: certificate of the nodes' TCP side.
+        auth_addresses: ``host:port`` of HTTP auth servers.
+    """
+
+    host: str = "127.0.0.1"
+    lookupd_http: tuple[str, ...] = ()
+    lookupd_tcp: tuple[str, ...] = ()
+    nsqd_tcp: tuple[str, ...] = ()
+    nsqd_http: tuple[str, ...] = ()
+    lease: float = 0.3
+    join_pause: float = 0.05
+    replace_after: float = 600.0
+    inactive_producer_timeout: float = 300.0
+    tombstone_lifetime: float = 45.0
+    limits: ServerLimits | None = None
+    memory_bound: int = 256 * MIB
+    tls: ssl.SSLContext | None = None
+    auth_addresses: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        for name in _TIMES:
+            if not getattr(self, name) >= 0:
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a time in seconds")
+        if not self.memory_bound > 0:
+            raise InvalidSetting(f"memory_bound={self.memory_bound!r} is not a number of bytes")
+
+
+@frozen
+class ClusterShape:
+    """What a cluster consists of.
+
+    Attributes:
+        nodes: how many nsqd.
+        lookupds: how many nsqlookupd.
+        generation: ``ha`` (redesigned) or ``nsq`` (original).
+        data_path: folder of everything that outlives the process; None for memory alone.
+    """
+
+    nodes: int = 3
+    lookupds: int = 1
+    generation: str = "ha"
+    data_path: Path | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.nodes <= 64:
+            raise InvalidSetting(f"nodes={self.nodes!r} is not within 1..64")
+        if not 1 <= self.lookupds <= 16:
+            raise InvalidSetting(f"lookupds={self.lookupds!r} is not within 1..16")
+        if self.generation not in ("ha", "nsq"):
+            raise InvalidSetting(
+                f"generation={self.generation!r} is not known", hint='use "ha" (redesigned) or "nsq" (original)'
+            )

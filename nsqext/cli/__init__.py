@@ -1,0 +1,63 @@
+"""The command line: ``nsqext COMMAND …`` or ``python -m nsqext COMMAND …``.
+
+Each command is a module of its own, imported when it is asked for; its ``run`` is a function with typer's annotations.
+``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start without typer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NoReturn
+
+__all__ = ("COMMANDS", "PROGRAMS", "main")
+
+COMMANDS: dict[str, str] = {
+    "broker": "nsqext.cli.broker",
+}
+"""Commands and their modules."""
+
+PROGRAMS: dict[str, str] = {}
+"""Stand-ins for the original programs; ``main(arguments)`` of these modules gets the arguments as they are."""
+
+
+def _fail(text: str) -> NoReturn:
+    print(f"nsqext: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _typer_app(names: Sequence[str]) -> Callable[..., object]:
+    try:
+        import typer
+    except ModuleNotFoundError:
+        _fail("the command line needs typer and rich: pip install 'nsqext[cli]'")
+    app = typer.Typer(name="nsqext", no_args_is_help=True, add_completion=False, help="NSQ: cluster, client and tools.")
+
+    @app.callback()
+    def _group() -> None:
+        """Keep a single command a command of its own."""
+
+    for name in names:
+        app.command(name)(import_module(COMMANDS[name]).run)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        arguments: the words behind ``nsqext``; those of the process by default.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    program = PROGRAMS.get(words[0]) if words else None
+    if program is not None:
+        import_module(program).main(words[1:])
+        return
+    chosen = [words[0]] if words and words[0] in COMMANDS else list(COMMANDS)
+    from nsqext.errors import NsqError
+
+    try:
+        _typer_app(chosen)(words)
+    except NsqError as error:
+        _fail(str(error))

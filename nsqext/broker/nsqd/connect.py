@@ -1,0 +1,84 @@
+"""Commands of the redesigned generation that neither publish nor consume, and the table of all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING
+
+from nsqext.broker.nsqd import consume, publish
+from nsqext.broker.nsqd.auth import check_auth, log_in
+from nsqext.broker.nsqd.identify import identify
+from nsqext.broker.nsqd.texts import decode, parse_bool, parse_int, quote
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.frames import OK
+from nsqext.protocol.names import is_valid_topic
+from nsqext.types import TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.session import Handler, Session
+    from nsqext.protocol.parser import Command
+
+__all__ = ("COMMANDS",)
+
+
+def _auth(session: Session, command: Command) -> Awaitable[None] | None:
+    """AUTH."""
+    if session.authorizations is not None:
+        raise Fault("E_INVALID", "AUTH Already set")
+    if not session.node.limits.auth:
+        raise Fault("E_AUTH_DISABLED", "AUTH Disabled")
+    return log_in(session, command.body or b"")
+
+
+def _nop(_: Session, __: Command) -> None:
+    """NOP: it is enough that it was heard."""
+
+
+def _create_topic(session: Session, command: Command) -> None:
+    """INTERNAL_CREATE_TOPIC, which only a node on its own obeys (captured: standalone_create_topic)."""
+    words = command.words
+    if len(words) < 3:
+        raise Fault("E_INVALID", "CREATE_TOPIC insufficient number of parameters")
+    topic = decode(words[1])
+    if not is_valid_topic(topic):
+        raise Fault("E_BAD_TOPIC", f"topic name {quote(topic)} is not valid")
+    try:
+        partition = parse_int(decode(words[2]))
+    except ValueError as error:
+        raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+    check_auth(session, "CREATE_TOPIC", topic, "")
+    if partition < 0:
+        raise Fault("E_BAD_PARTITION", "partition should not less than 0")
+    try:
+        extend = len(words) > 3 and parse_bool(decode(words[3]))
+    except ValueError as error:
+        raise Fault("E_BAD_EXT", f"topic ext is not valid: {error}") from None
+    if session.node.options.clustered:
+        text = "CREATE_TOPIC is not allowed here while cluster feature enabled."
+        raise Fault("E_CREATE_TOPIC_FAILED", text, fatal=False)
+    session.node.host(topic, partition, TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend))
+    session.node.on_topic_created(topic)
+    session.answer(OK)
+
+
+COMMANDS: Mapping[bytes, Handler] = {
+    b"PUB": publish.publish,
+    b"PUB_TRACE": publish.publish,
+    b"PUB_EXT": publish.publish,
+    b"MPUB": publish.publish_batch,
+    b"MPUB_TRACE": publish.publish_batch,
+    b"MPUB_EXT": publish.publish_batch,
+    b"FIN": consume.fin,
+    b"REQ": consume.req,
+    b"TOUCH": consume.touch,
+    b"RDY": consume.rdy,
+    b"NOP": _nop,
+    b"SUB": consume.sub,
+    b"SUB_ADVANCED": consume.sub_advanced,
+    b"SUB_ORDERED": consume.sub_ordered,
+    b"CLS": consume.cls,
+    b"IDENTIFY": identify,
+    b"AUTH": _auth,
+    b"INTERNAL_CREATE_TOPIC": _create_topic,
+}
+"""What the redesigned server understands."""

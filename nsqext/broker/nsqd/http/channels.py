@@ -1,0 +1,127 @@
+"""/channel/… of the redesigned generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.position import StartPosition
+from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.nsqd.http.site import Site, refuse
+from nsqext.broker.nsqd.texts import decode, parse_int
+from nsqext.broker.web import Call, HttpFault, route
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from nsqext.broker.engine.channel import Channel
+
+__all__ = ("channel_routes",)
+
+_HOUR = 3600.0
+
+
+class _Channels(Site):
+    def create(self, call: Call) -> None:
+        hosted, name = self.channel_args(call)
+        self.check_leader(hosted)
+        if not hosted.auto_create_channels:
+            raise HttpFault(403, f"channel {name} not registered. channel should be initialized before use.")
+        self.node.channel(hosted, name)
+
+    def delete(self, call: Call) -> None:
+        hosted, name = self.channel_args(call)
+        self.check_leader(hosted)
+        partition = hosted.partition
+        if not hosted.auto_create_channels:
+            text = f"topic {partition.topic} has channel auto create disabled. channel {name} "
+            raise HttpFault(403, f"{text}cuold not be deleted localy in nsqd.")
+        if name in partition.channels:
+            partition.delete_channel(name)
+            self.node.on_channel_deleted(partition.topic, partition.partition, name)
+
+    def switch(self, change: Callable[[Channel], None], call: Call, *, led: bool = False) -> None:
+        """Do something to a channel; to one of a partition that this node leads, where ``led`` says so."""
+        channel = self.led_channel(call) if led else self.channel(call)[1]
+        try:
+            change(channel)
+        except Refusal as refusal:
+            refuse(refusal)
+
+    def skip_test_messages(self, call: Call) -> None:
+        hosted, _ = self.channel_args(call)
+        if not hosted.partition.extend:
+            raise HttpFault(400, "INVALID_REQUEST")
+        self.channel(call)
+
+    def requeue_delayed(self, call: Call) -> None:
+        channel = self.led_channel(call)
+        try:
+            hours = parse_int(call.arg("offset") or "1")
+        except ValueError:
+            hours = 1
+        channel.requeue_delayed(hours * _HOUR)
+
+    async def set_offset(self, call: Call) -> None:
+        _, channel = self.channel(call)
+        body = await call.body()
+        if not body:
+            raise HttpFault(406, "MSG_EMPTY")
+        try:
+            position = StartPosition.parse(decode(body))
+        except Refusal as refusal:
+            raise HttpFault(400, refusal.text) from None
+        self.switch(lambda _: channel.set_offset(position), call, led=True)
+
+    def set_order(self, call: Call) -> None:
+        _, channel = self.channel(call)
+        order = call.arg("order")
+        if order not in ("true", "false"):
+            raise HttpFault(400, "INVALID_OPTION")
+        channel.set_ordered(order == "true")
+
+    def set_client_limit(self, call: Call) -> None:
+        _, channel = self.channel(call)
+        channel.set_client_limit(call.arg("client_prefix"), _number(call, "ready"))
+
+    def set_rate_limit(self, call: Call) -> None:
+        self.channel(call)
+        _number(call, "ratekilobytes")
+
+
+def _number(call: Call, name: str) -> int:
+    try:
+        return parse_int(call.arg(name))
+    except ValueError:
+        raise HttpFault(400, "INVALID_OPTION") from None
+
+
+def channel_routes(site: Site) -> list[Route]:
+    """Return the routes."""
+    channels = _Channels(site.node, site.addresses)
+    switches: list[tuple[str, Callable[[Channel], None], bool]] = [
+        ("pause", lambda channel: channel.pause(), False),
+        ("unpause", lambda channel: channel.unpause(), False),
+        ("skip", lambda channel: channel.skip(), False),
+        ("unskip", lambda channel: channel.unskip(), False),
+        ("empty", lambda channel: channel.empty(), True),
+        ("fixconfirmed", lambda channel: channel.fix_confirmed(), True),
+        ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
+        ("emptydelayed", lambda channel: channel.empty_delayed(), True),
+    ]
+    made = [
+        route("POST", f"/channel/{name}", partial(channels.switch, change, led=led)) for name, change, led in switches
+    ]
+    return [
+        *made,
+        route("POST", "/channel/create", channels.create),
+        route("POST", "/channel/delete", channels.delete),
+        route("POST", "/channel/skipZanTest", channels.skip_test_messages),
+        route("POST", "/channel/unskipZanTest", channels.skip_test_messages),
+        route("POST", "/channel/requeuedelayed", channels.requeue_delayed),
+        route("POST", "/channel/setoffset", channels.set_offset),
+        route("POST", "/channel/setorder", channels.set_order),
+        route("POST", "/channel/setclientlimit", channels.set_client_limit),
+        route("POST", "/channel/ratelimit", channels.set_rate_limit),
+    ]

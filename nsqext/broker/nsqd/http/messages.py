@@ -1,0 +1,138 @@
+"""/message/get, /message/finish and /message/trace/… of the redesigned generation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.position import StartPosition
+from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.nsqd.http.site import Site
+from nsqext.broker.nsqd.texts import parse_int
+from nsqext.broker.web import Call, HttpFault, route
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from nsqext.broker.engine.log import Entry
+    from nsqext.broker.engine.partition import Partition
+
+__all__ = ("message_routes",)
+
+_PARTITION_SHIFT = 50
+_MAX_PARTITION = 1024
+
+
+class _Messages(Site):
+    def get(self, call: Call) -> object:
+        mode = call.arg("search_mode")
+        position = _number(call.arg("search_pos"), "ParseInt")
+        if mode == "id":
+            number = position >> _PARTITION_SHIFT
+            if number >= _MAX_PARTITION:
+                raise HttpFault(400, "invalid message id")
+        else:
+            number = _number(call.arg("partition"), "Atoi")
+        hosted = self.node.hosted.get((call.arg("topic"), number))
+        if hosted is None:
+            raise HttpFault(400, "Topic does not exist")
+        partition = hosted.partition
+        if call.arg("delayed_queue") == "true":
+            return self._get_delayed(call, partition, mode, position)
+        entry = _search(partition, mode, position)
+        record = entry.record
+        return {
+            "id": record.internal_id,
+            "trace_id": record.trace_id,
+            "body": _text(record.body),
+            "timestamp": record.timestamp,
+            "attempts": 0,
+            "offset": entry.offset,
+            "queue_cnt_index": entry.count,
+            "ext": _text(record.header) if call.arg("needext") == "true" else "",
+        }
+
+    def _get_delayed(self, call: Call, partition: Partition, mode: str, position: int) -> object:
+        if not any(channel.backlog.delayed.messages for channel in partition.channels.values()):
+            raise HttpFault(404, "no delayed queue on the topic")
+        if mode != "id":
+            raise HttpFault(400, "delayed queue search mode must be id")
+        name = call.arg("channel", "delayed queue search channel must be given")
+        channel = partition.channels.get(name)
+        delayed = channel.backlog.delayed.messages.get(position) if channel else None
+        if delayed is None:
+            raise HttpFault(404, "no message found in delayed queue")
+        record = delayed.entry.record
+        return {
+            "id": record.internal_id,
+            "orig_id": record.internal_id,
+            "trace_id": record.trace_id,
+            "body": _text(record.body),
+            "timestamp": record.timestamp,
+            "attempts": delayed.attempts,
+            "offset": delayed.entry.offset,
+            "ext": _text(record.header) if call.arg("needext") == "true" else "",
+        }
+
+    def finish(self, call: Call) -> None:
+        hosted, channel = self.channel(call)
+        try:
+            number = parse_int(call.arg("msgid"), "ParseInt")
+        except ValueError:
+            raise HttpFault(400, "INVALID_REQUEST") from None
+        self.check_leader(hosted)
+        try:
+            channel.finish_forced(number)
+        except Refusal as refusal:
+            kind = "ErrType:7 ErrCode:0 : " if self.node.options.clustered else ""
+            raise HttpFault(500, f"{kind}{refusal.text}") from None
+
+    def trace(self, enabled: bool, call: Call) -> None:
+        """Switch the tracing of a topic or a channel; unknown ones are nothing to complain about."""
+        channel = call.arg("channel")
+        for hosted in self.node.partitions(call.arg("topic")):
+            if not channel:
+                hosted.traced = enabled
+            elif channel in hosted.partition.channels:
+                (hosted.traced_channels.add if enabled else hosted.traced_channels.discard)(channel)
+
+
+def _search(partition: Partition, mode: str, position: int) -> Entry:
+    log = partition.log
+    entry: Entry | None
+    if mode == "id":
+        entry = log.find_id(position)
+    elif mode in ("count", "virtual_offset"):
+        kind = "msgcount" if mode == "count" else "virtual_queue"
+        try:
+            offset, _ = StartPosition(kind, position).find(log)
+        except Refusal as refusal:
+            raise HttpFault(404, refusal.text) from None
+        entry = log.read(offset)
+    else:
+        raise HttpFault(400, "search mode should be one of id/count/virtual_offset")
+    if entry is None:
+        raise HttpFault(404, "commit log end of file")
+    return entry
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _number(text: str, function: str) -> int:
+    try:
+        return parse_int(text, function)
+    except ValueError as error:
+        raise HttpFault(400, str(error)) from None
+
+
+def message_routes(site: Site) -> list[Route]:
+    """Return the routes."""
+    messages = _Messages(site.node, site.addresses)
+    return [
+        route("GET", "/message/get", messages.get),
+        route("POST", "/message/finish", messages.finish),
+        route("POST", "/message/trace/enable", partial(messages.trace, True)),
+        route("POST", "/message/trace/disable", partial(messages.trace, False)),
+    ]

@@ -1,0 +1,177 @@
+"""Publishing over HTTP: /pub, /pubtrace, /pub_ext, /mpub of the redesigned generation."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+import orjson
+
+from nsqext.broker.nsqd.http.gojson import write_json
+from nsqext.broker.nsqd.http.site import NOT_LEADER, NOT_WRITABLE, Site
+from nsqext.broker.nsqd.publish import commit, store
+from nsqext.broker.nsqd.texts import parse_unsigned
+from nsqext.broker.web import Call, Form, HttpFault, route
+from nsqext.protocol.bodies import PublishItem, Target, parse_publish
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.headers import TRACE_ID_HEADER
+from nsqext.protocol.messages import EXT_JSON
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.nsqd.node import Hosted
+
+__all__ = ("publish_routes", "read_lines")
+
+_HEADER_PREFIX = "x-nsqext-"
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+
+
+def read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[PublishItem]:
+    """Cut the body of /mpub into lines; empty ones are dropped.
+
+    Raises:
+        HttpFault: the body or a line is too big.
+    """
+    if len(body) > max_body_size:
+        raise HttpFault(413, "BODY_TOO_BIG")
+    lines = [line for line in body.split(b"\n") if line]
+    if any(len(line) > max_msg_size for line in lines):
+        raise HttpFault(413, "MSG_TOO_BIG")
+    return [PublishItem(line) for line in lines]
+
+
+def _read_ext(call: Call) -> dict[str, Any] | None:
+    """Return the header that ``ext=`` (escaped twice) and the X-NSQEXT- headers make (captured: http_pub_ext)."""
+    text = call.arg("ext").replace("+", " ")
+    bad = HttpFault(400, "E_INVALID_JSON_HEADER")
+    if not text or _BAD_ESCAPE.search(text):
+        raise bad
+    try:
+        value = orjson.loads(unquote_to_bytes(text))
+    except orjson.JSONDecodeError:
+        raise bad from None
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise bad
+    for name, content in reversed(call.request.headers.items()):
+        if name.startswith(_HEADER_PREFIX):
+            value[name.removeprefix(_HEADER_PREFIX)] = content
+    return value
+
+
+def _trace_id(text: object) -> int:
+    number = parse_unsigned(text) if isinstance(text, str) else None
+    if number is None:
+        raise HttpFault(400, "INVALID_TRACE_ID")
+    return number
+
+
+def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str | None]:
+    header = _read_ext(call)
+    trace = None if header is None else header.get(TRACE_ID_HEADER)
+    trace_id = _trace_id(trace) if header and TRACE_ID_HEADER in header else 0
+    if not target.extend:
+        if not (target.lenient and all(name.startswith("##") for name in header or ())):
+            raise HttpFault(400, "E_EXT_NOT_SUPPORT")
+        return PublishItem(body, trace_id), trace
+    return PublishItem(body, trace_id, write_json(header), EXT_JSON), trace
+
+
+class _Publisher(Site):
+    async def pub(self, call: Call) -> object:
+        return await self._publish(call, lambda body, target: (PublishItem(body), None))
+
+    async def pubtrace(self, call: Call) -> object:
+        trace = call.arg("trace_id")
+        return await self._publish(call, lambda body, _: (PublishItem(body, _trace_id(trace)), trace))
+
+    async def pub_ext(self, call: Call) -> object:
+        return await self._publish(call, lambda body, target: _ext_item(call, body, target))
+
+    async def _publish(self, call: Call, read: Any) -> object:
+        size = _content_length(call)
+        if size > self.node.limits.max_msg_size:
+            raise HttpFault(413, "MSG_TOO_BIG")
+        if size <= 0:
+            raise HttpFault(406, "MSG_EMPTY")
+        try:
+            hosted = self.topic(call)
+        except HttpFault:
+            raise HttpFault(404, "E_TOPIC_NOT_EXIST") from None
+        self._check_waiting(hosted, size + 1)
+        body = await call.body()
+        self._check_write(hosted)
+        target = Target(hosted.partition.topic, hosted.partition.extend, self.node.switches.allow_ext_compatible)
+        item, trace = read(body, target)
+        stored = await self._put(hosted, [item])
+        if trace is None:
+            return "OK"
+        return {
+            "status": "OK",
+            "id": stored.message_id,
+            "trace_id": trace,
+            "queue_offset": stored.offset,
+            "rawsize": stored.size,
+        }
+
+    async def mpub(self, call: Call) -> object:
+        limits = self.node.limits
+        size = _content_length(call)
+        if size > limits.max_body_size:
+            raise HttpFault(413, "BODY_TOO_BIG")
+        hosted = self.topic(call)
+        self._check_waiting(hosted, size)
+        body = await call.body()
+        if "binary" in call.args:
+            try:
+                items = parse_publish(b"MPUB", body, limits, Target(hosted.partition.topic))
+            except Fault as fault:
+                raise HttpFault(413, fault.code[2:]) from None
+        else:
+            items = read_lines(body, limits.max_msg_size, limits.max_body_size)
+        self._check_write(hosted)
+        if items:
+            await self._put(hosted, items)
+        return "OK"
+
+    def _check_waiting(self, hosted: Hosted, size: int) -> None:
+        waiting = hosted.waiting + size
+        if waiting > self.node.switches.max_pub_waiting:
+            raise HttpFault(429, f"E_PUB_TOO_MUCH_WAITING pub too much waiting in the queue: {waiting}")
+
+    def _check_write(self, hosted: Hosted) -> None:
+        if not self.node.may_write(hosted):
+            raise HttpFault(400, NOT_LEADER)
+
+    async def _put(self, hosted: Hosted, items: list[PublishItem]) -> Stored:
+        try:
+            stored = store(self.node, hosted, items, "E_PUB_FAILED")
+            await commit(self.node, hosted, stored)
+        except Fault as fault:
+            if fault.code in (NOT_LEADER, NOT_WRITABLE):
+                raise HttpFault(400, NOT_WRITABLE) from None
+            raise HttpFault(503, fault.text or fault.code) from None
+        return stored
+
+
+def _content_length(call: Call) -> int:
+    """Return the announced size; -1 for a body in chunks, which is refused as empty (captured: http_pub)."""
+    if "transfer-encoding" in call.headers:
+        return -1
+    return int(call.headers.get("content-length") or 0)
+
+
+def publish_routes(site: Site) -> list[Route]:
+    """Return the routes."""
+    publisher = _Publisher(site.node, site.addresses)
+    return [
+        route("POST", "/pub", publisher.pub, Form.NEGOTIATED),
+        route("POST", "/pub_ext", publisher.pub_ext, Form.NEGOTIATED),
+        route("POST", "/pubtrace", publisher.pubtrace, Form.V1),
+        route("POST", "/mpub", publisher.mpub, Form.NEGOTIATED),
+    ]

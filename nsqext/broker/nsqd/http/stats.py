@@ -1,0 +1,298 @@
+"""/stats, /message/stats and /message/historystats of the redesigned generation."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nsqext.broker.nsqd.http.site import Site
+from nsqext.broker.nsqd.texts import parse_bool, parse_int
+from nsqext.broker.web import Call, Form, HttpFault, route
+from nsqext.protocol.states import State
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from nsqext.broker.engine.stats import ChannelStats, ClientStats
+    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.session import Session
+
+__all__ = ("client_state", "go_duration", "stats_routes")
+
+_NO_LATENCY = {"count": 0, "percentiles": None}
+_STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
+_NS = 1_000_000_000
+
+
+def client_state(session: Session) -> int:
+    """Return the number by which the servers know the state of a connection."""
+    return _STATES[session.state]
+
+
+def go_time(nanoseconds: int) -> str:
+    """Return a time as ``1970-01-01 00:00:00 +0000 UTC``, with a fraction as long as it has to be."""
+    seconds, fraction = divmod(nanoseconds, _NS)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    digits = f".{fraction:09d}".rstrip("0") if fraction else ""
+    return f"{text}{digits} +0000 UTC"
+
+
+def go_duration(nanoseconds: int) -> str:
+    """Return a duration as ``1h2m3.5s``."""
+    hours, rest = divmod(nanoseconds, 3600 * _NS)
+    minutes, rest = divmod(rest, 60 * _NS)
+    seconds = f"{rest / _NS:.9f}".rstrip("0").rstrip(".")
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"
+
+
+def _filter(wanted: Any) -> dict[str, Any]:
+    """Return a filter without its empty members."""
+    if not isinstance(wanted, dict):
+        return {}
+    names = ("type", "inverse", "filter_ext_key", "filter_data", "filter_data_list")
+    return {name: wanted[name] for name in names if wanted.get(name)}
+
+
+def _client(stats: ClientStats, session: Session) -> dict[str, Any]:
+    settings = session.settings
+    found: dict[str, Any] = {
+        "name": settings.client_id,
+        "client_id": settings.client_id,
+        "hostname": settings.hostname,
+        "version": "V2",
+        "remote_address": stats.name,
+        "state": client_state(session),
+        "ready_count": session.wanted,
+        "in_flight_count": stats.in_flight,
+        "message_count": stats.messages,
+        "finish_count": stats.finished,
+        "requeue_count": stats.requeued,
+        "timeout_count": stats.timed_out,
+        "deferred_count": 0,
+        "connect_ts": session.connected // _NS,
+        "sample_rate": settings.sample_rate,
+        "deflate": settings.deflate,
+        "snappy": settings.snappy,
+        "user_agent": settings.user_agent,
+    }
+    if session.authorizations is not None:
+        found |= session.authorizations.summary()
+    return found | {
+        "desired_tag": settings.desired_tag,
+        "tls": settings.tls,
+        "tls_cipher_suite": "",
+        "tls_version": session.tls_version,
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": settings.tls,
+        "output_buffer_size": settings.output_buffer_size,
+        "output_buffer_timeout": round(settings.output_buffer_timeout * _NS),
+        "msg_timeout": round(settings.msg_timeout * _NS),
+        "ext_filter": _filter(settings.ext_filter),
+        "limited_rdy": stats.limit,
+    }
+
+
+class _Stats(Site):
+    def stats(self, call: Call) -> object:
+        topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
+        clients = call.arg("needClients")
+        with_clients = clients == "true" or bool(topic and not clients)
+        found = [
+            self._topic(hosted, channel, with_clients=with_clients)
+            for hosted in self._selected(call)
+            if not partition or str(hosted.partition.partition) == partition
+        ]
+        if call.arg("format") != "json":
+            return self._text(found)
+        return {
+            "version": self.node.limits.version,
+            "health": "OK",
+            "start_time": self.node.started // _NS,
+            "topics": found,
+        }
+
+    def _selected(self, call: Call) -> list[Hosted]:
+        topic = call.arg("topic")
+        try:
+            leader_only = parse_bool(call.arg("leaderOnly"))
+        except ValueError:
+            leader_only = False
+        wanted = [
+            hosted
+            for hosted in self.node.hosted.values()
+            if topic in ("", hosted.partition.topic) and (hosted.leader or not leader_only)
+        ]
+        return sorted(wanted, key=lambda hosted: f"{hosted.partition.topic}-{hosted.partition.partition}")
+
+    def _topic(self, hosted: Hosted, only: str, *, with_clients: bool) -> dict[str, Any]:
+        partition, meta, traffic = hosted.partition, hosted.meta, hosted.traffic
+        name, number = partition.topic, str(partition.partition)
+        channels = [
+            self._channel(channel.stats(), with_clients=with_clients and only in ("", label))
+            for label, channel in sorted(partition.channels.items())
+        ]
+        chosen = [channel for channel in channels if channel["channel_name"] == only]
+        size = partition.log.end_offset
+        publishers = [
+            {
+                "remote_address": publisher.peer,
+                "user_agent": publisher.user_agent,
+                "protocol": "tcp",
+                "pub_count": publisher.published,
+                "err_count": publisher.failed,
+                "last_pub_ts": publisher.last // _NS,
+            }
+            for publisher in traffic.publishers.values()
+        ]
+        several = partition.ordered or meta.multi_part
+        return {
+            "topic_name": name,
+            "topic_full_name": f"{name}-{number}",
+            "topic_partition": number,
+            "channels": chosen or channels,
+            "channel_num": len(channels),
+            "depth": size,
+            "backend_depth": size,
+            "backend_start": partition.log.start_offset,
+            "message_count": partition.log.end_count,
+            "is_leader": hosted.leader,
+            "hourly_pubsize": 0,
+            "client_pub_stats": publishers if with_clients else None,
+            "client_num": len(publishers),
+            "msg_size_stats": traffic.sizes,
+            "msg_write_latency_stats": traffic.batches,
+            "is_multi_ordered": partition.ordered,
+            "is_multi_part": meta.multi_part,
+            "is_ext": partition.extend,
+            "is_channel_auto_create_disabled": not hosted.auto_create_channels,
+            "statsd_name": f"{name}.{number}" if several else name,
+            "pub_failed_cnt": hosted.failed,
+            "e2e_processing_latency": _NO_LATENCY,
+        }
+
+    def _channel(self, stats: ChannelStats, *, with_clients: bool) -> dict[str, Any]:
+        sessions = self.node.sessions
+        clients = [_client(client, sessions[client.id]) for client in stats.clients if client.id in sessions]
+        return {
+            "channel_name": stats.name,
+            "backlogs": stats.backlogs,
+            "depth": stats.depth,
+            "depth_size": stats.depth_size,
+            "depth_ts": go_time(stats.depth_timestamp),
+            "depth_ts_nano": stats.depth_timestamp,
+            "backend_depth": stats.backend_depth,
+            "hourly_subsize": 0,
+            "in_flight_count": stats.in_flight_count,
+            "deferred_count": stats.deferred_count,
+            "deferred_from_delay_count": stats.deferred_from_delay_count,
+            "message_count": stats.message_count,
+            "requeue_count": stats.requeue_count,
+            "timeout_count": stats.timeout_count,
+            "clients": clients if with_clients else None,
+            "client_num": len(stats.clients),
+            "paused": stats.paused,
+            "skipped": stats.skipped,
+            "zan_test_skipped": False,
+            "delayed_queue_count": stats.delayed_queue_count,
+            "delayed_queue_recent": go_time(stats.delayed_queue_recent),
+            "delayed_queue_recent_nano": stats.delayed_queue_recent,
+            "e2e_processing_latency": _NO_LATENCY,
+            "msg_consume_latency_stats": stats.consume_latency,
+            "msg_delivery_latency_stats": stats.delivery_latency,
+        }
+
+    def _text(self, topics: list[dict[str, Any]]) -> str:
+        now = self.node.options.wall()
+        started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        lines = [
+            f"nsqd v{self.node.limits.version} (built w/go)",
+            f"start_time {started}",
+            f"uptime {go_duration(now - self.node.started)}",
+        ]
+        if not topics:
+            return "\n".join([*lines, "", "NO_TOPICS", ""])
+        lines += ["", "Health: OK"]
+        for topic in topics:
+            lines += ["", _topic_line(topic)]
+            for channel in topic["channels"]:
+                lines.append(_channel_line(channel))
+                lines += [_client_line(client, now) for client in channel["clients"] or ()]
+        return "\n".join([*lines, ""])
+
+    def message_stats(self, call: Call) -> str:
+        hosted, name = self.channel_args(call)
+        channel = hosted.partition.channels.get(name)
+        if channel is None:
+            return ""
+        stats = channel.stats()
+        confirmed = f"&{{{{{{0 {stats.confirmed_offset}}} {stats.confirmed_offset}}} {stats.confirmed_count}}}"
+        read = f"&{{{{{{0 {stats.read_offset}}} {stats.read_offset}}} {stats.read_count}}}"
+        end = f"&{{{{{{0 {stats.end_offset}}} {stats.end_offset}}} {stats.end_count}}}"
+        intervals = "".join(f"[{start}, {stop}], " for start, stop, _ in stats.intervals)
+        return (
+            f"topic {hosted.partition.topic} channel {stats.name} \n"
+            f"inflight {stats.in_flight_count}, req 0, 0, 0, "
+            f"deferred: {stats.deferred_count} , {stats.deferred_from_delay_count}, \n\n"
+            f"channel end : {end},current read:{read}, current confirm {confirmed}, "
+            f"confirmed {len(stats.intervals)} messages: {intervals}\n\n"
+        )
+
+    def history(self, call: Call) -> object:
+        topic, number = call.arg("topic"), call.arg("partition")
+        now = self.node.options.wall()
+        if not topic and not number:
+            leading = [hosted for hosted in self.node.hosted.values() if hosted.leader]
+            found = [
+                {
+                    "topic_name": hosted.partition.topic,
+                    "topic_partition": str(hosted.partition.partition),
+                    "hourly_pub_size": hosted.traffic.hours(now)[-1],
+                }
+                for hosted in leading
+            ]
+            return {"node_hourly_pub_size_stats": found or None}
+        try:
+            partition = parse_int(number) if number else 0
+        except ValueError:
+            raise HttpFault(400, "INVALID_REQUEST") from None
+        hosted = self.node.hosted.get((topic, partition))
+        if hosted is None:
+            raise HttpFault(404, "E_TOPIC_NOT_EXIST")
+        return {"hourly_pub_size": hosted.traffic.hours(now)}
+
+
+def _topic_line(topic: dict[str, Any]) -> str:
+    return (
+        f"   [{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
+        f"msgs: {topic['message_count']:<8} e2e%: "
+    )
+
+
+def _channel_line(channel: dict[str, Any]) -> str:
+    prefix = "   *P " if channel["paused"] else "      "
+    return (
+        f"{prefix}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
+        f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
+        f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
+        f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+    )
+
+
+def _client_line(client: dict[str, Any], now: int) -> str:
+    name = f"{client['name']}:{client['remote_address'].rpartition(':')[2]}"
+    connected = go_duration((now // _NS - client["connect_ts"]) * _NS)
+    return (
+        f"        [V2 {name:<21}] state: {client['state']} inflt: {client['in_flight_count']:<4} "
+        f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
+        f"msgs: {client['message_count']:<8} connected: {connected}"
+    )
+
+
+def stats_routes(site: Site) -> list[Route]:
+    """Return the routes."""
+    stats = _Stats(site.node, site.addresses)
+    return [
+        route("GET", "/stats", stats.stats, Form.NEGOTIATED),
+        route("GET", "/message/stats", stats.message_stats, Form.V1),
+        route("GET", "/message/historystats", stats.history, Form.V1),
+    ]

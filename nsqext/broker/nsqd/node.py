@@ -1,0 +1,237 @@
+"""What a node hosts: partitions with their roles, connections, and the time that passes over both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from nsqext.broker.engine.partition import Partition, PartitionOptions
+from nsqext.broker.faults import NodeFaults
+from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.broker.nsqd.traffic import Traffic
+from nsqext.types import TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.nsqd.session import Session
+
+__all__ = ("Hosted", "Node", "Switches")
+
+
+@define(eq=False)
+class Hosted:
+    """A partition on a node, with the role that the coordinator gave it.
+
+    Attributes:
+        partition: its queue and channels.
+        meta: what lookup tells about the topic.
+        leader: this node leads it; a follower refuses publishes and consumers.
+        writable: the in-sync replicas are a majority.
+        epoch: grows with every change of the leader.
+        replicate: returns when every in-sync replica has what was stored; None when the leader is alone in sync. Raises
+            `nsqext.protocol.faults.Fault` when the set fell apart.
+        auto_create_channels: a consumer's channel is made when it is not there.
+        waiting: bytes of publishes that wait for replicas.
+        traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
+        traced_channels: the same for single channels.
+        failed: publishes that failed.
+        traffic: what was published.
+    """
+
+    partition: Partition
+    meta: TopicMeta = field(factory=TopicMeta)
+    leader: bool = True
+    writable: bool = True
+    epoch: int = 0
+    replicate: Callable[[Stored], Awaitable[None]] | None = None
+    auto_create_channels: bool = True
+    waiting: int = 0
+    traced: bool = False
+    traced_channels: set[str] = field(factory=set)
+    failed: int = 0
+    traffic: Traffic = field(factory=Traffic)
+
+
+@define(eq=False)
+class Switches:
+    """Options that are changed while the node runs (`/config`).
+
+    Attributes:
+        allow_ext_compatible: see `NodeOptions`.
+        allow_sub_ext_compatible: see `NodeOptions`.
+        max_connections: clients that may be connected; 0 for any number.
+        max_pub_waiting: see `NodeOptions`.
+        write_disabled: ``all``, ``ordered`` or empty (`/disable/write`).
+        lookupd_addresses: TCP addresses of lookup nodes, of the original generation.
+        log_level: what `/config/log_level` answers.
+        verbose: what `/config/verbose` answers.
+    """
+
+    allow_ext_compatible: bool = False
+    allow_sub_ext_compatible: bool = False
+    max_connections: int = 0
+    max_pub_waiting: int = 0
+    write_disabled: str = ""
+    lookupd_addresses: list[str] = field(factory=list)
+    log_level: int = 1
+    verbose: bool = False
+
+
+_COORDINATOR_ERRORS = (
+    "WriteEpochError",
+    "WriteNotLeaderError",
+    "WriteQuorumError",
+    "WriteBusyError",
+    "RpcCheckFailed",
+    "LeadershipError",
+    "TopicCoordMissingError",
+    "LocalErr",
+)
+
+
+def _nothing(*_: object) -> None:
+    """Stand in for a callback that nobody set."""
+
+
+class Node:
+    """One nsqd without its sockets.
+
+    Args:
+        name: how the cluster calls it.
+        options: its settings.
+        faults: what may go wrong at it.
+
+    Attributes:
+        hosted: its partitions by topic and number.
+        sessions: its connections by their number.
+        on_topic_created: called with the name of a topic that a client's command made.
+        on_channel_created: called with topic, partition and name of a channel that a client's command made.
+        on_topic_deleted: called with the name of a topic that an HTTP request or its last client removed.
+        on_channel_deleted: called with topic, partition and name of a channel that is gone.
+        wake: called when a session has something to send; the server sets it.
+        coordinator_stats: answers ``/coordinator/stats`` for a topic and partition; the coordinator sets it.
+        exiting: it drains; publishes are refused.
+    """
+
+    def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
+        self.name = name
+        self.options = options or NodeOptions()
+        self.faults = faults or NodeFaults()
+        self.limits = self.options.limits
+        self.switches = Switches(
+            self.options.allow_ext_compatible,
+            self.options.allow_sub_ext_compatible,
+            self.limits.max_connections,
+            self.options.max_pub_waiting,
+        )
+        self.started = self.options.wall()
+        self.hosted: dict[tuple[str, int], Hosted] = {}
+        self.sessions: dict[int, Session] = {}
+        self.dirty: list[Session] = []
+        self.on_topic_created: Callable[[str], None] = _nothing
+        self.on_channel_created: Callable[[str, int, str], None] = _nothing
+        self.on_topic_deleted: Callable[[str], None] = _nothing
+        self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
+        self.wake: Callable[[], None] = _nothing
+        self.coordinator_stats: Callable[[str, int], dict[str, Any]] = self._alone_stats
+        self.exiting = False
+        self.publish_failed = 0
+        self._ids = count(1)
+
+    def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
+        """Take a partition in, empty or from disk; one that is here already is returned as it is."""
+        key = topic, partition
+        found = self.hosted.get(key)
+        if found is None:
+            options = PartitionOptions(
+                extend=meta.extend_support,
+                ordered=meta.ordered,
+                generation=self.limits.generation,
+                clock=self.options.clock,
+                wall=self.options.wall,
+                limits=self.limits,
+                memory_bytes=self.options.memory_bound,
+                coordinated=self.options.clustered,
+                extend_compatible=self.switches.allow_sub_ext_compatible,
+                data_path=self.options.data_path,
+            )
+            found = Hosted(Partition(topic, partition, options), meta)
+            found.auto_create_channels = not meta.disable_channel_auto_create
+            self.hosted[key] = found
+        return found
+
+    def unhost(self, topic: str, partition: int) -> None:
+        """Let a partition go; its consumers are closed."""
+        found = self.hosted.pop((topic, partition), None)
+        if found is not None:
+            found.partition.close()
+            self.wake()
+
+    def _alone_stats(self, topic: str, partition: int) -> dict[str, Any]:
+        return {
+            "rpc_stats": None,
+            "ErrStats": dict.fromkeys(_COORDINATOR_ERRORS, 0) | {"OtherCoordErrs": {}},
+            "topic_coord_stats": [
+                {
+                    "node": "",
+                    "name": topic,
+                    "partition": partition,
+                    "isr_stats": [{"hostname": "", "node_id": self.name}],
+                    "catchup_stats": None,
+                }
+            ],
+        }
+
+    def find(self, topic: str, partition: int) -> Hosted | None:
+        """Return a partition; with -1 the one that this node takes by default."""
+        if partition == -1:
+            partition = self.default_partition(topic) or 0
+        return self.hosted.get((topic, partition))
+
+    def default_partition(self, topic: str) -> int | None:
+        """Return the lowest partition of the topic that this node leads, None without one."""
+        led = [number for (name, number), found in self.hosted.items() if name == topic and found.leader]
+        return min(led, default=None)
+
+    def partitions(self, topic: str) -> list[Hosted]:
+        """Return the partitions of a topic that are here, in the order of their numbers."""
+        return [found for (name, _), found in sorted(self.hosted.items(), key=lambda item: item[0]) if name == topic]
+
+    def channel(self, hosted: Hosted, name: str) -> Channel:
+        """Return a channel, made at the end of the queue when it is not there."""
+        partition = hosted.partition
+        known = name in partition.channels
+        channel = partition.channel(name)
+        if not known:
+            self.on_channel_created(partition.topic, partition.partition, name)
+        return channel
+
+    def may_write(self, hosted: Hosted) -> bool:
+        """Return whether writes are switched on and this node leads the partition."""
+        disabled = self.switches.write_disabled
+        return hosted.leader and disabled != "all" and not (disabled == "ordered" and hosted.meta.ordered)
+
+    def add(self, session: Session) -> int:
+        """Take a connection in; returns its number."""
+        number = next(self._ids)
+        self.sessions[number] = session
+        return number
+
+    def remove(self, session: Session) -> None:
+        """Forget a connection."""
+        self.sessions.pop(session.id, None)
+
+    def tick(self) -> None:
+        """Let time pass: message timeouts, deferred messages, heartbeats, silent clients, held output."""
+        if self.faults.frozen:
+            return
+        now = self.options.clock()
+        for hosted in list(self.hosted.values()):
+            if hosted.leader:
+                hosted.partition.tick()
+        for session in list(self.sessions.values()):
+            session.tick(now)

@@ -1,0 +1,61 @@
+"""What a node is told when it is made."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import field, frozen
+
+from nsqext.protocol.negotiate import ServerLimits
+
+__all__ = ("MIB", "NodeOptions")
+
+MIB = 1024 * 1024
+
+
+@frozen
+class NodeOptions:
+    """Settings of one node; times in seconds, sizes in bytes.
+
+    Attributes:
+        limits: what it allows and offers; ``limits.generation`` chooses the redesigned or the original server.
+        clock: seconds that never go backwards.
+        wall: nanoseconds since 1970, for time stamps.
+        clustered: topics are placed by a coordinator; a node on its own takes INTERNAL_CREATE_TOPIC.
+        broadcast_address: host that it tells others.
+        hostname: name that it tells others.
+        client_timeout: how long a new connection may take for its first four bytes.
+        max_pub_waiting: bytes of publishes of one partition that may wait for replicas (E_PUB_TOO_MUCH_WAITING).
+        allow_ext_compatible: a topic that takes no headers drops internal ones instead of refusing them.
+        allow_sub_ext_compatible: consumers without extend support may subscribe to extend topics.
+        tls: certificate of the TCP side; ``limits.tls`` has to say so, too.
+        auth_addresses: ``host:port`` or URL of HTTP auth servers; empty for none.
+        auth_method: ``get`` or ``post``.
+        data_path: folder of the queues; None keeps them in memory.
+        memory_bound: bytes of messages that a partition keeps in memory.
+    """
+
+    limits: ServerLimits = field(factory=ServerLimits)
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], int] = time.time_ns
+    clustered: bool = True
+    broadcast_address: str = "127.0.0.1"
+    hostname: str = field(factory=socket.gethostname)
+    client_timeout: float = 60.0
+    max_pub_waiting: int = 200 * MIB
+    allow_ext_compatible: bool = False
+    allow_sub_ext_compatible: bool = False
+    tls: ssl.SSLContext | None = None
+    auth_addresses: tuple[str, ...] = ()
+    auth_method: str = "get"
+    data_path: Path | None = None
+    memory_bound: int = 256 * MIB
+
+    @property
+    def original(self) -> bool:
+        """Whether this is the original generation."""
+        return self.limits.generation == "nsq"

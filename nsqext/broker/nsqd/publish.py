@@ -1,0 +1,128 @@
+"""Publish commands of the redesigned generation, and the way that messages take into a partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.nsqd.auth import recheck_auth
+from nsqext.protocol.bodies import PublishItem, parse_publish
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.frames import OK
+from nsqext.protocol.replies import encode_trace_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.nsqd.node import Hosted, Node
+    from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.parser import Command
+
+__all__ = ("commit", "publish", "publish_batch", "refuse_write", "store")
+
+
+def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
+    """Raise the fault of a publish that this node does not take; it is never fatal (captured: not_leader_write).
+
+    Args:
+        node: the node.
+        hosted: the partition.
+        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a node that drains.
+    """
+    if not node.may_write(hosted):
+        raise Fault("E_FAILED_ON_NOT_LEADER", "", fatal=False)
+    if not hosted.writable:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+    if node.exiting:
+        raise Fault(code, "exiting", fatal=False)
+
+
+def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> Stored:
+    """Append messages to a partition; nobody gets them before `commit`."""
+    if node.exiting or not (hosted.writable and node.may_write(hosted)):
+        hosted.failed += 1
+        node.publish_failed += 1
+        refuse_write(node, hosted, code)
+    try:
+        stored = hosted.partition.put(
+            [NewMessage(item.body, item.trace_id, item.header, item.version) for item in items]
+        )
+    except Refusal as refusal:
+        raise Fault(code, refusal.text, fatal=False) from None
+    hosted.traffic.note([len(item.body) for item in items], node.options.wall())
+    return stored
+
+
+async def commit(node: Node, hosted: Hosted, stored: Stored) -> None:
+    """Wait until every in-sync replica has what was stored, then let it be delivered."""
+    if hosted.replicate is not None:
+        size = stored.size
+        hosted.waiting += size
+        try:
+            await hosted.replicate(stored)
+        except Fault:
+            hosted.failed += 1
+            node.publish_failed += 1
+            raise
+        finally:
+            hosted.waiting -= size
+    hosted.partition.commit(stored)
+
+
+def publish(session: Session, command: Command) -> Awaitable[None] | None:
+    """PUB, PUB_TRACE, PUB_EXT."""
+    rules = session.rules
+    verb, hosted = command.words[0], rules.hosted
+    if verb == b"PUB":
+        item = PublishItem(command.body or b"")
+    else:
+        item = parse_publish(verb, command.body or b"", session.node.limits, rules.target)[0]
+    return _put(session, hosted, [item], "E_PUB_FAILED", traced=item.traced, trace_id=item.trace_id)
+
+
+def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
+    """MPUB, MPUB_TRACE, MPUB_EXT."""
+    traced = command.words[0] == b"MPUB_TRACE"
+    return _put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", traced=traced, trace_id=0)
+
+
+def _put(
+    session: Session, hosted: Hosted | None, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
+) -> Awaitable[None] | None:
+    if hosted is None:
+        raise Fault("E_TOPIC_NOT_EXIST")
+    if session.rules.stale_auth:
+        session.rules.stale_auth = False
+        return _rechecked(session, hosted, items, code, traced=traced, trace_id=trace_id)
+    stored = store(session.node, hosted, items, code)
+    session.count_published(hosted, len(items))
+    answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
+    if hosted.replicate is None:
+        session.answer(answer)  # before a delivery that may go to this very client
+        hosted.partition.commit(stored)
+        return None
+    return _replicated(session, hosted, stored, answer)
+
+
+async def _rechecked(
+    session: Session, hosted: Hosted, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
+) -> None:
+    try:
+        await recheck_auth(session, "PUB", hosted.partition.topic, "")
+        waiting = _put(session, hosted, items, code, traced=traced, trace_id=trace_id)
+    except Fault as fault:
+        session.refuse(fault)
+    else:
+        if waiting is not None:
+            await waiting
+
+
+async def _replicated(session: Session, hosted: Hosted, stored: Stored, answer: bytes) -> None:
+    try:
+        await commit(session.node, hosted, stored)
+    except Fault as fault:
+        session.refuse(fault)
+    else:
+        session.answer(answer)

@@ -1,0 +1,225 @@
+"""A node on its sockets: TCP, HTTP, and the ticker that lets time pass."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.lowlevel import current_token
+
+from nsqext.broker.nsqd.commands import command_table
+from nsqext.broker.nsqd.connection import Connection
+from nsqext.broker.nsqd.http import application
+from nsqext.broker.nsqd.session import Session
+from nsqext.broker.serving import HttpServer
+from nsqext.broker.web import listen
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup, TaskStatus
+
+    from nsqext.broker.nsqd.node import Node
+
+__all__ = ("NsqdServer",)
+
+_TICK = 0.05
+_DRAIN = 1.0
+_ACCEPTS = 64
+_ANY = "127.0.0.1:0"
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class NsqdServer:
+    """One nsqd with its servers.
+
+    Args:
+        node: what it serves.
+        tcp: ``host:port`` to listen on, port 0 for a free one.
+        http: the same for HTTP.
+        https: the same for HTTPS; None for none.
+        https_context: certificate of HTTPS.
+
+    Attributes:
+        busy: somebody is about to call `flush`.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        tcp: str = _ANY,
+        http: str = _ANY,
+        *,
+        https: str | None = None,
+        https_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.node = node
+        self.busy = False
+        self._wanted = {"tcp": tcp, "http": http, "https": https}
+        self._https_context = https_context
+        self._addresses: dict[str, str] = {}
+        self._commands = command_table(node)
+        self._connections: dict[int, Connection] = {}
+        self._https: list[HttpServer] = []
+        self._scope = anyio.CancelScope()
+        self._flushing = anyio.Event()
+        self._tasks: TaskGroup | None = None
+        self._loop: Any = None
+
+    @property
+    def tcp_address(self) -> str:
+        """``host:port`` that TCP clients connect to."""
+        return self._addresses["tcp"]
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` that HTTP clients connect to."""
+        return self._addresses["http"]
+
+    @property
+    def https_address(self) -> str | None:
+        """``host:port`` that HTTPS clients connect to, None without HTTPS."""
+        return self._addresses.get("https")
+
+    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`, `drain` or cancellation; every socket is closed then.
+
+        Args:
+            task_status: told when connections are taken.
+
+        Raises:
+            OSError: an address cannot be had.
+        """
+        listeners = self._listen()
+        self.node.wake = self._wake
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as self._tasks:
+                    tasks = self._tasks
+                    self._loop = current_token().native_token
+                    self._loop.add_reader(listeners["tcp"], partial(self._accept, listeners["tcp"]))
+                    tasks.start_soon(self._tick)
+                    tasks.start_soon(self._flush_late)
+                    for name in self._addresses.keys() - {"tcp"}:
+                        await self._start_http(name, listeners[name], tasks)
+                    task_status.started()
+        finally:
+            self._loop.remove_reader(listeners["tcp"])
+            for connection in list(self._connections.values()):
+                connection.close()
+            for listener in listeners.values():
+                listener.close()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run something beside everything else, until the server ends."""
+        if self._tasks is not None and not self._scope.cancel_called:
+            self._tasks.start_soon(work)
+
+    def gone(self, connection: Connection) -> None:
+        """Hear that a connection has ended."""
+        self._connections.pop(connection.session.id, None)
+
+    def _listen(self) -> dict[str, socket.socket]:
+        listeners: dict[str, socket.socket] = {}
+        try:
+            for name, address in self._wanted.items():
+                if address is not None:
+                    listeners[name] = listen(address)
+                    self._addresses[name] = _address(listeners[name])
+        except OSError:
+            for listener in listeners.values():
+                listener.close()
+            raise
+        return listeners
+
+    async def _start_http(self, name: str, listener: socket.socket, tasks: TaskGroup) -> None:
+        app = application(self.node, self)
+        tls = self._https_context if name == "https" else None
+        server = HttpServer(app, tls=tls, gate=self.node.faults.gate)
+        self._https.append(server)
+        await tasks.start(server.serve, listener)
+
+    def stop(self) -> None:
+        """Close everything at once, as a kill does; what was not written is lost."""
+        for server in self._https:
+            server.kill()
+        self._scope.cancel()
+
+    async def drain(self) -> None:
+        """End as on SIGTERM: consumers are closed, publishes are refused, and a second later everything is closed."""
+        self.node.exiting = True
+        for connection in list(self._connections.values()):
+            if connection.session.subscription is not None:
+                connection.session.close()
+        self.flush()
+        for server in self._https:
+            server.stop()
+        if any(connection.session.published for connection in self._connections.values()):
+            await anyio.sleep(_DRAIN)
+        self.stop()
+
+    def flush(self) -> None:
+        """Send what the sessions have to send, without waiting."""
+        dirty = self.node.dirty
+        while dirty:
+            sessions = dirty[:]
+            dirty.clear()
+            for session in sessions:
+                connection = self._connections.get(session.id)
+                if connection is not None:
+                    connection.send()
+        self.busy = False
+
+    def _wake(self) -> None:
+        if not self.busy:
+            self._flushing.set()
+
+    async def _flush_late(self) -> None:
+        """Send what was made outside of a connection's own turn: by HTTP, by replicas, by the coordinator."""
+        while True:
+            await self._flushing.wait()
+            self._flushing = anyio.Event()
+            self.flush()
+
+    async def _tick(self) -> None:
+        while True:
+            await anyio.sleep(_TICK)
+            self.busy = True
+            self.node.tick()
+            self.flush()
+
+    def _accept(self, listener: socket.socket) -> None:
+        faults = self.node.faults
+        if faults.frozen:
+            self._loop.remove_reader(listener)
+            self.start(partial(self._accept_thawed, listener))
+            return
+        for _ in range(_ACCEPTS):
+            try:
+                sock, peer = listener.accept()
+            except OSError:
+                return
+            if faults.refusing:
+                sock.close()
+            else:
+                self._serve_client(sock, peer)
+
+    async def _accept_thawed(self, listener: socket.socket) -> None:
+        await self.node.faults.gate()
+        self._loop.add_reader(listener, partial(self._accept, listener))
+
+    def _serve_client(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        host, port = peer[:2]
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        session = Session(self.node, name, self._commands)
+        connection = Connection(sock, session, self.node.faults, self._loop, self)
+        self._connections[session.id] = connection
+        connection.open()

@@ -1,0 +1,89 @@
+"""A session's place in a channel: the engine delivers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.client import Client
+    from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.messages import RawMessage
+
+__all__ = ("Subscription",)
+
+_HEAD = Struct(">IIqH16s")  # size and type of the frame, time stamp, attempts, id
+_EXT = Struct(">BH")
+_DETAIL = Struct(">QI")
+_MESSAGE = 2
+
+
+class Subscription:
+    """What the engine knows of a consumer.
+
+    Attributes:
+        id: number of its session.
+        name: ``host:port`` of the client.
+        ready: messages it takes at a time; the engine sets it.
+        tag: tag it desires, empty for none.
+        extend: it reads extend headers.
+        detail: its messages carry queue offset and size.
+        sample_rate: percent of the messages it wants; 0 for all.
+        ext_filter: filter on headers, as IDENTIFY gave it.
+        msg_timeout: seconds that it may hold a message.
+        channel: where it subscribed.
+        client: its counters in the engine; None until it has subscribed.
+    """
+
+    __slots__ = (
+        "channel",
+        "client",
+        "detail",
+        "ext_filter",
+        "extend",
+        "id",
+        "msg_timeout",
+        "name",
+        "ready",
+        "sample_rate",
+        "session",
+        "tag",
+    )
+
+    def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
+        settings = session.settings
+        self.session = session
+        self.channel = channel
+        self.id = session.id
+        self.name = session.peer
+        self.ready = 0
+        self.tag = settings.desired_tag
+        self.extend = extend
+        self.detail = detail
+        self.sample_rate = settings.sample_rate
+        self.ext_filter: Mapping[str, Any] = settings.ext_filter
+        self.msg_timeout = settings.msg_timeout
+        self.client: Client | None = None
+
+    def deliver(self, message: RawMessage) -> None:
+        """Send a message."""
+        body = message.body
+        size = 30 + len(body)
+        middle = b""
+        if self.extend:
+            header = message.header
+            middle = _EXT.pack(message.version, len(header)) + header if message.version else b"\0"
+        if self.detail:
+            middle += _DETAIL.pack(message.offset, message.size)
+        if middle:
+            size += len(middle)
+            body = middle + body
+        frame = _HEAD.pack(size, _MESSAGE, message.timestamp, message.attempts, message.id) + body
+        client = self.client
+        self.session.hold(frame, full=client is None or client.in_flight >= client.window)
+
+    def closed(self) -> None:
+        """The channel is gone: close the connection."""
+        self.session.close()

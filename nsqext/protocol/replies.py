@@ -37,5 +37,5 @@ def decode_trace_reply(data: bytes) -> TraceReply:
         ProtocolError: it is not 30 bytes long or does not begin with OK; the message was stored all the same.
     """
     if len(data) != TRACE_REPLY_SIZE or not data.startswith(b"OK"):
-        raise ProtocolError(f"a reply with trace has {TRACE_REPLY_SIZE} bytes after OK, this one is {data[:40]!r}")
+        raise ProtocolError(f"a reply with trace is OK and 28 bytes, this one is {data[:40]!r}")
     return TraceReply(*_TRACE.unpack(data)[1:])

@@ -1,0 +1,91 @@
+"""Frames: cutting them out of a stream, and what is no stream of frames."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from nsqext.protocol.frames import HEARTBEAT, OK, FrameParser, FrameType, encode_frame
+
+_TWO = encode_frame(FrameType.RESPONSE, OK) + encode_frame(FrameType.MESSAGE, b"x" * 300)
+
+
+def test_a_frame_has_size_type_and_data() -> None:
+    assert encode_frame(FrameType.ERROR, b"E_INVALID ") == b"\x00\x00\x00\x0e\x00\x00\x00\x01E_INVALID "
+    assert encode_frame(FrameType.RESPONSE, b"") == b"\x00\x00\x00\x04\x00\x00\x00\x00"
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 8, 9, 100, 1000])
+def test_the_pieces_do_not_matter(piece: int) -> None:
+    parser = FrameParser()
+    frames = [frame for start in range(0, len(_TWO), piece) for frame in parser.feed(_TWO[start : start + piece])]
+    assert frames == [(0, OK), (2, b"x" * 300)]
+    assert parser.buffered == 0
+
+
+def test_data_is_bytes_of_its_own() -> None:
+    parser = FrameParser()
+    parser.feed(_TWO[:5])
+    frames = parser.feed(_TWO[5:])
+    assert all(type(data) is bytes for _, data in frames)
+
+
+def test_an_empty_frame_is_a_frame() -> None:
+    assert FrameParser().feed(encode_frame(0, b"")) == [(0, b"")]
+
+
+def test_one_at_a_time_where_a_layer_may_begin_behind_it() -> None:
+    parser = FrameParser()
+    parser.single = True
+    assert parser.feed(_TWO + b"rest") == [(0, OK)]
+    assert parser.feed(b"") == [(2, b"x" * 300)]
+    assert parser.feed(b"") == []
+    assert parser.take_rest() == b"rest"
+    assert parser.buffered == 0
+    assert parser.feed(_TWO) == [(0, OK)]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\x00\x00\x00\x03\x00\x00\x00\x00", "frame size 3 is not within 4..100"),
+        (b"\x00\x00\x00\x65\x00\x00\x00\x00", "frame size 101 is not within 4..100"),
+        (b"\xff\xff\xff\xff\x00\x00\x00\x00", "frame size 4294967295"),
+        (b"\x00\x00\x00\x04\x00\x00\x00\x03", "frame type 3 is unknown"),
+        (b"\x00\x00\x00\x04\xff\xff\xff\xff", "frame type -1 is unknown"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "answers with HTTP.*give the TCP address"),
+        (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", "frame type 1163870785 is unknown"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "frame size"),
+    ],
+)
+def test_what_is_no_frame_ends_the_reading(data: bytes, text: str) -> None:
+    parser = FrameParser(max_frame_size=100)
+    good = encode_frame(0, OK)
+    assert parser.feed(good + data + good) == [(0, OK)]
+    assert parser.error is not None
+    with pytest.raises(type(parser.error), match=text):
+        raise parser.error
+    assert parser.feed(good) == []
+    assert parser.buffered == 0
+
+
+def test_the_largest_frame_is_accepted() -> None:
+    parser = FrameParser(max_frame_size=104)
+    assert parser.feed(encode_frame(2, b"x" * 100)) == [(2, b"x" * 100)]
+    assert parser.error is None
+
+
+def test_an_announced_size_takes_no_memory() -> None:
+    parser = FrameParser(max_frame_size=0xFFFFFFFF)
+    tracemalloc.start()
+    try:
+        assert parser.feed(b"\xff\xff\xff\xff\x00\x00\x00\x02" + b"x" * 1000) == []
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert parser.buffered == 1008
+
+
+def test_heartbeats_are_responses() -> None:
+    assert FrameParser().feed(encode_frame(0, HEARTBEAT)) == [(FrameType.RESPONSE, b"_heartbeat_")]

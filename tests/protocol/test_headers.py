@@ -1,0 +1,113 @@
+"""Extend headers: what may be sent, and what is read of them."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+import pytest
+
+from nsqext.errors import InvalidHeader, InvalidInput, InvalidName, ProtocolError
+from nsqext.protocol.headers import MAX_HEADER_BYTES, decode_headers, encode_headers, tag_of
+
+
+def test_headers_tag_and_trace_id_are_one_object() -> None:
+    encoded = encode_headers({"user": "42"}, tag="canary", trace_id=(1 << 64) - 1, reserved={"##x": "y"})
+    assert orjson.loads(encoded) == {
+        "user": "42",
+        "##client_dispatch_tag": "canary",
+        "##trace_id": "18446744073709551615",
+        "##x": "y",
+    }
+    assert encode_headers() == encode_headers({}) == b"{}"
+    assert encode_headers({"k": 'é"\\\x00\u2028'}) == '{"k":"é\\"\\\\\\u0000\u2028"}'.encode()
+    assert encode_headers(trace_id=0) == b'{"##trace_id":"0"}'
+
+
+def test_the_mapping_of_the_caller_stays_as_it_is() -> None:
+    headers = {"a": "b"}
+    encode_headers(headers, tag="t", trace_id=1)
+    assert headers == {"a": "b"}
+    assert encode_headers(MappingProxyType(headers)) == b'{"a":"b"}'
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.d", "nsq.client.compress", "1", "#a", "a##b", "-"])
+def test_header_names(name: str) -> None:
+    assert decode_headers(encode_headers({name: "v"})) == {name: "v"}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "a:b", "é", 'a"', 7, None, b"a", "a\x00"])
+def test_bad_header_names(name: Any) -> None:
+    with pytest.raises(InvalidHeader, match=r"header name .* is not valid: use letters, digits"):
+        encode_headers({name: "v"})
+
+
+@pytest.mark.parametrize("name", ["##trace_id", "##client_dispatch_tag", "##", "##x"])
+def test_reserved_names_belong_to_nsq(name: str) -> None:
+    with pytest.raises(InvalidHeader, match=r"is reserved.*use tag= or trace_id="):
+        encode_headers({name: "v"})
+
+
+@pytest.mark.parametrize("value", [1, None, True, b"v", ["v"], {"a": "b"}, 1.5])
+def test_values_are_text(value: Any) -> None:
+    with pytest.raises(InvalidHeader, match=r"value of header 'k' is \w+, not str"):
+        encode_headers({"k": value})
+
+
+@pytest.mark.parametrize("headers", [[("a", "b")], "a=b", 5])
+def test_headers_are_a_mapping(headers: Any) -> None:
+    with pytest.raises(InvalidHeader, match="have to be a mapping"):
+        encode_headers(headers)
+
+
+def test_text_has_to_be_text() -> None:
+    with pytest.raises(InvalidHeader, match="cannot be written as JSON"):
+        encode_headers({"k": "\ud800"})
+
+
+def test_headers_stay_well_below_what_kills_a_server() -> None:
+    fits = "x" * (MAX_HEADER_BYTES - len('{"k":""}'))
+    assert len(encode_headers({"k": fits})) == MAX_HEADER_BYTES
+    with pytest.raises(InvalidHeader, match="60001 bytes, more than 60000: put large values into the body"):
+        encode_headers({"k": fits + "x"})
+    with pytest.raises(InvalidHeader):
+        encode_headers({"k": "é" * 30_000})
+    assert MAX_HEADER_BYTES < 65506
+
+
+def test_bad_tags_and_trace_ids_are_refused() -> None:
+    with pytest.raises(InvalidName, match="tag"):
+        encode_headers(tag="no blanks")
+    for trace_id in (-1, 1 << 64, True, 1.0, "1"):
+        with pytest.raises(InvalidInput, match="trace id"):
+            encode_headers(trace_id=trace_id)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "expected"),
+    [
+        (b"", {}),
+        (b"{}", {}),
+        (b'{"n":1,"b":true,"o":{"a":[1]},"z":null}', {"n": 1, "b": True, "o": {"a": [1]}, "z": None}),
+        (b'{"bad key!":"v"}', {"bad key!": "v"}),
+        (b' { "k" : "spaces" } ', {"k": "spaces"}),
+        (b"[1,2]", {}),
+        (b'"str"', {}),
+    ],
+)
+def test_what_servers_store_is_read(encoded: bytes, expected: dict[str, Any]) -> None:
+    assert decode_headers(encoded) == expected
+
+
+@pytest.mark.parametrize("encoded", [b"{", b"\xff", b"nan", b'{"a":"\n"}', b"[" * 5000])
+def test_what_is_not_json_is_said_to_be_so(encoded: bytes) -> None:
+    with pytest.raises(ProtocolError, match="extend header is not JSON"):
+        decode_headers(encoded)
+
+
+def test_a_tag_is_text() -> None:
+    assert tag_of({"##client_dispatch_tag": "canary"}) == "canary"
+    for value in (None, "", 5, ["canary"]):
+        assert tag_of({"##client_dispatch_tag": value}) is None
+    assert tag_of({}) is None

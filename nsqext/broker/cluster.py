@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attrs import frozen
@@ -13,10 +16,6 @@ from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.names import check_channel, check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from anyio.from_thread import BlockingPortal
 
     from nsqext.broker.core import Core

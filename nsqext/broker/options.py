@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -9,9 +11,6 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    import ssl
-    from pathlib import Path
-
     from nsqext.protocol.negotiate import ServerLimits
 
 __all__ = ("ClusterOptions",)

@@ -7,6 +7,7 @@ ask).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,8 +19,6 @@ from nsqext.broker.coordinator.replicas import ReplicaSet
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
     from anyio.abc import TaskGroup, TaskStatus
 
     from nsqext.broker.coordinator.members import Member

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from nsqext.broker.coordinator.topics import PartitionState, TopicSpec
 
 __all__ = ("candidate", "is_open", "lose", "place", "take_office")

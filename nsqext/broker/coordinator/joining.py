@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -9,8 +10,6 @@ import anyio
 from nsqext.broker.coordinator.replicas import copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replicas import ReplicaSet
 

@@ -48,6 +48,8 @@ def thawed(coordinator: Coordinator, member: Member) -> None:
         return
     _stop_lease(coordinator, member)
     for replicas in coordinator.sets_of(member.name):
+        if replicas.state.leader == member.name:
+            _drop_absent(coordinator, replicas)
         replicas.notify()
 
 
@@ -86,9 +88,16 @@ def _gone(coordinator: Coordinator, member: Member) -> None:
         if state.leader == member.name:
             if not _elect(coordinator, replicas):
                 coordinator.apply(replicas)
-        elif coordinator.members[state.leader].present:
-            decisions.lose(state, member.name, coordinator.topics[replicas.topic].spec)
-            coordinator.apply(replicas)
+        elif coordinator.reachable(state.leader):
+            _drop_absent(coordinator, replicas)
+
+
+def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
+    """Have a leader that answers go on without the followers that are gone."""
+    spec, present = coordinator.topics[replicas.topic].spec, coordinator.present()
+    for name in [name for name in replicas.state.in_sync if name not in present]:
+        decisions.lose(replicas.state, name, spec)
+    coordinator.apply(replicas)
 
 
 def _replace(coordinator: Coordinator, member: Member) -> None:

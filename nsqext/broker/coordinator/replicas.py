@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -10,8 +11,6 @@ from attrs import define, field
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nsqext.broker.coordinator.topics import PartitionState
     from nsqext.broker.engine.partition import Partition, Stored
     from nsqext.broker.nsqd.node import Hosted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import administration as admin
@@ -12,8 +13,6 @@ from nsqext.broker.web import Call, Form, Handler, HttpFault, application, route
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.applications import Starlette
     from starlette.routing import Route
 

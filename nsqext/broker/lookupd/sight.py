@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.topics import TopicSpec

@@ -1,0 +1,258 @@
+"""Nodes that are killed, frozen, drained and brought back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.protocol.faults import Fault
+from tests.broker.coordinator.making import bodies, hosted, publish, running, until
+
+if TYPE_CHECKING:
+    from nsqext.protocol.messages import RawMessage
+
+
+class Consumer:
+    """A subscriber that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.id = id(self)
+        self.name = "c:1"
+        self.ready = 0
+        self.tag = ""
+        self.extend = self.detail = False
+        self.sample_rate = 0
+        self.ext_filter: dict[str, Any] = {}
+        self.msg_timeout = 60.0
+        self.got: list[RawMessage] = []
+        self.ended = False
+
+    def deliver(self, message: RawMessage) -> None:
+        """Take a message."""
+        self.got.append(message)
+
+    def closed(self) -> None:
+        """Hear the end."""
+        self.ended = True
+
+
+def kill(coordinator: Coordinator, name: str) -> None:
+    member = coordinator.members[name]
+    member.alive = False
+    membership.silent(coordinator, member)
+
+
+def restart(coordinator: Coordinator, name: str) -> None:
+    membership.returned(coordinator, coordinator.members[name])
+
+
+def create(coordinator: Coordinator, replicas: int) -> str:
+    admin.create_topic(coordinator, "t", TopicSpec(1, replicas))
+    return coordinator.sets["t", 0].state.leader
+
+
+@pytest.mark.anyio
+async def test_a_killed_leader_of_three_is_replaced_after_its_lease() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        await publish(coordinator, b"one")
+        kill(coordinator, leader)
+        assert not coordinator.writable(coordinator.sets["t", 0])
+        assert not hosted(coordinator, leader).leader
+        await until(coordinator, "writable")
+        state = coordinator.sets["t", 0].state
+        assert state.leader != leader
+        assert (state.epoch, leader in state.in_sync) == (2, False)
+        await publish(coordinator, b"two")
+        restart(coordinator, leader)
+        await until(coordinator, "sync=n1,n2,n3")
+        assert bodies(coordinator, leader) == [b"one", b"two"]
+        assert state.leader != leader
+
+
+@pytest.mark.anyio
+async def test_the_survivor_of_two_leads_without_writes() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 2)
+        other = coordinator.sets["t", 0].state.replicas[1]
+        kill(coordinator, leader)
+        await until(coordinator, f"leader={other}")
+        survivor = hosted(coordinator, other)
+        assert (survivor.leader, survivor.writable) == (True, False)
+        restart(coordinator, leader)
+        await until(coordinator, "writable")
+        assert coordinator.sets["t", 0].state.leader == other
+
+
+@pytest.mark.anyio
+async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 2)
+        other = coordinator.sets["t", 0].state.replicas[1]
+        kill(coordinator, other)
+        with pytest.raises(Fault) as error:
+            await publish(coordinator, b"one")
+        assert (error.value.code, error.value.fatal) == ("E_FAILED_ON_NOT_WRITABLE", False)
+        assert (hosted(coordinator, leader).leader, coordinator.sets["t", 0].state.leader) == (False, leader)
+        restart(coordinator, other)
+        await until(coordinator, "writable")
+        await publish(coordinator, b"two")
+        assert bodies(coordinator, leader) == bodies(coordinator, other)
+        assert bodies(coordinator, leader)[-1] == b"two"
+
+
+@pytest.mark.anyio
+async def test_a_lost_follower_of_three_only_delays_a_publish() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        other = coordinator.sets["t", 0].state.replicas[1]
+        kill(coordinator, other)
+        await publish(coordinator, b"one")
+        state = coordinator.sets["t", 0].state
+        assert (state.leader, len(state.in_sync), state.epoch) == (leader, 2, 1)
+
+
+@pytest.mark.anyio
+async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
+    async with running(options=CoordinatorOptions(lease=5)) as coordinator:
+        create(coordinator, 2)
+        other = coordinator.sets["t", 0].state.replicas[1]
+        member = coordinator.members[other]
+        member.node.faults.freeze()
+        membership.silent(coordinator, member)
+        async with anyio.create_task_group() as group:
+            group.start_soon(publish, coordinator, b"one")
+            await anyio.lowlevel.checkpoint()
+            assert bodies(coordinator, other) == []
+            member.node.faults.thaw()
+            membership.thawed(coordinator, member)
+        assert bodies(coordinator, other) == [b"one"]
+        assert coordinator.sets["t", 0].state.epoch == 1
+
+
+@pytest.mark.anyio
+async def test_a_frozen_leader_loses_its_office_and_what_it_did_not_share() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        await publish(coordinator, b"one")
+        member = coordinator.members[leader]
+        member.node.faults.freeze()
+        membership.silent(coordinator, member)
+        hosted(coordinator, leader).partition.put([NewMessage(b"lost")])
+        await until(coordinator, "writable")
+        while coordinator.sets["t", 0].state.leader == leader:
+            await coordinator.sets["t", 0].wait()
+        await publish(coordinator, b"two")
+        member.node.faults.thaw()
+        membership.thawed(coordinator, member)
+        await until(coordinator, "sync=n1,n2,n3")
+        assert bodies(coordinator, leader) == [b"one", b"two"]
+
+
+@pytest.mark.anyio
+async def test_the_only_copy_waits_for_its_node() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 1)
+        await publish(coordinator, b"one")
+        kill(coordinator, leader)
+        await anyio.sleep(0.1)
+        assert not coordinator.writable(coordinator.sets["t", 0])
+        restart(coordinator, leader)
+        assert coordinator.writable(coordinator.sets["t", 0])
+        assert bodies(coordinator, leader) == [b"one"]
+
+
+@pytest.mark.anyio
+async def test_nobody_out_of_sync_is_elected_when_all_are_gone() -> None:
+    async with running() as coordinator:
+        leader = create(coordinator, 3)
+        first, second = coordinator.sets["t", 0].state.replicas[1:]
+        kill(coordinator, first)
+        await publish(coordinator, b"one")  # returns when `first` is out of sync
+        kill(coordinator, leader)
+        kill(coordinator, second)
+        await anyio.sleep(0.1)
+        restart(coordinator, first)
+        await anyio.sleep(0.1)
+        assert coordinator.sets["t", 0].state.leader == leader
+        restart(coordinator, second)
+        await until(coordinator, f"leader={second}")
+        await until(coordinator, "writable")
+        await publish(coordinator, b"two")
+        assert bodies(coordinator, first) == [b"one", b"two"]
+
+
+@pytest.mark.anyio
+async def test_a_node_that_says_goodbye_hands_over_at_once() -> None:
+    async with running(options=CoordinatorOptions(lease=60)) as coordinator:
+        leader = create(coordinator, 3)
+        membership.left(coordinator, coordinator.members[leader])
+        assert coordinator.sets["t", 0].state.leader != leader
+        assert coordinator.writable(coordinator.sets["t", 0])
+
+
+@pytest.mark.anyio
+async def test_the_new_leader_knows_what_was_finished() -> None:
+    async with running(options=CoordinatorOptions(lease=60)) as coordinator:
+        leader = create(coordinator, 3)
+        channel = hosted(coordinator, leader).partition.channel("ch")
+        for body in (b"one", b"two", b"three"):
+            await publish(coordinator, body)
+        consumer = Consumer()
+        channel.subscribe(consumer)
+        channel.set_ready(consumer, 3)
+        for place in (0, 2):
+            channel.finish(consumer, consumer.got[place].internal_id)
+        channel.pause()
+        membership.left(coordinator, coordinator.members[leader])
+        assert consumer.ended
+        heir = hosted(coordinator, coordinator.sets["t", 0].state.leader).partition.channels["ch"]
+        assert heir.paused
+        heir.unpause()
+        next_consumer = Consumer()
+        heir.subscribe(next_consumer)
+        heir.set_ready(next_consumer, 3)
+        assert [message.body for message in next_consumer.got] == [b"two"]
+
+
+@pytest.mark.anyio
+async def test_a_node_that_stays_away_is_replaced() -> None:
+    async with running(options=CoordinatorOptions(lease=0.02, join_pause=0.01, replace_after=0.02)) as coordinator:
+        create(coordinator, 2)
+        gone = coordinator.sets["t", 0].state.replicas[1]
+        await publish(coordinator, b"one")
+        kill(coordinator, gone)
+        await until(coordinator, "writable")
+        while gone in coordinator.sets["t", 0].state.replicas:
+            await coordinator.sets["t", 0].wait()
+        await until(coordinator, "writable")
+        await publish(coordinator, b"two")
+        restart(coordinator, gone)
+        assert ("t", 0) not in coordinator.members[gone].node.hosted
+
+
+@pytest.mark.anyio
+async def test_a_topic_that_is_deleted_lets_waiting_publishes_go() -> None:
+    async with running(options=CoordinatorOptions(lease=60)) as coordinator:
+        create(coordinator, 2)
+        kill(coordinator, coordinator.sets["t", 0].state.replicas[1])
+        outcome: list[str] = []
+
+        async def try_to_publish() -> None:
+            try:
+                await publish(coordinator, b"one")
+            except Fault as fault:
+                outcome.append(fault.code)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(try_to_publish)
+            await anyio.lowlevel.checkpoint()
+            admin.delete_topic(coordinator, "t")
+        assert outcome == ["E_FAILED_ON_NOT_WRITABLE"]

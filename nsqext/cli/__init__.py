@@ -15,6 +15,7 @@ __all__ = ("COMMANDS", "PROGRAMS", "main")
 
 COMMANDS: dict[str, str] = {
     "broker": "nsqext.cli.broker",
+    "demo": "nsqext.cli.demo",
 }
 """Commands and their modules."""
 

@@ -188,9 +188,8 @@ class Node:
 
     def find(self, topic: str, partition: int) -> Hosted | None:
         """Return a partition; with -1 the one that this node takes by default."""
-        if partition == -1:
-            partition = self.default_partition(topic) or 0
-        return self.hosted.get((topic, partition))
+        number = self.default_partition(topic) if partition == -1 else partition
+        return None if number is None else self.hosted.get((topic, number))
 
     def default_partition(self, topic: str) -> int | None:
         """Return the lowest partition of the topic that this node leads, None without one."""

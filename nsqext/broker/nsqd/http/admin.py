@@ -125,6 +125,16 @@ class _Admin(Site):
         except HttpFault as fault:
             raise HttpFault(500, fault.text) from None
 
+    def backup(self, call: Call) -> None:
+        """Refuse to stream a delayed queue: it is no file of the format that the real server streams."""
+        try:
+            partition = parse_int(call.arg("partition"))
+        except ValueError:
+            raise HttpFault(400, "INVALID_REQUEST") from None
+        if (call.arg("topic"), partition) not in self.node.hosted:
+            raise HttpFault(404, "E_TOPIC_NOT_EXIST")
+        raise HttpFault(400, "No delayed queue on this topic")
+
     def nothing(self, check: str, call: Call) -> None:
         """Answer a switch of something that this server has not, after the check of its argument."""
         if check:
@@ -151,6 +161,7 @@ def admin_routes(site: Site) -> list[Route]:
         route("POST", "/topic/greedyclean", admin.checked_topic),
         route("POST", "/topic/fixdata", admin.fix_data),
         route("PUT", "/delayqueue/enable", silent),
+        route("GET", "/delayqueue/backupto", admin.backup),
         route("PUT", "/filemeta_writer/enable", silent),
         route("POST", "/debug/freememory", silent),
         route("PUT", "/debug/setblockrate", partial(admin.nothing, "rate")),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("message_routes",)
 
 _PARTITION_SHIFT = 50
-_MAX_PARTITION = 1024
+_PARTITION_MASK = 1023
 
 
 class _Messages(Site):
@@ -28,14 +28,12 @@ class _Messages(Site):
         mode = call.arg("search_mode")
         position = _number(call.arg("search_pos"), "ParseInt")
         if mode == "id":
-            number = position >> _PARTITION_SHIFT
-            if number >= _MAX_PARTITION:
-                raise HttpFault(400, "invalid message id")
+            number = position >> _PARTITION_SHIFT & _PARTITION_MASK
         else:
             number = _number(call.arg("partition"), "Atoi")
         hosted = self.node.hosted.get((call.arg("topic"), number))
         if hosted is None:
-            raise HttpFault(400, "Topic does not exist")
+            raise HttpFault(400, "topic does not exist")
         partition = hosted.partition
         if call.arg("delayed_queue") == "true":
             return self._get_delayed(call, partition, mode, position)

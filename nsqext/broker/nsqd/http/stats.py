@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +206,7 @@ class _Stats(Site):
         now = self.node.options.wall()
         started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
-            f"nsqd v{self.node.limits.version} (built w/go)",
+            f"nsqd v{self.node.limits.version} (built w/python{platform.python_version()})",
             f"start_time {started}",
             f"uptime {go_duration(now - self.node.started)}",
         ]

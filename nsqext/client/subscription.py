@@ -25,6 +25,7 @@ logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _FLUSH_BYTES = 16384
+_READ_SIZE = 65536
 
 
 @frozen
@@ -138,6 +139,7 @@ class Subscription:
         plan = self.plan
         connection, negotiated = await open_connection(plan.address, plan.options.connection, plan.identify())
         try:
+            connection.read_size = _READ_SIZE
             connection.on_messages = self._deliver
             await connection.request(sub(plan.topic, plan.channel, plan.partition, verb=plan.verb))
         except NsqError as error:

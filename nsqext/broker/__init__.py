@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsqext.broker.cluster import Cluster, ClusterNode
+from nsqext.broker.cluster_faults import ClusterFaults, ScriptedClock
 from nsqext.broker.options import ClusterOptions
 
-__all__ = ("Cluster", "ClusterNode", "ClusterOptions")
+__all__ = ("Cluster", "ClusterFaults", "ClusterNode", "ClusterOptions", "ScriptedClock")

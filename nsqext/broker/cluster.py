@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attrs import frozen
 
+from nsqext.broker.cluster_faults import ClusterFaults
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.errors import InvalidSetting, InvalidState
@@ -53,6 +54,9 @@ class Cluster:
         data_path: folder for everything that is to outlive the cluster; without it everything is in memory.
         options: further settings.
 
+    Attributes:
+        faults: what can be broken on purpose.
+
     Raises:
         InvalidSetting: a setting makes no sense.
     """
@@ -72,6 +76,7 @@ class Cluster:
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
         self._ended: Any = None
+        self.faults = ClusterFaults(self._run)
 
     # --- life -----------------------------------------------------------------------------------------------------
 

@@ -226,6 +226,15 @@ class Core:
             raise InvalidInput(f"{name!r} is a lookup node")
         return running
 
+    def lookupds_named(self, name: str | None) -> list[Lookupd]:
+        """Return one lookup node, or all of them."""
+        if name is None:
+            return [running.lookupd for running in self.lookupds.values()]
+        running = self._server(name)
+        if not isinstance(running, RunningLookupd):
+            raise InvalidInput(f"{name!r} is not a lookup node")
+        return [running.lookupd]
+
     def freeze(self, name: str) -> None:
         """Stop a node where it stands."""
         member = self.node(name).member
@@ -238,6 +247,24 @@ class Core:
         member.node.faults.thaw()
         if member.alive:
             membership.thawed(self.coordinator, member)
+
+    def heal(self) -> None:
+        """Take every fault away but kills."""
+        for name, running in self.nodes.items():
+            if running.member.node.faults.frozen:
+                self.thaw(name)
+            running.member.node.faults.heal()
+        for lookupd in self.lookupds_named(None):
+            lookupd.see_truth()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass at once, and have every node see it."""
+        self.clock.advance(seconds)
+        for running in self.nodes.values():
+            if running.server is not None:
+                running.server.busy = True
+                running.member.node.tick()
+                running.server.flush()
 
     async def move_leader(self, topic: str, partition: int, name: str) -> None:
         """Make another node the leader of a partition; a node without a copy gets the old leader's."""

@@ -81,6 +81,10 @@ class Lookupd:
         """Go on telling what is true now, whatever changes."""
         self.sight = Picture(Live(self.coordinator))
 
+    def slow_down(self, seconds: float) -> None:
+        """Take so many seconds longer for each answer."""
+        self.delay = seconds
+
     async def dawdle(self) -> None:
         """Wait as long as answers are to be late."""
         if self.delay:

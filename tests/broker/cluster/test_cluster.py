@@ -1,0 +1,279 @@
+"""The cluster as its users see it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import anyio
+import httpx
+import pytest
+
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
+from tests.broker.cluster.talking import Talker, eventually, lookup, partitions
+
+
+def port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_start_is_quick_and_stop_leaves_nothing() -> None:
+    threads = set(threading.enumerate())
+    Cluster(1).start().stop()  # imports happen once
+    begun = time.monotonic()
+    with Cluster(nodes=3, lookupds=2) as cluster:
+        assert time.monotonic() - begun < 0.5
+        addresses = [*cluster.lookupd, *(node.tcp for node in cluster.nodes.values())]
+        addresses += [node.http for node in cluster.nodes.values()]
+        talker = Talker(cluster.nodes["n1"].tcp)
+    with talker, pytest.raises((EOFError, ConnectionError)):
+        talker.ask("NOP")
+    for address in addresses:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port(address)), 1).close()
+    assert set(threading.enumerate()) == threads
+
+
+def test_it_can_be_stopped_and_started_again() -> None:
+    cluster = Cluster(1)
+    for _ in range(2):
+        cluster.start()
+        with pytest.raises(InvalidState):
+            cluster.start()
+        cluster.create_topic("t")
+        cluster.stop()
+        cluster.stop()
+    with pytest.raises(InvalidState, match="not running"):
+        cluster.create_topic("t")
+    with pytest.raises(InvalidState):
+        _ = cluster.lookupd
+
+
+def test_a_topic_is_writable_when_create_returns() -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("orders", 2, channels=["billing"])
+        leaders = {str(number): cluster.nodes[cluster.leader("orders", number)].tcp for number in range(2)}
+        assert len(set(leaders.values())) == 2
+        assert partitions(cluster.lookupd[0], "orders") == {key: port(tcp) for key, tcp in leaders.items()}
+        with Talker(leaders["0"]) as talker, Talker(leaders["0"]) as consumer:
+            assert consumer.subscribe("orders", "billing") == b"OK"
+            assert talker.ask("PUB orders 0", b"hi") == b"OK"
+            assert consumer.message()[1:] == (1, b"hi")
+        cluster.delete_topic("orders")
+        assert lookup(cluster.lookupd[0], "/topics") == {"topics": []}
+        with pytest.raises(TopicNotFound):
+            cluster.delete_topic("orders")
+        with pytest.raises(TopicNotFound):
+            cluster.leader("orders")
+
+
+def test_more_copies_than_nodes_share_them() -> None:
+    with Cluster(2) as cluster:
+        cluster.create_topic("many", 4, replicas=2)
+        cluster.create_topic("ordered", 4, ordered=True)
+        metas = {
+            name: lookup(cluster.lookupd[0], "/lookup", topic=name, metainfo="true")["meta"]
+            for name in ("many", "ordered")
+        }
+    assert (metas["many"]["multi_part"], metas["many"]["ordered"], metas["many"]["replica"]) == (True, False, 2)
+    assert (metas["ordered"]["multi_part"], metas["ordered"]["ordered"]) == (False, True)
+
+
+def test_an_upgrade_shows_in_lookup() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        cluster.upgrade_topic("t")
+        assert lookup(cluster.lookupd[0], "/lookup", topic="t", metainfo="1")["meta"]["extend_support"] is True
+        with pytest.raises(TopicNotFound):
+            cluster.upgrade_topic("none")
+
+
+def test_registered_channels_are_the_only_ones() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["known"], register_channels=True)
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.subscribe("t", "other").startswith(b"E_SUB_CHANNEL_NOT_REGISTERED")
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.subscribe("t", "known") == b"OK"
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(InvalidSetting, match="nodes=0"):
+        Cluster(0)
+    with pytest.raises(InvalidSetting, match="lookupds=99"):
+        Cluster(lookupds=99)
+    with pytest.raises(InvalidSetting, match="generation='new'"):
+        Cluster(generation="new")
+    with pytest.raises(InvalidSetting, match="lease=-1"):
+        ClusterOptions(lease=-1)
+    with Cluster(1) as cluster:
+        with pytest.raises(InvalidName):
+            cluster.create_topic("bad!")
+        with pytest.raises(InvalidName):
+            cluster.create_topic("t", channels=["bad!"])
+        with pytest.raises(InvalidSetting, match="list of names"):
+            cluster.create_topic("t", channels="ch")
+        with pytest.raises(InvalidInput, match="No node is available"):
+            cluster.create_topic("t", replicas=2)
+        cluster.create_topic("t")
+        with pytest.raises(InvalidInput, match="already exist"):
+            cluster.create_topic("t", 2)
+        with pytest.raises(InvalidInput, match="no node 'n7'"):
+            cluster.kill("n7")
+
+
+def test_a_taken_address_is_refused_clearly() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InvalidSetting, match="cannot listen"):
+            Cluster(1, options=ClusterOptions(lookupd_http=(address,))).start()
+    with pytest.raises(InvalidSetting, match="not an address"):
+        Cluster(1, options=ClusterOptions(lookupd_http=("here",))).start()
+
+
+@pytest.mark.anyio
+async def test_it_serves_asynchronous_code() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        async with await anyio.connect_tcp("127.0.0.1", port(cluster.nodes["n1"].tcp)) as stream:
+            await stream.send(b"  V2PUB t 0\n\0\0\0\2hi")
+            assert await stream.receive() == b"\0\0\0\6\0\0\0\0OK"
+
+
+def test_it_is_used_from_several_threads() -> None:
+    with Cluster(2) as cluster:
+        names = [f"t{number}" for number in range(20)]
+        threads = [threading.Thread(target=cluster.create_topic, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(lookup(cluster.lookupd[0], "/topics")["topics"]) == sorted(names)
+
+
+def test_a_killed_node_comes_back_with_its_messages() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        tcp = cluster.nodes["n1"].tcp
+        with Talker(tcp) as talker:
+            assert talker.ask("PUB t 0", b"kept") == b"OK"
+            cluster.kill("n1")
+            with pytest.raises((EOFError, ConnectionError)):
+                talker.ask("PUB t 0", b"late")
+        with pytest.raises(OSError, match="refused"):
+            Talker(tcp)
+        assert partitions(cluster.lookupd[0], "t", "r") == {}
+        cluster.restart("n1")
+        assert cluster.nodes["n1"].tcp == tcp
+        with Talker(tcp) as talker:
+            assert talker.subscribe("t") == b"OK"
+            assert talker.message()[1:] == (1, b"kept")
+
+
+def test_the_death_of_a_leader_of_three() -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        first = cluster.leader("t")
+        with Talker(cluster.nodes[first].tcp) as talker:
+            assert talker.ask("PUB t 0", b"one") == b"OK"
+            cluster.kill(first)
+            assert (partitions(cluster.lookupd[0], "t", "w"), partitions(cluster.lookupd[0], "t", "r")) == ({}, {})
+        second = cluster.wait_writable("t")
+        assert (second != first, cluster.epoch("t"), first in cluster.in_sync("t")) == (True, 2, False)
+        with Talker(cluster.nodes[second].tcp) as talker, Talker(cluster.nodes[second].tcp) as consumer:
+            assert talker.ask("PUB t 0", b"two") == b"OK"
+            assert consumer.subscribe("t") == b"OK"
+            assert [consumer.message()[2] for _ in range(2)] == [b"one", b"two"]
+        cluster.restart(first)
+        eventually(lambda: len(cluster.in_sync("t")), lambda count: count == 3)
+        with Talker(cluster.nodes[first].tcp) as talker:
+            assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_LEADER "
+
+
+def test_the_survivor_of_two_takes_no_writes() -> None:
+    with Cluster(2) as cluster:
+        cluster.create_topic("t", replicas=2, channels=["ch"])
+        first = cluster.leader("t")
+        second = "n2" if first == "n1" else "n1"
+        cluster.kill(first)
+        eventually(lambda: cluster.leader("t"), lambda name: name == second)
+        with Talker(cluster.nodes[second].tcp) as talker:
+            assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_WRITABLE "
+        with Talker(cluster.nodes[second].tcp) as talker:
+            assert talker.subscribe("t") == b"E_FAILED_ON_NOT_WRITABLE "
+        assert partitions(cluster.lookupd[0], "t", "w") == {}
+        assert partitions(cluster.lookupd[0], "t", "r") == {"0": port(cluster.nodes[second].tcp)}
+        cluster.restart(first)
+        assert cluster.wait_writable("t") == second
+
+
+def test_a_lost_follower_of_two_makes_a_publish_hang() -> None:
+    with Cluster(2, options=ClusterOptions(lease=0.3)) as cluster:
+        cluster.create_topic("t", replicas=2, channels=["ch"])
+        leader = cluster.leader("t")
+        follower = "n2" if leader == "n1" else "n1"
+        with Talker(cluster.nodes[leader].tcp) as talker, Talker(cluster.nodes[leader].tcp) as consumer:
+            assert consumer.subscribe("t") == b"OK"
+            cluster.kill(follower)
+            begun = time.monotonic()
+            assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_WRITABLE "
+            assert time.monotonic() - begun > 0.1
+            with pytest.raises((EOFError, ConnectionError)):
+                consumer.frame()
+            assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_LEADER "
+        assert partitions(cluster.lookupd[0], "t", "r") == {"0": port(cluster.nodes[leader].tcp)}
+        assert partitions(cluster.lookupd[0], "t", "w") == {}
+        cluster.restart(follower)
+        assert cluster.wait_writable("t") == leader
+
+
+def test_a_drained_leader_hands_over_at_once() -> None:
+    with Cluster(3, options=ClusterOptions(lease=30)) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        first = cluster.leader("t")
+        cluster.terminate(first)
+        assert cluster.wait_writable("t") != first
+        cluster.restart(first)
+        eventually(lambda: len(cluster.in_sync("t")), lambda count: count == 3)
+
+
+def test_a_leader_is_moved_with_and_without_a_copy() -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("single", channels=["ch"])
+        cluster.create_topic("triple", replicas=3, channels=["ch"])
+        for topic in ("single", "triple"):
+            first = cluster.leader(topic)
+            target = next(name for name in cluster.nodes if name != first)
+            with Talker(cluster.nodes[first].tcp) as talker:
+                assert talker.ask(f"PUB {topic} 0", b"kept") == b"OK"
+                cluster.move_leader(topic, 0, target)
+                assert cluster.leader(topic) == target
+                assert talker.ask(f"PUB {topic} 0", b"x").startswith(b"E_")
+            with Talker(cluster.nodes[target].tcp) as talker:
+                assert talker.ask(f"PUB {topic} 0", b"more") == b"OK"
+                assert talker.subscribe(topic) == b"OK"
+                assert [talker.message()[2] for _ in range(2)] == [b"kept", b"more"]
+            cluster.move_leader(topic, 0, target)
+
+
+def test_several_lookup_nodes_have_one_leader() -> None:
+    with Cluster(1, lookupds=3) as cluster:
+        first, second, _ = cluster.lookupd
+        cluster.create_topic("t", channels=["ch"])
+        found = lookup(second, "/listlookup")
+        assert len(found["lookupdnodes"]) == 3
+        assert found["lookupdleader"]["HttpPort"] == first.rpartition(":")[2]
+        refused = httpx.post(f"http://{second}/topic/create?topic=u&partition_num=1&replicator=1")
+        assert (refused.status_code, refused.text) == (400, '{"message":"E_FAILED_ON_NOT_LEADER"}')
+        assert partitions(second, "t") == partitions(first, "t") != {}
+        cluster.kill("l1")
+        found = lookup(second, "/listlookup")
+        assert (len(found["lookupdnodes"]), found["lookupdleader"]["Epoch"]) == (2, 1)
+        assert found["lookupdleader"]["HttpPort"] == second.rpartition(":")[2]
+        made = httpx.post(f"http://{second}/topic/create?topic=u&partition_num=1&replicator=1")
+        assert made.status_code == 200
+        cluster.restart("l1")
+        assert lookup(first, "/topics")["topics"] == ["t", "u"]
+        assert lookup(first, "/listlookup")["lookupdleader"]["HttpPort"] == second.rpartition(":")[2]

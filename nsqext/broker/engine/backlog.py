@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.confirmed import Confirmed
-from nsqext.broker.engine.delayed import Delayed, DelayedQueue
+from nsqext.broker.engine.delayed import Delayed, DelayedQueue, Journal
 from nsqext.broker.engine.flight import Flight, InFlight
 from nsqext.protocol.record import MAX_ATTEMPTS
 
@@ -32,6 +32,7 @@ class Backlog:
         offset: where to begin.
         count: messages before that.
         on_dropped: called with each message that is on its way when the position is moved.
+        journal: is told of every change of the delayed queue; None for nobody.
 
     Attributes:
         offset: what is read next.
@@ -46,7 +47,14 @@ class Backlog:
         requeues: how often a message came back.
     """
 
-    def __init__(self, partition: Partition, offset: int, count: int, on_dropped: Callable[[Flight], None]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        offset: int,
+        count: int,
+        on_dropped: Callable[[Flight], None],
+        journal: Journal | None = None,
+    ) -> None:
         self.offset = offset
         self.count = count
         self.timestamp = 0
@@ -54,7 +62,7 @@ class Backlog:
         self.back: deque[Flight] = deque()
         self.flights = InFlight()
         self.confirmed = Confirmed(offset, count)
-        self.delayed = DelayedQueue()
+        self.delayed = DelayedQueue(journal)
         self.from_delay: set[int] = set()
         self.requeues = 0
         self._partition = partition
@@ -113,7 +121,6 @@ class Backlog:
         if flight.delayed:
             self.from_delay.discard(entry.record.internal_id)
             self.delayed.remove(entry.record.internal_id)
-            self._partition.note_delayed()
         elif self.confirmed.add(entry.offset, entry.size, entry.count):
             self._partition.note_progress()
 
@@ -141,7 +148,6 @@ class Backlog:
             delay = max(delay, flight.attempts)
         delay = min(delay, self._options.limits.max_req_timeout)
         self.delayed.put(Delayed(flight.entry, flight.attempts, self._options.wall() + round(delay * 1e9)))
-        self._partition.note_delayed()
         self.confirm(flight)
 
     def takes_delayed(self) -> bool:

@@ -12,7 +12,11 @@ from nsqext.broker.engine.stats import ChannelStats, channel_stats
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqext.broker.engine.delayed import Delayed
     from nsqext.broker.engine.flight import Flight
+    from nsqext.broker.engine.storage import ChannelState
 
 __all__ = ("Channel", "Refusal", "Subscriber")
 
@@ -145,7 +149,7 @@ class Channel(Dispatcher):
 
     def _refused(self, client: Client | None, text: str) -> Refusal:
         if client is not None:
-            client.fail()
+            self._failed(client)
         return Refusal(text)
 
     # switches
@@ -162,13 +166,11 @@ class Channel(Dispatcher):
     def empty(self) -> None:
         """Go to the end and drop the delayed queue."""
         self.backlog.delayed.clear()
-        self._partition.note_delayed()
         self.set_offset(AT_END)
 
     def empty_delayed(self) -> None:
         """Drop the delayed queue; what came back from it already stays on its way."""
         self.backlog.delayed.clear()
-        self._partition.note_delayed()
 
     def requeue_delayed(self, ahead: float = 0) -> None:
         """Bring back what is due in the delayed queue within so many seconds."""
@@ -221,6 +223,7 @@ class Channel(Dispatcher):
         self._close_clients()
         for client in self.clients.values():
             self._groups.remove(client)
+            client.leave()
         self.clients.clear()
         self.hand = None
         if self.ordered:
@@ -238,6 +241,20 @@ class Channel(Dispatcher):
     def _close_clients(self) -> None:
         for client in list(self.clients.values()):
             client.subscriber.closed()
+
+    def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
+        """Go on where the channel was when its state was kept.
+
+        Args:
+            state: the state.
+            delayed: what its delayed queue held.
+        """
+        end_offset, end_count = self._partition.log.end_offset, self._partition.log.end_count
+        self.paused, self.skipped = state.paused, state.skipped
+        self.confirmed.restore(state.offset, state.count, state.intervals)
+        for message in delayed:
+            self.backlog.delayed.restore(message)
+        self.cut(end_offset, end_count)
 
     def cut(self, offset: int, count: int) -> None:
         """Forget what lies behind the end of a queue that was cut off there."""

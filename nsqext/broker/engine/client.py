@@ -63,7 +63,7 @@ class Client:
         window: how many it may have at present.
         limit: how many it may have at most, as set over HTTP.
         queued: it waits in line for a message.
-        stalled: it gets nothing any more, because the topic was extended under it (captured: upgrade_ext).
+        stalled: it gets nothing any more: it has left, or the topic was extended under it (captured: upgrade_ext).
         messages: messages that it was given.
         finished: messages that it finished.
         requeued: messages that went back from it.
@@ -108,6 +108,11 @@ class Client:
         if self.errors >= _SLOW and ready > 1:
             ready = max(min(ready, ready - self.errors + _SLOW), 1)
         self.window = 0 if self.stalled else min(ready, self.limit)
+
+    def leave(self) -> None:
+        """Take nothing any more."""
+        self.stalled = True
+        self.window = 0
 
     def fail(self) -> None:
         """Note a failed FIN or REQ, or a timeout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define
 
@@ -28,31 +28,57 @@ class Delayed:
     due: int
 
 
+class Journal(Protocol):
+    """Where the changes of a delayed queue are kept."""
+
+    def put(self, delayed: Delayed) -> None:
+        """Note that a message came in."""
+
+    def removed(self, internal_id: int) -> None:
+        """Note that a message left."""
+
+    def cleared(self) -> None:
+        """Note that all left."""
+
+
 class DelayedQueue:
     """Messages by the time at which they are due; a message stays until it is finished.
+
+    Args:
+        journal: is told of every change; None for nobody.
 
     Attributes:
         messages: what is in it, by internal id.
     """
 
-    __slots__ = ("_order", "messages")
+    __slots__ = ("_journal", "_order", "messages")
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
         self.messages: dict[int, Delayed] = {}
         self._order: list[tuple[int, int]] = []
+        self._journal = journal
 
     def put(self, delayed: Delayed) -> None:
         """Take a message in."""
+        if self._journal is not None:
+            self._journal.put(delayed)
+        self.restore(delayed)
+
+    def restore(self, delayed: Delayed) -> None:
+        """Take a message in that the journal knows."""
         internal_id = delayed.entry.record.internal_id
         self.messages[internal_id] = delayed
         heappush(self._order, (delayed.due, internal_id))
 
     def remove(self, internal_id: int) -> None:
         """Take a message out, if it is there."""
-        self.messages.pop(internal_id, None)
+        if self.messages.pop(internal_id, None) is not None and self._journal is not None:
+            self._journal.removed(internal_id)
 
     def clear(self) -> None:
         """Take all messages out."""
+        if self.messages and self._journal is not None:
+            self._journal.cleared()
         self.messages.clear()
         self._order.clear()
 

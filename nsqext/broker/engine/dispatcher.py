@@ -18,6 +18,7 @@ from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
+    from nsqext.broker.engine.confirmed import Confirmed
     from nsqext.broker.engine.flight import Flight
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.engine.position import StartPosition
@@ -51,7 +52,7 @@ class Dispatcher:
         self.ephemeral = is_ephemeral(name)
         self.paused = False
         self.skipped = False
-        self.backlog = Backlog(partition, offset, count, self._dropped)
+        self.backlog = self._make_backlog(partition, offset, count)
         self.hand: Flight | None = None
         self.clients: dict[int, Client] = {}
         self.timeouts = 0
@@ -64,10 +65,19 @@ class Dispatcher:
         self._pumping = False
         self._closed = False
 
+    def _make_backlog(self, partition: Partition, offset: int, count: int) -> Backlog:
+        journal = None if self.ephemeral else partition.journal(self.name)
+        return Backlog(partition, offset, count, self._dropped, journal)
+
     @property
     def ordered(self) -> bool:
         """One message at a time, in the order of the queue, for all clients together."""
         return self.backlog.ordered
+
+    @property
+    def confirmed(self) -> Confirmed:
+        """How far it has finished."""
+        return self.backlog.confirmed
 
     @property
     def partition(self) -> Partition:
@@ -119,6 +129,7 @@ class Dispatcher:
         if client is None:
             return
         self._groups.remove(client)
+        client.leave()
         self._abandon(client)
         if self.ephemeral and not self.clients and not self._closed:
             self._partition.delete_channel(self.name)
@@ -218,8 +229,7 @@ class Dispatcher:
         client.in_flight += 1
         client.messages += 1
         if self._partition.extend and not (subscriber.extend or self._options.extend_compatible):
-            client.stalled = True
-            client.refresh()
+            client.leave()
             return
         subscriber.deliver(as_message(flight))
 
@@ -257,6 +267,9 @@ class Dispatcher:
         if client is not None:
             client.in_flight -= 1
             client.timed_out += 1
-            client.fail()
+            self._failed(client)
             self._groups.offer(client)
         self.backlog.give_back(flight)
+
+    def _failed(self, client: Client) -> None:
+        client.fail()

@@ -23,7 +23,7 @@ ENTRY_COST = 512
 """Bytes that a record takes in memory besides its own, as counted against the memory bound."""
 
 _SEGMENT_ENTRIES = 1024
-_SEGMENT_BYTES = 4 * 1024 * 1024
+_SEGMENT_BYTES = 1024 * 1024
 
 
 @define(eq=False)
@@ -86,6 +86,7 @@ class Log:
         store: keeps the records too; None for memory alone.
         offset: offset of the first record.
         count: messages that were there before it.
+        segment_bytes: memory of a segment, the smallest part that is dropped at a time.
 
     Attributes:
         start_offset: offset of the first record that is still there.
@@ -95,11 +96,19 @@ class Log:
         held: bytes in memory, as counted against the memory bound.
     """
 
-    def __init__(self, store: LogStore | None = None, offset: int = 0, count: int = 0) -> None:
+    def __init__(
+        self,
+        store: LogStore | None = None,
+        offset: int = 0,
+        count: int = 0,
+        *,
+        segment_bytes: int = _SEGMENT_BYTES,
+    ) -> None:
         self.start_offset = self.end_offset = offset
         self.start_count = self.end_count = count
         self.held = 0
         self._store = store
+        self._segment_bytes = segment_bytes
         self._segments = [_Segment(offset, count)]
         self._hot = self._segments[0]
         self._batches: list[tuple[int, int]] = []  # first and last count of what was published together
@@ -116,7 +125,7 @@ class Log:
         segment = self._segments[-1]
         for entry in entries:
             held = segment.entries
-            if held is None or len(held) >= _SEGMENT_ENTRIES or segment.cost >= _SEGMENT_BYTES:
+            if held is None or len(held) >= _SEGMENT_ENTRIES or segment.cost >= self._segment_bytes:
                 segment = _Segment(entry.offset, entry.count - 1)
                 self._segments.append(segment)
                 held = segment.entries

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from nsqext.broker.engine.disk import DiskOptions
 from nsqext.protocol.negotiate import ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ("ChannelRules", "PartitionOptions")
+__all__ = ("ChannelRules", "DiskOptions", "PartitionOptions")
 
 _MIB = 1024 * 1024
 
@@ -54,6 +55,7 @@ class PartitionOptions:
         coordinated: the node belongs to a cluster.
         extend_compatible: consumers without extend support are served on extend topics.
         data_path: folder of the queue; None keeps it in memory.
+        disk: how the folder is used.
         chance: a random number from 0 to 1 (less than 1), for sampling.
     """
 
@@ -69,4 +71,10 @@ class PartitionOptions:
     coordinated: bool = True
     extend_compatible: bool = False
     data_path: Path | None = None
+    disk: DiskOptions = field(factory=DiskOptions)
     chance: Callable[[], float] = random.random
+
+    @property
+    def segment_bytes(self) -> int:
+        """Memory of a segment of the queue: a small part of the bound."""
+        return min(max(self.memory_bytes // 16, 4096), _MIB)

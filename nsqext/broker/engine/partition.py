@@ -5,59 +5,22 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from attrs import define
-
 from nsqext.broker.engine.channel import Channel
 from nsqext.broker.engine.log import Entry, Log
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.refusal import QueueFull
-from nsqext.protocol.record import Record, raw_size
+from nsqext.broker.engine.original import OriginalChannel
+from nsqext.broker.engine.publish import FIRST_COUNTER, NewMessage, Stored, as_entries, counter_of
+from nsqext.broker.engine.refusal import QueueFull, Refusal
+from nsqext.broker.engine.storage import ChannelState, PartitionState, Storage
+from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ("FIRST_COUNTER", "NewMessage", "Partition", "PartitionOptions", "Stored")
+    from nsqext.broker.engine.delayed import Journal
+    from nsqext.broker.engine.disk import Recovery
 
-FIRST_COUNTER = 2
-"""Counter of the first message of a partition (captured: partition_ids)."""
-
-_PARTITION_SHIFT = 50
-
-
-@define(eq=False)
-class NewMessage:
-    """A message that is to be stored.
-
-    Attributes:
-        body: its bytes.
-        trace_id: what the publisher gave; 0 for none.
-        header: extend header; empty for none.
-        version: version of the extend part: 0 none, 4 JSON.
-        delay: seconds that channels wait with it (DPUB of the original server).
-    """
-
-    body: bytes
-    trace_id: int = 0
-    header: bytes = b""
-    version: int = 0
-    delay: float = 0.0
-
-
-@define(eq=False)
-class Stored:
-    """What was put into a queue.
-
-    Attributes:
-        message_id: internal id of the first message.
-        offset: offset of the first message.
-        size: raw bytes of all.
-        entries: the messages.
-    """
-
-    message_id: int
-    offset: int
-    size: int
-    entries: list[Entry]
+__all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
 
 
 class Partition:
@@ -66,7 +29,7 @@ class Partition:
     Args:
         topic: the topic.
         partition: its number.
-        options: its settings.
+        options: its settings; with a ``data_path`` the partition is opened as it is there.
 
     Attributes:
         topic: the topic.
@@ -76,10 +39,17 @@ class Partition:
         ordered: channels are consumed with SUB_ORDERED only.
         log: its queue.
         channels: its channels by name.
+        committed: number of the last message that counts as stored.
         readable: number of the last message that channels may read.
         readable_offset: where what they may read ends.
         suspended: another node leads it; nobody is served here.
+        paused: messages are not passed to channels (original server).
+        message_count: messages that were stored since the partition was opened.
+        message_bytes: bytes of their bodies.
         on_channel_deleted: called with the name of a channel that went away; None for nobody.
+
+    Raises:
+        InvalidSetting: what is in ``data_path`` is damaged.
     """
 
     def __init__(self, topic: str, partition: int, options: PartitionOptions | None = None) -> None:
@@ -88,13 +58,45 @@ class Partition:
         self.options = options or PartitionOptions()
         self.extend = self.options.extend
         self.ordered = self.options.ordered
-        self.log = Log()
+        self.log = Log(segment_bytes=self.options.segment_bytes)
         self.channels: dict[str, Channel] = {}
-        self.readable = 0
-        self.readable_offset = 0
+        self.committed = self.readable = self.readable_offset = 0
         self.suspended = False
+        self.paused = False
+        self.message_count = self.message_bytes = 0
         self.on_channel_deleted: Callable[[str], None] | None = None
+        self._original = self.options.generation == "nsq"
         self._counter = FIRST_COUNTER
+        self._delays: dict[int, float] = {}
+        self._closed = False
+        self._storage: Storage | None = None
+        if self.options.data_path is not None and not is_ephemeral(topic):
+            self._storage = Storage(self.options.data_path, topic, partition, self.options.disk)
+            self._open(self._storage)
+
+    def _open(self, storage: Storage) -> None:
+        self.log = log = storage.open_log(self.options.memory_bytes, self.options.segment_bytes)
+        self._continue_counter()
+        self.committed, self.readable, self.readable_offset = log.end_count, log.end_count, log.end_offset
+        state = storage.load()
+        if state is None:
+            self.note_channels()
+            return
+        delayed = storage.load_delayed()
+        self.extend = self.extend or state.extend
+        self.paused = state.paused
+        for kept in state.channels:
+            channel = self._make_channel(kept.name, kept.offset, kept.count)
+            channel.restore(kept, delayed.get(kept.name, {}).values())
+        if self._original:
+            self.readable = min(max(state.readable, log.start_count), log.end_count)
+            self.readable_offset = log.find_count(self.readable)
+            self._pass_on()
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What was found on the disk; None without one."""
+        return None if self._storage is None else self._storage.store.recovery
 
     # the queue
 
@@ -102,89 +104,128 @@ class Partition:
         """Append messages to the queue; channels see them when they are committed.
 
         Raises:
-            QueueFull: what the slowest channel has before it fills the memory.
+            Refusal: what the slowest channel has before it fills the memory (`QueueFull`), the disk is full, or the
+                partition is closed.
         """
-        self._make_room()
-        log, extend = self.log, self.extend
-        first = offset = log.end_offset
-        number = log.end_count
-        internal_id = self.partition << _PARTITION_SHIFT | self._counter
-        timestamp = self.options.wall()
-        entries: list[Entry] = []
-        for message in messages:
-            header, version = (message.header, message.version) if extend else (b"", 0)
-            record = Record(timestamp, internal_id, message.trace_id, message.body, version, header, 0, extend)
-            size = raw_size(len(message.body), len(header), extend, version)
-            number += 1
-            entries.append(Entry(record, offset, size, number))
-            offset += size
-            internal_id += 1
-            timestamp += 1
-        self._counter += len(messages)
-        log.append(entries)
-        return Stored(entries[0].record.internal_id, first, offset - first, entries)
+        if self._closed:
+            raise Refusal("exiting")
+        if self.log.held > self.options.memory_bytes:
+            self._make_room()
+        first = self.partition, self._counter, self.options.wall()
+        entries = as_entries(messages, self.log, first, self.extend)
+        self.log.append(entries)
+        self._counter += len(entries)
+        if self._original:
+            self._delays.update(
+                {entry.count: new.delay for new, entry in zip(messages, entries, strict=True) if new.delay > 0}
+            )
+        return Stored(
+            entries[0].record.internal_id, entries[0].offset, self.log.end_offset - entries[0].offset, entries
+        )
 
     def commit(self, stored: Stored) -> None:
         """Let channels read up to here, because all in-sync replicas have it."""
         last = stored.entries[-1]
-        if last.count > self.readable:
-            self.readable = last.count
-            self.readable_offset = last.offset + last.size
+        if last.count <= self.committed:
+            return
+        self.committed = last.count
+        self.message_count += len(stored.entries)
+        self.message_bytes += sum([len(entry.record.body) for entry in stored.entries])
+        if self._original:
+            self._pass_on()
+        else:
+            self.readable, self.readable_offset = last.count, last.offset + last.size
             for channel in self._each():
                 channel.pump()
 
+    def _pass_on(self) -> None:
+        """Pass what is stored to the channels; the original server's topic does when it has some and is not paused."""
+        if self.paused or not self.channels:
+            return
+        first, self.readable = self.readable, self.committed
+        self.readable_offset = self.log.find_count(self.committed)
+        channels = [channel for channel in self._each() if isinstance(channel, OriginalChannel)]
+        if self._delays or any(channel.ephemeral for channel in channels):
+            for count in range(first + 1, self.readable + 1):
+                entry, delay = self.log.at(count), self._delays.pop(count, 0.0)
+                for channel in channels:
+                    if entry is not None:
+                        channel.accept(entry, delay)
+        self.note_progress()
+        for channel in channels:
+            channel.pump()
+
     def rollback(self, stored: Stored) -> None:
         """Take away what was put and never committed, with all that came behind it."""
-        if stored.offset >= self.readable_offset:
+        if stored.entries[0].count > self.committed:
             self.truncate(stored.offset)
 
     def append_replica(self, entries: list[Entry]) -> None:
         """Append what the leader has; a gap means that the leader has nothing older, so the queue begins there."""
-        first, last = entries[0], entries[-1]
-        if first.offset != self.log.end_offset:
-            self.log.restart(first.offset, first.count - 1)
+        if entries[0].offset != self.log.end_offset:
+            self.log.restart(entries[0].offset, entries[0].count - 1)
+        if self.log.held > self.options.memory_bytes:
+            self._make_room()
         self.log.append(entries)
-        self._counter = max(self._counter, (last.record.internal_id & ((1 << _PARTITION_SHIFT) - 1)) + 1)
-        self.readable, self.readable_offset = self.log.end_count, self.log.end_offset
+        self._continue_counter()
+        self._follow_end()
         for channel in self._each():
             channel.pump()
 
     def truncate(self, offset: int) -> None:
         """Drop what lies at or behind an offset: a replica drops what its new leader does not have."""
         self.log.truncate(offset)
-        entry = self.log.at(self.log.end_count)
-        if entry is not None:
-            self._counter = (entry.record.internal_id & ((1 << _PARTITION_SHIFT) - 1)) + 1
-        if self.readable_offset > self.log.end_offset:
-            self.readable, self.readable_offset = self.log.end_count, self.log.end_offset
+        self._continue_counter()
+        if self.committed > self.log.end_count:
+            self._follow_end()
             for channel in self._each():
                 channel.cut(self.readable_offset, self.readable)
 
+    def _follow_end(self) -> None:
+        self.committed = self.readable = self.log.end_count
+        self.readable_offset = self.log.end_offset
+
+    def _continue_counter(self) -> None:
+        last = self.log.at(self.log.end_count)
+        if last is not None:
+            self._counter = counter_of(last) + 1
+
     def _make_room(self) -> None:
-        bound = self.options.memory_bytes
-        if self.log.held <= bound:
-            return
-        self.log.trim(self._slowest())
-        if self.log.held > bound:
+        """Let go what nobody needs any more; with a disk, also from memory alone what is needed later."""
+        bound, storage = self.options.memory_bytes, self._storage
+        if storage is None:
+            self._trim(0)
+        else:
+            self._save(storage)
+        self.log.shrink(bound // 2)
+        if self.log.held > bound and storage is None:
             raise QueueFull(
                 f"topic {self.topic} partition {self.partition} holds {self.log.held} bytes that are not consumed, "
                 f"more than {bound}"
             )
 
-    def _slowest(self) -> int:
-        """Offset behind which some channel may still have to read."""
-        return min(
-            (channel.backlog.confirmed.offset for channel in self.channels.values()), default=self.readable_offset
-        )
+    def _trim(self, keep: int) -> None:
+        slowest = min((channel.confirmed.offset for channel in self.channels.values()), default=self.readable_offset)
+        self.log.trim(min(slowest, self.readable_offset, max(self.log.end_offset - keep, 0)))
 
     # channels
 
     def channel(self, name: str) -> Channel:
-        """Return a channel; a new one begins at the end of the queue."""
+        """Return a channel.
+
+        A new one begins at the end of the queue; at the original server the first one gets what the topic held.
+        """
         channel = self.channels.get(name)
         if channel is None:
-            channel = self.channels[name] = Channel(self, name, self.readable_offset, self.readable)
+            channel = self._make_channel(name, self.readable_offset, self.readable)
             self.note_channels()
+            if self._original:
+                self._pass_on()
+        return channel
+
+    def _make_channel(self, name: str, offset: int, count: int) -> Channel:
+        kind = OriginalChannel if self._original else Channel
+        channel = self.channels[name] = kind(self, name, offset, count)
         return channel
 
     def delete_channel(self, name: str) -> None:
@@ -193,6 +234,7 @@ class Partition:
         if channel is None:
             return
         channel.close()
+        channel.backlog.delayed.clear()
         self.note_channels()
         if self.on_channel_deleted is not None:
             self.on_channel_deleted(name)
@@ -206,12 +248,54 @@ class Partition:
         Older records stay as they are and are delivered as version 0 (captured: upgrade_old_records).
         """
         self.extend = True
+        self.note_channels()
+
+    # the topic of the original server
+
+    @property
+    def depth(self) -> int:
+        """Messages that were not passed to channels."""
+        return self.committed - self.readable
+
+    def pause(self) -> None:
+        """Pass nothing to channels."""
+        self.paused = True
+        self.note_channels()
+
+    def unpause(self) -> None:
+        """Pass messages to channels again."""
+        self.paused = False
+        self.note_channels()
+        self._pass_on()
+
+    def empty(self) -> None:
+        """Drop what was not passed to channels; they keep what they have."""
+        for count in [count for count in self._delays if count <= self.committed]:
+            del self._delays[count]
+        first, self.readable = self.readable, self.committed
+        self.readable_offset = self.log.find_count(self.committed)
+        for channel in self._each():
+            for count in range(first + 1, self.readable + 1):
+                entry = self.log.at(count)
+                if entry is not None and isinstance(channel, OriginalChannel):
+                    channel.backlog.drop(entry)
+            channel.pump()
+        self.note_channels()
 
     # time and end
 
     def tick(self) -> float | None:
-        """Let what is due happen in every channel; returns the clock time of the next, None when nothing waits."""
+        """Let what is due happen in every channel and on the disk.
+
+        Returns:
+            The clock time of the next call that is needed, None when nothing waits.
+        """
         due = min((channel.tick() for channel in self._each()), default=inf)
+        storage = self._storage
+        if storage is not None:
+            if storage.is_due(self.options.clock()):
+                self._save(storage)
+            due = min(due, storage.next_deadline)
         return None if due == inf else due
 
     def suspend(self) -> None:
@@ -226,18 +310,57 @@ class Partition:
         for channel in self._each():
             channel.pump()
 
-    def close(self) -> None:
-        """Close the clients of all channels."""
+    def close(self, *, destroy: bool = False) -> None:
+        """Close the clients of all channels and the files.
+
+        Args:
+            destroy: the topic is deleted: remove the files.
+        """
+        self._closed = True
         for channel in self._each():
             channel.close()
+        storage, self._storage = self._storage, None
+        if storage is not None and destroy:
+            storage.destroy()
+        elif storage is not None:
+            storage.save(self.state())
+            storage.close()
 
-    # notes of the channels
+    # what is kept on disk
+
+    def state(self) -> PartitionState:
+        """Return what is kept besides the queue."""
+        channels = [
+            ChannelState(
+                channel.name,
+                channel.confirmed.offset,
+                channel.confirmed.count,
+                channel.confirmed.intervals,
+                channel.paused,
+                channel.skipped,
+            )
+            for channel in self._each()
+            if not channel.ephemeral
+        ]
+        return PartitionState(
+            self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels
+        )
+
+    def _save(self, storage: Storage) -> None:
+        """Write the state, and only then let go what no channel needs by it."""
+        storage.save(self.state())
+        self._trim(self.options.disk.retention_bytes)
+
+    def journal(self, channel: str) -> Journal | None:
+        """Return where changes of a channel's delayed queue are kept; None without a disk."""
+        return None if self._storage is None else self._storage.journal(channel)
 
     def note_progress(self) -> None:
-        """Hear that a confirmed position moved."""
-
-    def note_delayed(self) -> None:
-        """Hear that a delayed queue changed."""
+        """Hear that a confirmed position moved: it is written with the next interval."""
+        if self._storage is not None:
+            self._storage.dirty = True
 
     def note_channels(self) -> None:
-        """Hear that channels came, went or were switched."""
+        """Hear that channels came, went or were switched: that is written at once."""
+        if self._storage is not None:
+            self._save(self._storage)

@@ -8,8 +8,9 @@ from attrs import define, field
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.original import OriginalChannel
 
-__all__ = ("ChannelStats", "ClientStats", "Latencies", "channel_stats", "client_stats", "debug_text")
+__all__ = ("ChannelStats", "ClientStats", "Latencies", "channel_stats", "client_stats", "debug_text", "original_stats")
 
 _BUCKETS = 12
 
@@ -208,4 +209,30 @@ def debug_text(channel: Channel) -> str:
         f"current read:{place(stats.read_offset, stats.read_count)}, "
         f"current confirm {place(stats.confirmed_offset, stats.confirmed_count)}, "
         f"confirmed {len(stats.intervals)} messages: {intervals}\n\n"
+    )
+
+
+def original_stats(channel: OriginalChannel) -> ChannelStats:
+    """Return the numbers of a channel of the original server."""
+    backlog, partition = channel.backlog, channel.partition
+    confirmed, flights = backlog.confirmed, backlog.flights
+    depth = channel.depth
+    return ChannelStats(
+        channel.name,
+        depth=depth,
+        backend_depth=0 if channel.ephemeral else max(depth - partition.options.mem_queue_size, 0),
+        in_flight_count=len(flights.table) - flights.deferred,
+        deferred_count=flights.deferred,
+        message_count=partition.readable - channel.first_count,
+        requeue_count=backlog.requeues,
+        timeout_count=channel.timeouts,
+        clients=client_stats(channel),
+        paused=channel.paused,
+        read_offset=backlog.offset,
+        read_count=backlog.count,
+        confirmed_offset=confirmed.offset,
+        confirmed_count=confirmed.count,
+        end_offset=partition.readable_offset,
+        end_count=partition.readable,
+        intervals=confirmed.intervals,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -13,6 +12,8 @@ from nsqext.protocol.headers import TAG_HEADER
 from nsqext.protocol.messages import EXT_JSON, RawMessage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from nsqext.broker.engine.channel import Channel
 
 __all__ = ("Bench", "Consumer", "tagged")
@@ -68,8 +69,9 @@ class Bench:
 
     def __init__(self, **options: Any) -> None:
         self.now = 1000.0
+        number = options.pop("number", 0)
         self.options = PartitionOptions(**{"clock": self.clock, "wall": self.wall, **options})
-        self.partition = Partition("orders", options.pop("number", 0), self.options)
+        self.partition = Partition("orders", number, self.options)
 
     def clock(self) -> float:
         """Return the time in seconds."""

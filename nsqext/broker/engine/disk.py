@@ -1,0 +1,284 @@
+"""The queue on disk: files of records one after the other, named as the real server names them.
+
+``TOPIC-PARTITION.diskqueue.000000.dat`` holds records (captured: disk_records); ``….000000.base.json`` beside it tells
+at which offset and number the file begins. Everything that was put is handed to the operating system before the publish
+is answered, so it survives the end of the process; `DiskOptions.fsync` decides what survives the end of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import orjson
+from attrs import define, field, frozen
+
+from nsqext.broker.engine.log import Entry
+from nsqext.broker.engine.refusal import Refusal
+from nsqext.errors import ProtocolError
+from nsqext.protocol.record import decode_record, encode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ("DiskOptions", "DiskStore", "Recovery", "write_atomically")
+
+_MIB = 1024 * 1024
+_CHUNK = 1024
+
+
+@frozen
+class DiskOptions:
+    """How a partition uses the disk.
+
+    Attributes:
+        fsync: ``never``, ``interval`` or ``always``: when the machine is told to write to the medium.
+        sync_interval: seconds between two writings of the channels' positions, and of ``interval`` for fsync.
+        max_file_bytes: size at which a new file is begun.
+        retention_bytes: finished messages that are kept, for consumers that go back.
+    """
+
+    fsync: str = "never"
+    sync_interval: float = 0.5
+    max_file_bytes: int = 100 * _MIB
+    retention_bytes: int = 64 * _MIB
+
+
+@define
+class Recovery:
+    """What was found on the disk.
+
+    Attributes:
+        messages: records that are there.
+        cut_bytes: bytes of a torn tail that were cut off.
+        cut_file: the file that had them; empty for none.
+        lost_files: files behind a damaged one; they were renamed to ``….lost``.
+    """
+
+    messages: int = 0
+    cut_bytes: int = 0
+    cut_file: str = ""
+    lost_files: list[str] = field(factory=list)
+
+
+@define(eq=False)
+class _File:
+    path: Path
+    number: int
+    offset: int
+    count: int
+    size: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
+    """Replace a file as a whole; a reader sees the old one or the new one, never a part.
+
+    Args:
+        path: the file.
+        data: what it is to hold.
+        sync: wait for the medium.
+    """
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as out:
+        out.write(data)
+        if sync:
+            out.flush()
+            os.fsync(out.fileno())
+    fresh.replace(path)
+
+
+class DiskStore:
+    """The files of one partition's queue.
+
+    Args:
+        folder: where they are; it is made.
+        name: ``TOPIC-PARTITION``.
+        options: how to use the disk.
+
+    Attributes:
+        recovery: what `recover` found.
+    """
+
+    def __init__(self, folder: Path, name: str, options: DiskOptions) -> None:
+        self.recovery = Recovery()
+        self._folder = folder
+        self._name = name
+        self._options = options
+        self._files: list[_File] = []
+        self._out = -1
+        self._dirty = False
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, number: int, kind: str = "dat") -> Path:
+        return self._folder / f"{self._name}.diskqueue.{number:06d}.{kind}"
+
+    # opening
+
+    def recover(self) -> Iterator[list[Entry]]:
+        """Return all records in runs; a torn tail is cut off. Has to be consumed before anything else is done."""
+        pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\.dat")
+        matches = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
+        for number in sorted(int(match[1]) for match in matches if match):
+            file = self._base_of(number)
+            before = self._files[-1] if self._files else None
+            if before is not None and (self.recovery.cut_file or file.offset != before.end):
+                self._lose(file)
+                continue
+            self._files.append(file)
+            yield from self._scan(file)
+        if not self._files:
+            self._begin(0, 0, 0)
+        else:
+            self._open()
+
+    def _base_of(self, number: int) -> _File:
+        base = self._path(number, "base.json")
+        offset, count = 0, 0
+        if base.exists():
+            values = orjson.loads(base.read_bytes())
+            offset, count = values["offset"], values["count"]
+        return _File(self._path(number), number, offset, count)
+
+    def _lose(self, file: _File) -> None:
+        file.path.replace(file.path.with_name(file.path.name + ".lost"))
+        self.recovery.lost_files.append(file.path.name)
+
+    def _scan(self, file: _File) -> Iterator[list[Entry]]:
+        data = file.path.read_bytes()
+        position, count, run = 0, file.count, []
+        while position < len(data):
+            try:
+                record, stop = decode_record(data, position)
+            except ProtocolError:
+                self.recovery.cut_bytes = len(data) - position
+                self.recovery.cut_file = file.path.name
+                os.truncate(file.path, position)
+                break
+            count += 1
+            run.append(Entry(record, file.offset + position, stop - position, count))
+            position = stop
+            if len(run) == _CHUNK:
+                yield run
+                run = []
+        file.size = position
+        self.recovery.messages += count - file.count
+        if run:
+            yield run
+
+    def _begin(self, number: int, offset: int, count: int) -> None:
+        """Begin a file; what it begins with is written first."""
+        base = orjson.dumps({"offset": offset, "count": count})
+        write_atomically(self._path(number, "base.json"), base, sync=self._options.fsync != "never")
+        self._files.append(_File(self._path(number), number, offset, count))
+        self._open()
+
+    def _open(self) -> None:
+        if self._out >= 0:
+            if self._options.fsync != "never":
+                os.fsync(self._out)
+            os.close(self._out)
+        self._out = os.open(self._files[-1].path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    @property
+    def beginning(self) -> tuple[int, int]:
+        """Offset and number of messages before the first record."""
+        return self._files[0].offset, self._files[0].count
+
+    # the log's side
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Store records at the end.
+
+        Raises:
+            Refusal: the disk does not take them; nothing of them is kept.
+        """
+        file = self._files[-1]
+        if file.size >= self._options.max_file_bytes:
+            self._begin(file.number + 1, entries[0].offset, entries[0].count - 1)
+            file = self._files[-1]
+        data = b"".join([encode_record(entry.record) for entry in entries])
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._out, data[written:] if written else data)
+            if self._options.fsync == "always":
+                os.fsync(self._out)
+        except OSError as error:
+            os.ftruncate(self._out, file.size)
+            raise Refusal(f"{file.path} cannot be written: {error.strerror}") from error
+        file.size += len(data)
+        self._dirty = True
+
+    def load(self, first: tuple[int, int], end: int) -> list[Entry]:
+        """Return the records from a position (offset, messages before it) to an end offset."""
+        offset, count = first
+        entries: list[Entry] = []
+        for file in self._files:
+            if file.end <= offset or file.offset >= end:
+                continue
+            with file.path.open("rb") as source:
+                source.seek(offset - file.offset)
+                data = source.read(min(end, file.end) - offset)
+            position = 0
+            while position < len(data):
+                record, stop = decode_record(data, position)
+                count += 1
+                entries.append(Entry(record, offset + position, stop - position, count))
+                position = stop
+            offset += len(data)
+        return entries
+
+    def trim(self, offset: int) -> None:
+        """Remove the files that end before an offset."""
+        while len(self._files) > 1 and self._files[0].end <= offset:
+            self._remove(self._files.pop(0))
+
+    def truncate(self, offset: int) -> None:
+        """Forget what lies at or behind an offset."""
+        while len(self._files) > 1 and self._files[-1].offset >= offset:
+            self._remove(self._files.pop())
+        last = self._files[-1]
+        last.size = max(min(last.size, offset - last.offset), 0)
+        self._open()
+        os.ftruncate(self._out, last.size)
+
+    def restart(self, offset: int, count: int) -> None:
+        """Forget everything and go on at a position."""
+        number = self._files[-1].number + 1
+        for file in self._files:
+            self._remove(file)
+        self._files.clear()
+        self._begin(number, offset, count)
+
+    def _remove(self, file: _File) -> None:
+        file.path.unlink(missing_ok=True)
+        self._path(file.number, "base.json").unlink(missing_ok=True)
+
+    # end
+
+    def sync(self) -> None:
+        """Wait until the medium has what was stored, when the options ask for it."""
+        if self._dirty and self._options.fsync == "interval":
+            os.fsync(self._out)
+        self._dirty = False
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._out >= 0:
+            if self._options.fsync != "never":
+                os.fsync(self._out)
+            os.close(self._out)
+            self._out = -1
+
+    def destroy(self) -> None:
+        """Close and remove the files."""
+        self.close()
+        for file in self._files:
+            self._remove(file)
+        self._files.clear()

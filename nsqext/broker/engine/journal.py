@@ -1,0 +1,121 @@
+"""The delayed queues of a partition on disk: a line for each change, written anew when it was opened."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from nsqext.broker.engine.delayed import Delayed
+from nsqext.broker.engine.log import Entry
+from nsqext.protocol.record import decode_record, encode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ("ChannelJournal", "DelayedJournal")
+
+
+class DelayedJournal:
+    """The file with all changes of the delayed queues of one partition.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._out = -1
+
+    def load(self) -> dict[str, dict[int, Delayed]]:
+        """Return what the delayed queues hold, by channel and internal id."""
+        held: dict[str, dict[int, Delayed]] = {}
+        if not self._path.exists():
+            return held
+        for line in self._path.read_bytes().split(b"\n"):
+            try:
+                change = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue  # empty, or the torn last line
+            messages = held.setdefault(change["channel"], {})
+            if "record" in change:
+                record, _ = decode_record(b64decode(change["record"]))
+                entry = Entry(record, change["offset"], change["size"], change["count"])
+                messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])
+            elif "removed" in change:
+                messages.pop(change["removed"], None)
+            else:
+                messages.clear()
+        return held
+
+    def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
+        """Write only what is still there, and go on from it."""
+        self.close()
+        lines = [_put(channel, delayed) for channel, messages in held for delayed in messages]
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.write_bytes(b"".join(lines))
+        fresh.replace(self._path)
+
+    def write(self, line: bytes) -> None:
+        """Write one change."""
+        if self._out < 0:
+            self._out = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self._out, line)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._out >= 0:
+            os.close(self._out)
+            self._out = -1
+
+    def destroy(self) -> None:
+        """Close and remove the file."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _line(change: dict[str, Any]) -> bytes:
+    return orjson.dumps(change) + b"\n"
+
+
+def _put(channel: str, delayed: Delayed) -> bytes:
+    entry = delayed.entry
+    return _line(
+        {
+            "channel": channel,
+            "record": b64encode(encode_record(entry.record)).decode(),
+            "offset": entry.offset,
+            "size": entry.size,
+            "count": entry.count,
+            "attempts": delayed.attempts,
+            "due": delayed.due,
+        }
+    )
+
+
+class ChannelJournal:
+    """One channel's part of the journal.
+
+    Args:
+        journal: the file.
+        channel: the channel.
+    """
+
+    def __init__(self, journal: DelayedJournal, channel: str) -> None:
+        self._journal = journal
+        self._channel = channel
+
+    def put(self, delayed: Delayed) -> None:
+        """Note that a message came into the delayed queue."""
+        self._journal.write(_put(self._channel, delayed))
+
+    def removed(self, internal_id: int) -> None:
+        """Note that a message left it."""
+        self._journal.write(_line({"channel": self._channel, "removed": internal_id}))
+
+    def cleared(self) -> None:
+        """Note that all left it."""
+        self._journal.write(_line({"channel": self._channel}))

@@ -1,0 +1,87 @@
+"""What is put into a queue: messages as publishers give them, and the records that become of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from nsqext.broker.engine.log import Entry
+from nsqext.protocol.record import Record, raw_size
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.log import Log
+
+__all__ = ("FIRST_COUNTER", "NewMessage", "Stored", "as_entries", "counter_of")
+
+FIRST_COUNTER = 2
+"""Counter of the first message of a partition (captured: partition_ids)."""
+
+_SHIFT = 50
+_COUNTERS = (1 << _SHIFT) - 1
+
+
+@define(eq=False)
+class NewMessage:
+    """A message that is to be stored.
+
+    Attributes:
+        body: its bytes.
+        trace_id: what the publisher gave; 0 for none.
+        header: extend header; empty for none.
+        version: version of the extend part: 0 none, 4 JSON.
+        delay: seconds that channels wait with it (DPUB of the original server).
+    """
+
+    body: bytes
+    trace_id: int = 0
+    header: bytes = b""
+    version: int = 0
+    delay: float = 0.0
+
+
+@define(eq=False)
+class Stored:
+    """What was put into a queue.
+
+    Attributes:
+        message_id: internal id of the first message.
+        offset: offset of the first message.
+        size: raw bytes of all.
+        entries: the messages.
+    """
+
+    message_id: int
+    offset: int
+    size: int
+    entries: list[Entry]
+
+
+def as_entries(messages: list[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[Entry]:
+    """Return the records of messages at the end of a queue.
+
+    Args:
+        messages: the messages.
+        log: the queue; it is not changed.
+        first: partition, counter and time stamp of the first message; each further one gets the next numbers.
+        extend: the topic is extended.
+    """
+    partition, counter, timestamp = first
+    internal_id = partition << _SHIFT | counter
+    offset, number = log.end_offset, log.end_count
+    entries: list[Entry] = []
+    for message in messages:
+        header, version = (message.header, message.version) if extend else (b"", 0)
+        record = Record(timestamp, internal_id, message.trace_id, message.body, version, header, 0, extend)
+        size = raw_size(len(message.body), len(header), extend, version)
+        number += 1
+        entries.append(Entry(record, offset, size, number))
+        offset += size
+        internal_id += 1
+        timestamp += 1
+    return entries
+
+
+def counter_of(entry: Entry) -> int:
+    """Return the counter in a message's internal id, without the partition."""
+    return entry.record.internal_id & _COUNTERS

@@ -7,6 +7,7 @@ another type spoils the whole, and text that is not UTF-8 is mended instead of r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ Schema = Mapping[str, Any]
 """Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one schema."""
 
 _INT64 = (1 << 63) - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableFields(ValueError):
@@ -67,7 +69,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
     if isinstance(kind, list) and isinstance(value, list):
         return [_object({} if item is None else item, kind[0]) for item in value]
     if kind is str and isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
     if kind is bool and isinstance(value, bool):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

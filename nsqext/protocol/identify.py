@@ -12,11 +12,26 @@ from attrs import field, frozen
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.fields import UnreadableFields, read_fields
 
 __all__ = ("FILTER_EQUAL", "FILTER_GLOB", "FILTER_MULTI", "FILTER_REGEXP", "ExtFilter", "IdentifyRequest", "Negotiated")
 
 _FOREVER = 1e9
 """Seconds; no server takes a time near it."""
+
+_REPLY = {
+    "version": str,
+    "max_rdy_count": int,
+    "msg_timeout": int,
+    "max_msg_timeout": int,
+    "tls_v1": bool,
+    "snappy": bool,
+    "deflate": bool,
+    "deflate_level": int,
+    "auth_required": bool,
+    "sample_rate": int,
+    "desired_tag": str,
+}
 
 FILTER_EQUAL = 1
 FILTER_REGEXP = 2
@@ -184,22 +199,22 @@ class Negotiated:
         if data == b"OK":
             return cls()
         try:
-            reply = orjson.loads(data)
-            granted = cls(
-                version=str(reply.get("version", "")),
-                max_rdy_count=int(reply.get("max_rdy_count", 2500)),
-                msg_timeout=int(reply.get("msg_timeout") or 60000) / 1000,
-                max_msg_timeout=int(reply.get("max_msg_timeout") or 900000) / 1000,
-                tls=bool(reply.get("tls_v1")),
-                snappy=bool(reply.get("snappy")),
-                # Asked for deflate without a level, the redesigned server reports level 0 and deflates all the same.
-                deflate_level=(int(reply.get("deflate_level") or 0) or 6) if reply.get("deflate") else 0,
-                auth_required=bool(reply.get("auth_required")),
-                sample_rate=int(reply.get("sample_rate") or 0),
-                desired_tag=str(reply.get("desired_tag", "")),
-            )
-        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, OverflowError) as error:
+            reply = read_fields(data, _REPLY)
+        except UnreadableFields as error:
             raise ProtocolError(f"the reply to IDENTIFY cannot be read: {data[:120]!r}") from error
+        granted = cls(
+            version=reply.get("version", ""),
+            max_rdy_count=reply.get("max_rdy_count", 2500),
+            msg_timeout=(reply.get("msg_timeout") or 60000) / 1000,
+            max_msg_timeout=(reply.get("max_msg_timeout") or 900000) / 1000,
+            tls=reply.get("tls_v1", False),
+            snappy=reply.get("snappy", False),
+            # Asked for deflate without a level, the redesigned server reports level 0 and deflates all the same.
+            deflate_level=(reply.get("deflate_level") or 6) if reply.get("deflate") else 0,
+            auth_required=reply.get("auth_required", False),
+            sample_rate=reply.get("sample_rate", 0),
+            desired_tag=reply.get("desired_tag", ""),
+        )
         if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:
             raise ProtocolError(f"the reply to IDENTIFY makes no sense: {data[:120]!r}")
         return granted

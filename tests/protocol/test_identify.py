@@ -1,0 +1,112 @@
+"""The client's side of IDENTIFY."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.identify import FILTER_EQUAL, FILTER_MULTI, ExtFilter, IdentifyRequest, Negotiated
+from nsqext.protocol.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+
+
+def _members(request: IdentifyRequest) -> dict[str, Any]:
+    members: dict[str, Any] = orjson.loads(request.encode())
+    return members
+
+
+def test_what_is_not_set_is_not_sent() -> None:
+    members = _members(IdentifyRequest())
+    assert set(members) == {"client_id", "hostname", "user_agent", "feature_negotiation"}
+    assert members["feature_negotiation"] is True
+    assert members["user_agent"].startswith("nsqext/")
+    assert members["client_id"]
+
+
+def test_everything_is_sent_in_the_servers_units() -> None:
+    request = IdentifyRequest(
+        client_id="c", hostname="h.example", user_agent="u", heartbeat_interval=1.5, msg_timeout=90, sample_rate=10,
+        output_buffer_size=64, output_buffer_timeout=0.25, tls=True, deflate_level=3, desired_tag="t",
+        extend_support=True, ext_filter=ExtFilter(FILTER_EQUAL, "k", "v"), extra={"topology_zone": "z"},
+    )  # fmt: skip
+    assert _members(request) == {
+        "client_id": "c", "hostname": "h.example", "user_agent": "u", "feature_negotiation": True,
+        "heartbeat_interval": 1500, "msg_timeout": 90000, "sample_rate": 10, "output_buffer_size": 64,
+        "output_buffer_timeout": 250, "tls_v1": True, "deflate": True, "deflate_level": 3, "desired_tag": "t",
+        "extend_support": True, "topology_zone": "z",
+        "ext_filter": {"type": 1, "inverse": False, "filter_ext_key": "k", "filter_data": "v"},
+    }  # fmt: skip
+
+
+def test_a_filter_of_several_names() -> None:
+    found = ExtFilter(FILTER_MULTI, "any", pairs=(("a", "1"), ("b", "2")), inverse=True).as_json()
+    assert found == {
+        "type": 4,
+        "inverse": True,
+        "filter_ext_key": "any",
+        "filter_data": "",
+        "filter_data_list": [
+            {"filter_ext_key": "a", "filter_data": "1"},
+            {"filter_ext_key": "b", "filter_data": "2"},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"snappy": True, "deflate_level": 1}, "cannot be used together"),
+        ({"sample_rate": 100}, "sample_rate=100"),
+        ({"sample_rate": -1}, "sample_rate=-1"),
+        ({"deflate_level": 10}, "deflate_level=10"),
+        ({"heartbeat_interval": -1}, "heartbeat_interval=-1 is not a time"),
+        ({"heartbeat_interval": float("nan")}, "heartbeat_interval=nan"),
+        ({"msg_timeout": float("inf")}, "msg_timeout=inf"),
+        ({"msg_timeout": "5"}, "msg_timeout='5'"),
+        ({"msg_timeout": True}, "msg_timeout=True"),
+        ({"extra": {"x": object()}}, "cannot be written as JSON"),
+        ({"desired_tag": "\ud800"}, "cannot be written as JSON"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidSetting, match=text):
+        IdentifyRequest(**options).encode()
+
+
+def test_both_roles_agree() -> None:
+    limits = ServerLimits(tls=True, auth=True)
+    settings = ClientSettings.defaults(limits)
+    request = IdentifyRequest(tls=True, snappy=True, msg_timeout=2, sample_rate=5, desired_tag="t", extend_support=True)
+    negotiate(request.encode(), limits, settings)
+    granted = Negotiated.decode(identify_reply(settings, limits))
+    assert granted == Negotiated(
+        version="0.3.7-HA.1.13.0", max_rdy_count=2500, msg_timeout=2.0, max_msg_timeout=900.0, tls=True, snappy=True,
+        deflate_level=0, auth_required=True, sample_rate=5, desired_tag="t",
+    )  # fmt: skip
+    assert granted.is_ha
+    assert settings.extend_support
+
+
+def test_a_server_without_negotiation_has_defaults() -> None:
+    assert Negotiated.decode(b"OK") == Negotiated()
+    assert not Negotiated.decode(b'{"version":"1.3.0"}').is_ha
+
+
+def test_deflate_without_a_level_is_deflate() -> None:
+    assert Negotiated.decode(b'{"deflate":true,"deflate_level":0}').deflate_level == 6
+    assert Negotiated.decode(b'{"deflate":false,"deflate_level":6}').deflate_level == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"KO", b"[]", b"5", b"null{", b'"OK"', b"\xff", b'{"tls_v1":"yes"}', b'{"max_rdy_count":0}',
+        b'{"max_rdy_count":"many"}', b'{"msg_timeout":[1]}', b'{"msg_timeout":-5}', b'{"sample_rate":{}}',
+        b'{"deflate":true,"deflate_level":99}', b"<html>", b'{"max_rdy_count":1e999}',
+    ],
+)  # fmt: skip
+def test_what_is_no_reply_is_said_to_be_none(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="the reply to IDENTIFY"):
+        Negotiated.decode(data)

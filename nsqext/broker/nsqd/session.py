@@ -8,6 +8,7 @@ returns what the owner of the connection has to await before it steps on.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.rules import Rules
@@ -211,7 +212,7 @@ class Session:
         if full or self.buffered >= settings.output_buffer_size:
             self.urgent = True
         elif not self._held:
-            self._held = self.clock() + settings.output_buffer_timeout
+            self._held = monotonic() + settings.output_buffer_timeout
         self.mark()
 
     def mark(self) -> None:
@@ -285,7 +286,7 @@ class Session:
             subscription = self.subscription
             if subscription is None or not subscription.channel.is_stalled(subscription):
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
-        if self._held and self._held <= now and self.settings.output_buffer_timeout:
+        if self._held and self._held <= monotonic() and self.settings.output_buffer_timeout:
             self.urgent = True
         self.mark()
 

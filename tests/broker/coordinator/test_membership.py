@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -29,7 +30,7 @@ class Consumer:
         self.tag = ""
         self.extend = self.detail = False
         self.sample_rate = 0
-        self.ext_filter: dict[str, Any] = {}
+        self.ext_filter: Mapping[str, Any] = {}
         self.msg_timeout = 60.0
         self.got: list[RawMessage] = []
         self.ended = False
@@ -129,7 +130,7 @@ async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
         membership.silent(coordinator, member)
         async with anyio.create_task_group() as group:
             group.start_soon(publish, coordinator, b"one")
-            await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
             assert bodies(coordinator, other) == []
             member.node.faults.thaw()
             membership.thawed(coordinator, member)
@@ -253,6 +254,6 @@ async def test_a_topic_that_is_deleted_lets_waiting_publishes_go() -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(try_to_publish)
-            await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
             admin.delete_topic(coordinator, "t")
         assert outcome == ["E_FAILED_ON_NOT_WRITABLE"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = (
     "KEY_NOT_FOUND",
     "MAX_SYNC_EVERY",
+    "UNSTABLE",
     "Refused",
     "create_topic",
     "delete_topic",
@@ -252,7 +254,7 @@ def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, tar
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
-    """Have a node give its partitions to others; what no other node has room for stays."""
+    """Have a node give its partitions to others; what no other node has room for, or cannot take now, stays."""
     member = coordinator.members.get(name)
     if member is None or member.removing:
         return
@@ -264,4 +266,5 @@ async def remove_node(coordinator: Coordinator, name: str) -> None:
             continue
         target = min(free, key=lambda other: (load[other][1], other))
         leads = replicas.state.leader == name
-        await move_partition(coordinator, replicas.topic, replicas.partition, name, target, leader=leads)
+        with suppress(Refused):
+            await move_partition(coordinator, replicas.topic, replicas.partition, name, target, leader=leads)

@@ -9,6 +9,7 @@ from nsqext.broker.coordinator import administration as admin
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.lookupd.find import channels_of, lookup
 from nsqext.broker.lookupd.numbers import number, ranged
+from nsqext.broker.lookupd.operations import NOT_LEADER, Operations
 from nsqext.broker.web import Call, Form, Handler, HttpFault, application, route
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookupd import Lookupd
 
 __all__ = ("lookupd_app",)
-
-_NOT_LEADER = "Not nsqlookup leader"
 
 
 class _Routes:
@@ -90,7 +89,7 @@ class _Routes:
 
     # --- topics ---------------------------------------------------------------------------------------------------
 
-    def _must_lead(self, status: int = 400, text: str = _NOT_LEADER) -> None:
+    def _must_lead(self, status: int = 400, text: str = NOT_LEADER) -> None:
         if not self.lookupd.leads:
             raise HttpFault(status, text)
 
@@ -234,4 +233,4 @@ def _given(value: int) -> int | None:
 
 def lookupd_app(lookupd: Lookupd) -> Starlette:
     """Return the HTTP application of a lookup node."""
-    return application(_Routes(lookupd).table())
+    return application([*_Routes(lookupd).table(), *Operations(lookupd).table()])

@@ -259,7 +259,7 @@ class BatchFailed(PublishFailed):
     """
 
     def __init__(self, outcomes: Sequence[Receipt | NsqError], **where: Any) -> None:
-        self.outcomes = tuple(outcomes)
+        self.outcomes: tuple[Receipt | NsqError, ...] = tuple(outcomes)
         failed = [outcome for outcome in self.outcomes if isinstance(outcome, NsqError)]
         first = str(failed[0]) if failed else "no reason"
         super().__init__(f"{len(failed)} of {len(self.outcomes)} messages failed, first: {first}", **where)

@@ -217,8 +217,8 @@ class BatchReader:
         self._left = -1
         self._taken = 0
         self.items: list[PublishItem] = []
-        self.position = 0
-        self.need = 4
+        self.position: int = 0
+        self.need: int = 4
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
         """Take what is complete; returns whether the batch is.

@@ -64,11 +64,11 @@ class ClientProtocol:
     __slots__ = ("_parser", "_pending", "error", "heartbeats", "node", "notices", "out")
 
     def __init__(self, node: str = "", max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
-        self.node = node
+        self.node: str = node
         self.out: list[bytes] = []
         self.notices: list[ServerError] = []
         self.error: NsqError | None = None
-        self.heartbeats = 0
+        self.heartbeats: int = 0
         self._pending: deque[Reply] = deque()
         self._parser = FrameParser(max_frame_size)
 

@@ -60,7 +60,7 @@ class FrameParser:
         self._buffer = bytearray()
         self._need = 8
         self._max = max_frame_size
-        self.single = False
+        self.single: bool = False
         """Return one frame for each call of `feed`, because what follows it may be of another layer."""
         self.error: ProtocolError | None = None
         """Why the stream cannot be read any further; frames before the fault have been returned."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from attrs import define
 
-from nsqext.errors import InvalidInput, InvalidSetting, LookupFailed, NsqError, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.addresses import parse_addresses
 from nsqext.lookup.answers import LookupAnswer, LookupNode, NodeInfo, read_lookup, read_lookup_nodes, read_node, unwrap
 from nsqext.lookup.http import LookupHttp
@@ -63,6 +63,7 @@ class LookupClient:
         self._nodes: dict[Address, LookupNode] = {}
         self._relist_at = float("-inf")
         self._listing: anyio.Event | None = None
+        self._lists = 0
         self._health: dict[Address, _Health] = {}
 
     async def __aenter__(self) -> LookupClient:
@@ -84,6 +85,7 @@ class LookupClient:
 
         Raises:
             InvalidInput: the name or ``access`` is not valid.
+            InvalidState: the client was closed.
         """
         check_topic(topic)
         if access not in ("r", "w"):
@@ -107,14 +109,20 @@ class LookupClient:
         return read_lookup(data, address, epoch)
 
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
-        """Return all lookup nodes, as listlookup told at last; asks again when that is too long ago."""
-        while anyio.current_time() >= self._relist_at:
+        """Return all lookup nodes, as listlookup told at last; asks again when that is too long ago.
+
+        Raises:
+            InvalidState: the client was closed.
+        """
+        before = self._lists
+        while self._lists == before and anyio.current_time() >= self._relist_at:
             if self._listing is not None:
                 await self._listing.wait()
                 continue
             self._listing = done = anyio.Event()
             try:
                 await self._list()
+                self._lists += 1
             finally:
                 self._listing = None
                 done.set()
@@ -193,6 +201,9 @@ class LookupClient:
         async with anyio.create_task_group() as tasks:
             for address in results:
                 tasks.start_soon(ask_one, address)
+        for result in results.values():
+            if isinstance(result, InvalidState):
+                raise result
         return results
 
     # What there is

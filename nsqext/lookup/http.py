@@ -83,11 +83,18 @@ class LookupHttp:
     async def _read(self, response: httpx.Response, node: str) -> bytes:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise LookupFailed("the answer is compressed, which was not asked for", node=node)
+        most = self._options.max_answer_size
+        size = int(response.headers.get("Content-Length", 0))
         body = bytearray()
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > self._options.max_answer_size:
-                raise LookupFailed(f"the answer is longer than {self._options.max_answer_size} bytes", node=node)
+        if size <= most:
+            async for chunk in response.aiter_bytes():
+                size = max(size, len(body) + len(chunk))
+                if size <= most:
+                    # what is too long is read to its end, or to the end of the time: some event loops complain about
+                    # iterators that are left in the middle
+                    body += chunk
+        if size > most:
+            raise LookupFailed(f"the answer is longer than {most} bytes", node=node)
         return bytes(body)
 
     async def aclose(self) -> None:

@@ -1,0 +1,364 @@
+"""Asking all lookup nodes: which there are, whose turn it is, what happens to those that fail or dawdle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
+from nsqext.lookup.client import LookupClient, failure
+from nsqext.lookup.options import LookupOptions
+from nsqext.types import Address
+from tests.lookup.answering import lookup_json, recorded
+from tests.lookup.serving import LookupNodes, not_found
+
+pytestmark = pytest.mark.anyio
+
+A, B, C = Address("a", 4161), Address("b", 4161), Address("c", 4161)
+FOUND = lookup_json({0: "n1:4150"}, num=1)
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[LookupNodes]:
+    """Lookup nodes that say what a test lets them say."""
+    lookup_nodes = LookupNodes()
+    yield lookup_nodes
+    await lookup_nodes.client.aclose()
+
+
+def client_of(nodes: LookupNodes, addresses: str = "a:4161", **options: Any) -> LookupClient:
+    """Return a client that asks these nodes."""
+    return LookupClient(addresses, LookupOptions(**options), nodes.client)
+
+
+def refuse(request: httpx.Request) -> httpx.Response:
+    """Fail as a node does that is down."""
+    raise httpx.ConnectError("refused", request=request)
+
+
+async def stuck(request: httpx.Request) -> httpx.Response:
+    """Never answer."""
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def test_all_listed_nodes_are_asked(nodes: LookupNodes) -> None:
+    listed = nodes.lists("a:4161", "a:4161", "b:4161", leader="b:4161")
+    asked = [nodes.finds("a:4161", FOUND), nodes.finds("b:4161", lookup_json({1: "n2:4150"}, num=2))]
+    client = client_of(nodes)
+    answers = await client.lookup("orders", "r")
+    assert [(answer.source, list(answer.partitions)) for answer in answers] == [(A, [0]), (B, [1])]
+    assert listed.call_count == 1
+    for route in asked:
+        request = route.calls.last.request
+        assert dict(request.url.params) == {"topic": "orders", "access": "r", "metainfo": "true"}
+        assert request.headers["Accept"] == "application/vnd.nsq; version=1.0"
+    assert [(node.address, node.leader) for node in await client.lookup_nodes()] == [(A, False), (B, True)]
+
+
+async def test_they_are_asked_at_the_same_time(nodes: LookupNodes) -> None:
+    here, both = set[str](), anyio.Event()
+
+    async def meet(request: httpx.Request) -> httpx.Response:
+        here.add(request.url.host)
+        if len(here) == 2:
+            both.set()
+        with anyio.fail_after(5):
+            await both.wait()
+        return httpx.Response(200, json=FOUND)
+
+    nodes.lists("a:4161", "a:4161", "b:4161")
+    nodes.finds("a:4161", meet)
+    nodes.finds("b:4161", meet)
+    assert all(answer.found for answer in await client_of(nodes).lookup("orders"))
+
+
+async def test_the_epoch_of_listlookup_comes_with_the_answer(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "a:4161", "b:4161", epochs={"a:4161": 3})
+    nodes.lists("b:4161", "a:4161", "b:4161", epochs={"a:4161": 2, "b:4161": 7})
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, FOUND)
+    answers = await client_of(nodes, "a:4161,b:4161").lookup("orders")
+    assert [(answer.source, answer.epoch) for answer in answers] == [(A, 3), (B, 7)]
+
+
+async def test_a_node_of_the_original_nsq_stands_for_itself(nodes: LookupNodes) -> None:
+    recordings = {answer["path"]: answer for answer in recorded("original.json")}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.raw_path.decode()
+        return httpx.Response(recordings[path]["status"], text=recordings[path]["body"])
+
+    nodes.route("a:4161", "/listlookup", answer)
+    nodes.finds("a:4161", answer)
+    client = client_of(nodes)
+    (found,) = await client.lookup("orders")
+    assert [str(node.tcp) for node in found.nodes] == ["127.0.0.1:14150"]
+    (missing,) = await client.lookup("missing")
+    assert isinstance(missing.error, TopicNotFound)
+
+
+async def test_old_and_new_clusters_together(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "b:4161")
+    nodes.lists("c:4161")
+    nodes.finds("b:4161", FOUND)
+    nodes.finds("c:4161", {"channels": [], "producers": []})
+    answers = await client_of(nodes, "a:4161,c:4161").lookup("orders")
+    assert {answer.source for answer in answers} == {B, C}
+
+
+async def test_without_a_list_the_given_addresses_are_asked(nodes: LookupNodes) -> None:
+    nodes.route("a:4161", "/listlookup", refuse)
+    nodes.route("b:4161", "/listlookup", httpx.Response(500, text="boom"))
+    nodes.finds("a:4161", refuse)
+    nodes.finds("b:4161", FOUND)
+    answers = {answer.source: answer for answer in await client_of(nodes, "a:4161,b:4161").lookup("orders")}
+    assert answers[B].found
+    assert isinstance(answers[A].error, LookupFailed)
+
+
+async def test_a_list_that_nobody_can_reach_is_done_without(nodes: LookupNodes) -> None:
+    """Lookup nodes may list addresses that are good only inside their network."""
+    nodes.lists("a:4161", "b:4161", "c:4161")
+    nodes.finds("b:4161", refuse)
+    nodes.finds("c:4161", refuse)
+    nodes.finds("a:4161", FOUND)
+    answers = await client_of(nodes).lookup("orders")
+    assert [answer.source for answer in answers if answer.found] == [A]
+
+
+async def test_a_given_address_that_is_not_listed_is_not_asked_in_vain(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "b:4161")
+    nodes.finds("b:4161", FOUND)
+    spared = nodes.finds("a:4161", FOUND)
+    await client_of(nodes).lookup("orders")
+    assert not spared.called
+
+
+async def test_lists_are_asked_again_after_the_interval(nodes: LookupNodes) -> None:
+    listed = nodes.lists("a:4161", "a:4161")
+    nodes.finds("a:4161", FOUND)
+    client = client_of(nodes)
+    await client.lookup("orders")
+    await client.lookup("orders")
+    assert listed.call_count == 1
+    client = client_of(nodes, poll_interval=1e-6)
+    await client.lookup("orders")
+    await anyio.sleep(0.001)
+    await client.lookup("orders")
+    assert listed.call_count == 3
+
+
+async def test_a_node_that_left_the_list_is_asked_no_more(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "a:4161", "b:4161")
+    nodes.finds("a:4161", FOUND)
+    left = nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, poll_interval=1e-6)
+    await client.lookup("orders")
+    nodes.lists("a:4161", "a:4161")
+    await anyio.sleep(0.001)
+    await client.lookup("orders")
+    assert left.call_count == 1
+    assert [node.address for node in await client.lookup_nodes()] == [A]
+
+
+async def test_known_nodes_are_kept_when_nobody_gives_a_list(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "b:4161")
+    nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, poll_interval=1e-6)
+    await client.lookup("orders")
+    for name in ("a:4161", "b:4161"):
+        nodes.route(name, "/listlookup", refuse)
+        nodes.finds(name, refuse)
+    nodes.finds("b:4161", FOUND)
+    await anyio.sleep(0.001)
+    assert [answer.source for answer in await client.lookup("orders") if answer.found] == [B]
+
+
+async def test_the_list_comes_from_known_nodes_when_the_given_ones_are_down(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161", "b:4161")
+    nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, poll_interval=1e-6)
+    await client.lookup("orders")
+    nodes.route("a:4161", "/listlookup", refuse)
+    nodes.finds("a:4161", refuse)
+    nodes.lists("b:4161", "b:4161", "c:4161")
+    nodes.finds("c:4161", FOUND)
+    await anyio.sleep(0.001)
+    assert {answer.source for answer in await client.lookup("orders") if answer.found} == {B, C}
+
+
+async def test_a_failing_address_gets_its_turn_last(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.lists(name)
+    failing = nodes.finds("a:4161", refuse)
+    nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, "a:4161,b:4161", max_failures=2)
+    for _ in range(4):
+        assert any(answer.found for answer in await client.lookup("orders"))
+    assert failing.call_count == 2
+    nodes.finds("b:4161", not_found("TOPIC_NOT_FOUND"))
+    await client.lookup("orders")
+    assert failing.call_count == 3, "it is asked when the others do not know"
+    nodes.finds("a:4161", FOUND)
+    await client.lookup("orders")
+    nodes.finds("b:4161", FOUND)
+    assert len(await client.lookup("orders")) == 2, "it is asked as the others since it answered"
+
+
+async def test_a_failing_address_is_tried_again_after_a_while(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.lists(name)
+    failing = nodes.finds("a:4161", refuse)
+    nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, "a:4161,b:4161", max_failures=1, retry_failed=1e-6)
+    for _ in range(3):
+        await client.lookup("orders")
+        await anyio.sleep(0.001)
+    assert failing.call_count == 3
+
+
+async def test_a_node_that_knows_nothing_does_not_count_as_failing(nodes: LookupNodes) -> None:
+    nodes.lists("a:4161")
+    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    nodes.lists("b:4161")
+    nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, "a:4161,b:4161", max_failures=1)
+    for _ in range(3):
+        assert len(await client.lookup("orders")) == 2
+
+
+async def test_who_is_much_slower_than_another_is_not_waited_for(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.lists(name)
+    nodes.finds("a:4161", stuck)
+    nodes.finds("b:4161", FOUND)
+    client = client_of(nodes, "a:4161,b:4161", straggler_timeout=0.01, request_timeout=30)
+    with anyio.fail_after(5):
+        slow, quick = sorted(await client.lookup("orders"), key=lambda answer: answer.source)
+    assert quick.found
+    assert "longer" in str(slow.error)
+
+
+async def test_a_refusal_does_not_hurry_the_others(nodes: LookupNodes) -> None:
+    """One that does not know the topic says nothing about the others of a mixed cluster."""
+    for name in ("a:4161", "b:4161"):
+        nodes.lists(name)
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(0.05)
+        return httpx.Response(200, json=FOUND)
+
+    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    nodes.finds("b:4161", slow)
+    answers = await client_of(nodes, "a:4161,b:4161", straggler_timeout=0).lookup("orders")
+    assert any(answer.found for answer in answers)
+
+
+async def test_lookups_at_the_same_time_share_one_list(nodes: LookupNodes) -> None:
+    listed = nodes.lists("a:4161", "a:4161")
+    nodes.finds("a:4161", FOUND)
+    client = client_of(nodes)
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(client.lookup, f"topic{number}")
+    assert listed.call_count == 1
+
+
+async def test_a_cancelled_listing_is_taken_over(nodes: LookupNodes) -> None:
+    asked, go_on = anyio.Event(), anyio.Event()
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        await go_on.wait()
+        return not_found()
+
+    nodes.route("a:4161", "/listlookup", slow)
+    client = client_of(nodes)
+    scope = anyio.CancelScope()
+    found: list[object] = []
+
+    async def give_up() -> None:
+        with scope:
+            await client.lookup_nodes()
+
+    async def wait_for_list() -> None:
+        found.append(await client.lookup_nodes())
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(give_up)
+            await asked.wait()
+            tasks.start_soon(wait_for_list)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            go_on.set()
+    assert len(found) == 1
+
+
+async def test_when_everything_fails_lists_are_asked_at_once(nodes: LookupNodes) -> None:
+    listed = nodes.lists("a:4161", "b:4161")
+    nodes.finds("a:4161", refuse)
+    nodes.finds("b:4161", refuse)
+    client = client_of(nodes)
+    for _ in range(2):
+        assert not any(answer.found for answer in await client.lookup("orders"))
+    assert listed.call_count == 2
+
+
+async def test_names_are_checked_before_anything_is_asked(nodes: LookupNodes) -> None:
+    client = client_of(nodes)
+    with pytest.raises(InvalidName):
+        await client.lookup("a b")
+    with pytest.raises(InvalidInput, match="neither 'r' nor 'w'"):
+        await client.lookup("orders", "rw")
+
+
+async def test_topics_and_nodes_of_all(nodes: LookupNodes) -> None:
+    for name, file in (("a:4161", "redesigned.json"), ("b:4161", "original.json")):
+        nodes.lists(name)
+        for path in ("/topics", "/nodes"):
+            answer = next(answer for answer in recorded(file) if answer["path"] == path)
+            nodes.route(name, path, httpx.Response(answer["status"], text=answer["body"]))
+    client = client_of(nodes, "a:4161,b:4161")
+    assert "orders" in await client.topics()
+    assert len(await client.topics()) == 5
+    found = [str(node.tcp) for node in await client.nodes()]
+    assert found == ["127.0.0.1:5350", "127.0.0.1:5352", "127.0.0.1:5354", "127.0.0.1:14150"]
+
+
+@pytest.mark.parametrize("answer", [{"topics": 7}, {}, [], httpx.Response(200, text="<html>")])
+async def test_lists_that_are_none(nodes: LookupNodes, answer: Any) -> None:
+    nodes.lists("a:4161")
+    nodes.route("a:4161", "/topics", httpx.Response(200, json=answer) if answer == [] else answer)
+    with pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
+        await client_of(nodes).topics()
+
+
+@pytest.mark.parametrize("addresses", ["", ",", []])
+async def test_no_address_is_refused(addresses: Any) -> None:
+    with pytest.raises(InvalidSetting, match="names no address"):
+        LookupClient(addresses)
+
+
+async def test_it_is_closed_with_its_block() -> None:
+    async with LookupClient("a:4161") as client:
+        pass
+    for ask in (client.lookup_nodes, client.topics, client.nodes, partial(client.lookup, "orders")):
+        with pytest.raises(InvalidState, match="closed"):
+            await ask()
+
+
+def test_one_error_for_many() -> None:
+    down = LookupFailed("no answer", node="a:4161")
+    unknown = TopicNotFound("unknown", node="b:4161", hint="create it")
+    assert isinstance(failure([down, unknown], "orders"), TopicNotFound)
+    both = failure([down, LookupFailed("HTML", node="c:4161")], "orders")
+    assert isinstance(both, LookupFailed)
+    assert both.__cause__ is down
+    assert all(text in str(both) for text in ("a:4161", "c:4161", "HTML", "orders"))

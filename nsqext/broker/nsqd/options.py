@@ -25,6 +25,7 @@ class NodeOptions:
         limits: what it allows and offers; ``limits.generation`` chooses the redesigned or the original server.
         clock: seconds that never go backwards.
         wall: nanoseconds since 1970, for time stamps.
+        machine_clock: seconds by which output is held back in buffers, also while ``clock`` stands still.
         clustered: topics are placed by a coordinator; a node on its own takes INTERNAL_CREATE_TOPIC.
         broadcast_address: host that it tells others.
         hostname: name that it tells others.
@@ -42,6 +43,7 @@ class NodeOptions:
     limits: ServerLimits = field(factory=ServerLimits)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], int] = time.time_ns
+    machine_clock: Callable[[], float] = time.monotonic
     clustered: bool = True
     broadcast_address: str = "127.0.0.1"
     hostname: str = field(factory=socket.gethostname)

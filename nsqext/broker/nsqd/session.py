@@ -8,7 +8,6 @@ returns what the owner of the connection has to await before it steps on.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.rules import Rules
@@ -165,6 +164,8 @@ class Session:
     def push_layer(self, layer: Layer) -> None:
         """Put a layer between this session and the client: what is to be sent until now goes without it."""
         self._encode()
+        self.urgent = True
+        self.mark()
         self.layers.append(layer)
         rest = self._parser.take_rest()
         if rest:
@@ -212,7 +213,7 @@ class Session:
         if full or self.buffered >= settings.output_buffer_size:
             self.urgent = True
         elif not self._held:
-            self._held = monotonic() + settings.output_buffer_timeout
+            self._held = self.node.options.machine_clock() + settings.output_buffer_timeout
         self.mark()
 
     def mark(self) -> None:
@@ -286,7 +287,7 @@ class Session:
             subscription = self.subscription
             if subscription is None or not subscription.channel.is_stalled(subscription):
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
-        if self._held and self._held <= monotonic() and self.settings.output_buffer_timeout:
+        if self._held and self.settings.output_buffer_timeout and self._held <= self.node.options.machine_clock():
             self.urgent = True
         self.mark()
 

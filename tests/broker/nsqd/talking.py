@@ -1,0 +1,89 @@
+"""A node without sockets, clients that talk to its sessions, and a clock that a test moves."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from nsqext.broker.nsqd.commands import command_table
+from nsqext.broker.nsqd.node import Hosted, Node
+from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.broker.nsqd.session import Session
+from nsqext.protocol.frames import FrameParser, FrameType
+from nsqext.types import TopicMeta
+
+__all__ = ("Client", "Clock", "host", "make_node", "sized")
+
+_U32 = Struct(">I")
+
+
+def sized(line: str, body: bytes) -> bytes:
+    """Return a command with a body."""
+    return line.encode() + b"\n" + _U32.pack(len(body)) + body
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def now(self) -> float:
+        """Return seconds."""
+        return self.seconds
+
+    def wall(self) -> int:
+        """Return nanoseconds since 1970."""
+        return 1_700_000_000_000_000_000 + round(self.seconds * 1e9)
+
+
+def make_node(clock: Clock | None = None, **options: object) -> Node:
+    """Return a node with such options."""
+    clock = clock or Clock()
+    values: dict[str, object] = {"clock": clock.now, "wall": clock.wall, "machine_clock": clock.now} | options
+    return Node("n1", NodeOptions(**values))  # type: ignore[arg-type]
+
+
+def host(node: Node, topic: str = "t", partition: int = 0, *, extend: bool = False, ordered: bool = False) -> Hosted:
+    """Let a node lead a partition."""
+    meta = TopicMeta(partition + 1, 1, extend_support=extend, ordered=ordered)
+    return node.host(topic, partition, meta)
+
+
+class Client:
+    """The client's end of a session: what it sends is run at once, what it gets is kept."""
+
+    def __init__(self, node: Node, peer: str = "127.0.0.1:1000", *, magic: bool = True) -> None:
+        self.session = Session(node, peer, command_table(node))
+        self._parser = FrameParser()
+        self._frames: list[tuple[int, bytes]] = []
+        if magic:
+            self.send(b"  V2")
+
+    def send(self, data: bytes) -> None:
+        """Send bytes; nothing here may have to wait."""
+        self.session.receive(data)
+        assert self.session.step() is None
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """Return the frames that came, type and data."""
+        if self.session.urgent:
+            self._frames += self._parser.feed(self.session.take())
+        frames, self._frames = self._frames, []
+        return frames
+
+    def ask(self, data: bytes) -> str:
+        """Send bytes, return the one frame that comes: its data as text, with ``!`` before an error."""
+        self.send(data)
+        ((kind, answer),) = self.receive()
+        return ("!" if kind == FrameType.ERROR else "") + answer.decode("utf-8", "surrogateescape")
+
+    def messages(self) -> list[bytes]:
+        """Return the data of the message frames that came; nothing else may have come."""
+        frames = self.receive()
+        assert all(kind == FrameType.MESSAGE for kind, _ in frames), frames
+        return [data for _, data in frames]
+
+    @property
+    def open(self) -> bool:
+        """Whether the session wants to go on."""
+        return not (self.session.closing or self.session.closed)

@@ -1,0 +1,304 @@
+"""The HTTP routes of a node of the redesigned generation, in both answer forms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from nsqext.broker.nsqd.http import application
+from nsqext.broker.nsqd.http.gojson import write_json
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.negotiate import ServerLimits
+from tests.broker.nsqd.talking import Client, Clock, host, make_node, sized
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.node import Node
+
+pytestmark = pytest.mark.anyio
+
+V1 = {"Accept": "application/vnd.nsq; version=1.0"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Nothing here depends on the loop."""
+    return "asyncio"
+
+
+class _Addresses:
+    tcp_address = "127.0.0.1:4150"
+    http_address = "127.0.0.1:4151"
+
+
+class _Web:
+    """A browser in front of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(application(node, _Addresses())), base_url="http://node"
+        )
+
+    async def get(self, path: str, *, v1: bool = False) -> httpx.Response:
+        return await self._client.get(path, headers=V1 if v1 else {})
+
+    async def post(
+        self, path: str, body: bytes = b"", headers: dict[str, str] | None = None, *, v1: bool = False
+    ) -> httpx.Response:
+        return await self._client.post(path, content=body, headers=(headers or {}) | (V1 if v1 else {}))
+
+    async def put(self, path: str, body: bytes = b"") -> httpx.Response:
+        return await self._client.put(path, content=body)
+
+
+def _status(response: httpx.Response) -> tuple[int, Any]:
+    return response.status_code, response.text
+
+
+async def test_publishing_answers_ok_and_traces_where_asked() -> None:
+    node = make_node()
+    host(node)
+    web = _Web(node)
+    assert _status(await web.post("/pub?topic=t", b"one")) == (200, "OK")
+    assert (await web.post("/pubtrace?topic=t&trace_id=007", b"two")).json() == {
+        "status": "OK",
+        "id": 3,
+        "trace_id": "007",
+        "queue_offset": 33,
+        "rawsize": 33,
+    }
+    assert _status(await web.post("/mpub?topic=t", b"a\n\nb\n")) == (200, "OK")
+    assert _status(await web.post("/mpub?topic=t&binary=1", b"\0\0\0\1\0\0\0\1c")) == (200, "OK")
+    assert node.hosted["t", 0].partition.log.end_count == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "text"),
+    [
+        ("/pub?topic=t", b"", 406, "MSG_EMPTY"),
+        ("/pub?topic=t", b"x" * 101, 413, "MSG_TOO_BIG"),
+        ("/pub?topic=no", b"x", 404, "E_TOPIC_NOT_EXIST"),
+        ("/pub", b"x", 404, "E_TOPIC_NOT_EXIST"),
+        ("/mpub", b"x", 400, "MISSING_ARG_TOPIC"),
+        ("/mpub?topic=b!", b"x", 400, "INVALID_ARG_TOPIC"),
+        ("/mpub?topic=t&partition=z", b"x", 400, 'strconv.Atoi: parsing "z": invalid syntax'),
+        ("/mpub?topic=t", b"x" * 101, 413, "MSG_TOO_BIG"),
+        ("/mpub?topic=t", b"x" * 1001, 413, "BODY_TOO_BIG"),
+        ("/mpub?topic=t&binary=", b"\0\0\0\1\0\0\0\0", 413, "BAD_MESSAGE"),
+        ("/pub_ext?topic=t", b"x", 400, "E_INVALID_JSON_HEADER"),
+        ("/pub_ext?topic=t&ext=%7B%7D", b"x", 400, "E_EXT_NOT_SUPPORT"),
+        ("/pub_ext?topic=x&ext=%5B%5D", b"x", 400, "E_INVALID_JSON_HEADER"),
+        ("/pub_ext?topic=x&ext=100%25", b"x", 400, "E_INVALID_JSON_HEADER"),
+        ("/pub_ext?topic=x&ext=" + quote('{"##trace_id":7}'), b"x", 400, "INVALID_TRACE_ID"),
+        ("/pubtrace?topic=t&trace_id=-1", b"x", 400, "INVALID_TRACE_ID"),
+    ],
+)
+async def test_refused_publishes(path: str, body: bytes, status: int, text: str) -> None:
+    node = make_node(limits=ServerLimits(max_msg_size=100, max_body_size=1000))
+    host(node)
+    host(node, "x", extend=True)
+    web = _Web(node)
+    bare = await web.post(path, body, v1=True)
+    assert (bare.status_code, bare.text) == (status, f'{{"message":"{text}"}}')
+    if not path.startswith("/pubtrace"):
+        wrapped = await web.post(path, body)
+        assert wrapped.status_code == 500
+        assert wrapped.json() == {"status_code": 500, "status_txt": text, "data": None}
+
+
+async def test_headers_come_from_the_query_and_from_http_headers() -> None:
+    node = make_node()
+    hosted = host(node, "x", extend=True)
+    web = _Web(node)
+    ext = quote(quote('{"b":"1 & 2","a":1}'))
+    headers = {"X-NSQEXT-B": "over", "X-Nsqext-##trace_id": "5"}
+    answer = await web.post(f"/pub_ext?topic=x&ext={ext}", b"body", headers)
+    assert answer.json()["data"]["trace_id"] == "5"
+    entry = hosted.partition.log.at(1)
+    assert entry is not None
+    assert entry.record.header == b'{"##trace_id":"5","a":1,"b":"over"}'
+    assert entry.record.trace_id == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"b": 1, "a": [True, None, "é<>&\u2028"]}, '{"a":[true,null,"é\\u003c\\u003e\\u0026\\u2028"],"b":1}'),
+        ({"n": 12345678901234567890}, '{"n":12345678901234567000}'),
+        (
+            [0.1, 1e21, 1e-7, -0.0, 0, 1e20, -2.5e-9, 123.25],
+            "[0.1,1e+21,1e-7,-0,0,100000000000000000000,-2.5e-9,123.25]",
+        ),
+    ],
+)
+def test_headers_are_written_as_the_server_writes_them(value: Any, text: str) -> None:
+    assert write_json(value).decode() == text
+
+
+async def test_publishes_on_a_follower_and_without_majority() -> None:
+    node = make_node()
+    hosted = host(node)
+    web = _Web(node)
+    hosted.writable = False
+    assert (await web.post("/pub?topic=t", b"x", v1=True)).json() == {"message": "E_FAILED_ON_NOT_WRITABLE"}
+    hosted.leader = False
+    assert _status(await web.post("/pub?topic=t&partition=0", b"x", v1=True))[0] == 400
+    assert _status(await web.post("/pub?topic=t", b"x", v1=True))[0] == 404
+    hosted.leader = hosted.writable = True
+    node.exiting = True
+    assert _status(await web.post("/pub?topic=t", b"x", v1=True)) == (503, '{"message":"exiting"}')
+
+
+async def test_a_failed_replica_set_is_told_over_http_too() -> None:
+    node = make_node()
+    hosted = host(node)
+
+    async def replicate(_: object) -> None:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+
+    hosted.replicate = replicate
+    assert (await _Web(node).post("/pub?topic=t", b"x", v1=True)).json() == {"message": "E_FAILED_ON_NOT_WRITABLE"}
+
+
+async def test_channels_are_made_switched_and_removed() -> None:
+    node = make_node()
+    hosted = host(node)
+    web, base = _Web(node), "topic=t&partition=0&channel=ch"
+    for path in ("create", "create", "pause", "unpause", "skip", "unskip", "empty", "emptydelayed", "requeuedelayed"):
+        assert _status(await web.post(f"/channel/{path}?{base}")) == (200, "")
+    channel = hosted.partition.channels["ch"]
+    await web.post(f"/channel/pause?{base}")
+    assert channel.paused
+    await web.post(f"/channel/setorder?{base}&order=true")
+    assert channel.ordered
+    assert (await web.post(f"/channel/setorder?{base}&order=1")).json() == {"message": "INVALID_OPTION"}
+    assert (await web.post("/channel/pause?topic=t&channel=none")).json() == {"message": "CHANNEL_NOT_FOUND"}
+    assert _status(await web.post(f"/channel/delete?{base}")) == (200, "")
+    assert _status(await web.post(f"/channel/delete?{base}")) == (200, "")
+    assert hosted.partition.channels == {}
+
+
+async def test_channels_of_a_registering_topic_are_not_made_here() -> None:
+    node = make_node()
+    host(node).auto_create_channels = False
+    web = _Web(node)
+    text = "channel ch not registered. channel should be initialized before use."
+    assert _status(await web.post("/channel/create?topic=t&channel=ch")) == (403, f'{{"message":"{text}"}}')
+
+
+async def test_a_channel_is_told_where_to_read() -> None:
+    node = make_node()
+    hosted = host(node)
+    web = _Web(node)
+    for body in (b"a", b"b", b"c"):
+        await web.post("/pub?topic=t", body)
+    path = "/channel/setoffset?topic=t&channel=ch"
+    assert (await web.post(path, b"special:-1")).json() == {"message": "CHANNEL_NOT_FOUND"}
+    hosted.partition.channel("ch")
+    assert _status(await web.post(path)) == (406, '{"message":"MSG_EMPTY"}')
+    assert _status(await web.post(path, b"count:1")) == (400, '{"message":"invalid consume offset:count:1"}')
+    assert _status(await web.post(path, b"special:2")) == (500, '{"message":"not supported offset type"}')
+    assert _status(await web.post(path, b"msgcount:2")) == (200, "")
+    consumer = Client(node)
+    consumer.send(b"SUB t ch 0\nRDY 5\n")
+    assert [data[-1:] for kind, data in consumer.receive() if kind == 2] == [b"b", b"c"]
+
+
+async def test_messages_are_found_and_finished() -> None:
+    node = make_node()
+    host(node)
+    web = _Web(node)
+    consumer = Client(node)
+    consumer.send(b"SUB t ch 0\nRDY 1\n")
+    await web.post("/pubtrace?topic=t&trace_id=9", b"first")
+    for search in (
+        "search_mode=id&search_pos=2",
+        "search_mode=count&search_pos=1",
+        "search_mode=virtual_offset&search_pos=0",
+    ):
+        found = (await web.get(f"/message/get?topic=t&partition=0&{search}")).json()
+        assert (found["id"], found["trace_id"], found["body"], found["queue_cnt_index"]) == (2, 9, "first", 1)
+    assert _status(await web.get("/message/get?topic=t&search_mode=x&search_pos=1&partition=0"))[0] == 400
+    finish = "/message/finish?topic=t&channel=ch&msgid="
+    assert _status(await web.post(f"{finish}7")) == (
+        500,
+        '{"message":"ErrType:7 ErrCode:0 : Message ID not in flight"}',
+    )
+    assert _status(await web.post(f"{finish}2")) == (200, "")
+    assert node.hosted["t", 0].partition.channels["ch"].stats().depth == 0
+
+
+async def test_stats_tell_topics_channels_and_clients() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    host(node)
+    web = _Web(node)
+    consumer, producer = Client(node, "127.0.0.1:5"), Client(node, "127.0.0.1:6")
+    consumer.send(sized("IDENTIFY", b'{"client_id":"me","hostname":"h","user_agent":"u/1"}') + b"SUB t ch 0\nRDY 2\n")
+    producer.ask(sized("PUB t 0", b"x"))
+    answer = (await web.get("/stats?format=json&topic=t")).json()
+    (topic,) = answer["data"]["topics"]
+    assert (topic["topic_name"], topic["message_count"], topic["msg_size_stats"][0]) == ("t", 1, 1)
+    assert topic["client_pub_stats"][0]["pub_count"] == 1
+    (channel,) = topic["channels"]
+    assert (channel["depth"], channel["in_flight_count"]) == (1, 1)
+    (client,) = channel["clients"]
+    assert (client["client_id"], client["state"], client["ready_count"], client["output_buffer_size"]) == (
+        "me",
+        3,
+        2,
+        4096,
+    )
+    assert (await web.get("/stats?format=json&topic=none", v1=True)).json()["topics"] == []
+    clock.seconds += 3725
+    text = (await web.get("/stats?topic=t")).text
+    assert "uptime 1h2m5s" in text
+    assert "      [ch                       ] depth: 1     be-depth: 1     inflt: 1    " in text
+    assert "        [V2 me:5                 ] state: 3 inflt: 1    rdy: 2    fin: 0        " in text
+    assert (await web.get("/stats")).text.count("\n") == 8
+    assert "current confirm &{{{0 0} 0} 0}" in (await web.get("/message/stats?topic=t&channel=ch")).text
+    assert len((await web.get("/message/historystats?topic=t&partition=0")).json()["hourly_pub_size"]) == 22
+
+
+async def test_what_an_operator_asks() -> None:
+    node = make_node()
+    hosted = host(node)
+    web = _Web(node)
+    assert _status(await web.get("/ping")) == (200, "OK")
+    info = (await web.get("/info")).json()["data"]
+    assert (info["tcp_port"], info["http_port"], info["ha_support"]) == (4150, 4151, True)
+    assert (await web.get("/serverstats")).json()["health"] == "OK"
+    assert (await web.get("/coordinator/stats?topic=t&partition=0")).json()["topic_coord_stats"][0]["name"] == "t"
+    await web.post("/disable/write?type=all")
+    assert not node.may_write(hosted)
+    await web.post("/disable/write")
+    assert node.may_write(hosted)
+    assert (await web.post("/loglevel/set?loglevel=x")).json() == {"message": "BAD_LEVEL_STRING"}
+    await web.post("/message/trace/enable?topic=t")
+    assert hosted.traced
+    assert _status(await web.get("/pub"))[0] == 405
+    assert _status(await web.get("/no")) == (404, '{"message":"NOT_FOUND"}')
+
+
+async def test_options_are_shown_and_changed() -> None:
+    node = make_node()
+    web = _Web(node)
+    assert _status(await web.get("/config/allow_ext_compatible")) == (200, "false")
+    assert _status(await web.put("/config/allow_ext_compatible", b"true")) == (200, "true")
+    assert node.switches.allow_ext_compatible
+    assert _status(await web.put("/config/allow_ext_compatible", b"1")) == (400, '{"message":"INVALID_VALUE"}')
+    assert _status(await web.put("/config/verbose", b"")) == (413, '{"message":"INVALID_VALUE"}')
+    assert _status(await web.get("/config/nothing")) == (400, '{"message":"INVALID_OPTION"}')
+
+
+async def test_an_old_topic_drops_internal_headers_where_that_is_allowed() -> None:
+    node = make_node(allow_ext_compatible=True)
+    hosted = host(node)
+    web = _Web(node)
+    assert _status(await web.post("/pub_ext?topic=t&ext=" + quote('{"##a":"b"}'), b"x")) == (200, "OK")
+    assert _status(await web.post("/pub_ext?topic=t&ext=" + quote('{"a":"b"}'), b"x"))[0] == 500
+    entry = hosted.partition.log.at(1)
+    assert entry is not None
+    assert entry.record.header == b""

@@ -1,0 +1,385 @@
+"""A node on real sockets."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pytest
+import trustme
+
+from nsqext.broker.faults import NodeFaults, Rule
+from nsqext.broker.nsqd.node import Node
+from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.broker.nsqd.server import NsqdServer
+from nsqext.protocol.commands import identify
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.frames import FrameParser
+from nsqext.protocol.layers import TlsLayer
+from nsqext.protocol.negotiate import ServerLimits
+from tests.broker.nsqd.talking import host, sized
+
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(
+    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """The server runs in the cluster's own loop, which is always asyncio."""
+    return request.param
+
+
+class _Peer:
+    def __init__(self, stream: SocketStream) -> None:
+        self.stream = stream
+        self._parser = FrameParser()
+        self._frames: list[tuple[int, bytes]] = []
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send(data)
+
+    async def frame(self) -> tuple[int, bytes]:
+        with anyio.fail_after(10):
+            while not self._frames:
+                self._frames += self._parser.feed(await self.stream.receive())
+        return self._frames.pop(0)
+
+    async def ask(self, data: bytes) -> tuple[int, bytes]:
+        await self.send(data)
+        return await self.frame()
+
+    async def wait_closed(self) -> None:
+        with anyio.fail_after(10), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            while True:
+                self._parser.feed(await self.stream.receive())
+
+
+class _Running:
+    def __init__(self, node: Node, server: NsqdServer) -> None:
+        self.node = node
+        self.server = server
+        self._streams: list[SocketStream] = []
+
+    async def connect(self, magic: bytes = b"  V2") -> _Peer:
+        name, _, port = self.server.tcp_address.rpartition(":")
+        stream = await anyio.connect_tcp(name, int(port))
+        self._streams.append(stream)
+        await stream.send(magic)
+        return _Peer(stream)
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+
+
+@asynccontextmanager
+async def _running(node: Node | None = None) -> AsyncIterator[_Running]:
+    node = node or Node("n1", NodeOptions())
+    host(node)
+    server = NsqdServer(node)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(server.serve)
+        running = _Running(node, server)
+        try:
+            yield running
+        finally:
+            await running.close()
+            server.stop()
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 - the node tells nobody
+            await anyio.sleep(0.005)
+
+
+async def test_publish_deliver_finish() -> None:
+    async with _running() as running:
+        consumer, producer = await running.connect(), await running.connect()
+        assert await consumer.ask(b"SUB t ch 0\nRDY 1\n") == (0, b"OK")
+        assert await producer.ask(sized("PUB t 0", b"hello")) == (0, b"OK")
+        kind, data = await consumer.frame()
+        assert (kind, data[26:]) == (2, b"hello")
+        await consumer.send(b"FIN " + data[10:26] + b"\n")
+        channel = running.node.hosted["t", 0].partition.channels["ch"]
+        await _until(lambda: channel.stats().depth == 0)
+
+
+async def test_a_fatal_error_is_read_before_the_connection_ends() -> None:
+    async with _running() as running:
+        peer = await running.connect()
+        assert await peer.ask(b"BOGUS\n" + b"x" * 100_000) == (1, b"E_INVALID invalid command [[66 79 71 85 83]]")
+        await peer.wait_closed()
+        assert running.node.sessions == {}
+
+
+async def test_a_slow_reader_is_given_no_more_than_it_takes() -> None:
+    async with _running() as running:
+        consumer, producer = await running.connect(), await running.connect()
+        assert await consumer.ask(b"SUB t ch 0\n") == (0, b"OK")
+        body = b"x" * 500_000
+        for _ in range(100):
+            assert await producer.ask(sized("PUB t 0", body)) == (0, b"OK")
+        await consumer.send(b"RDY 100\n")
+        channel = running.node.hosted["t", 0].partition.channels["ch"]
+        await _until(lambda: channel.stats().in_flight_count > 0)
+        assert channel.stats().in_flight_count < 100
+        for _ in range(100):
+            kind, data = await consumer.frame()
+            assert (kind, data[26:]) == (2, body)
+            await consumer.send(b"FIN " + data[10:26] + b"\n")
+        await _until(lambda: channel.stats().depth == 0)
+
+
+async def test_a_client_that_leaves_gives_its_messages_back() -> None:
+    async with _running() as running:
+        first, second, producer = [await running.connect() for _ in range(3)]
+        assert await first.ask(b"SUB t ch 0\nRDY 1\n") == (0, b"OK")
+        assert await producer.ask(sized("PUB t 0", b"m")) == (0, b"OK")
+        await first.frame()
+        assert await second.ask(b"SUB t ch 0\nRDY 1\n") == (0, b"OK")
+        await first.stream.aclose()
+        kind, data = await second.frame()
+        assert (kind, data[26:]) == (2, b"m")
+
+
+async def test_publishes_wait_for_replicas_in_order_while_deliveries_go_on() -> None:
+    async with _running() as running:
+        hosted = running.node.hosted["t", 0]
+        gate, seen = anyio.Event(), []
+
+        async def replicate(stored: Any) -> None:
+            seen.append(stored.message_id)
+            await gate.wait()
+
+        hosted.replicate = replicate
+        peer = await running.connect()
+        assert await peer.ask(b"SUB t ch 0\nRDY 5\n") == (0, b"OK")
+        await peer.send(sized("PUB t 0", b"a") + sized("PUB t 0", b"b") + b"NOP\n")
+        await _until(lambda: seen)
+        assert hosted.waiting == 31
+        assert hosted.partition.readable == 0
+        gate.set()
+        frames = [await peer.frame() for _ in range(4)]
+        assert [(kind, data[26:] or data) for kind, data in frames].count((0, b"OK")) == 2
+        assert seen == [2, 3]
+        assert hosted.waiting == 0
+
+
+async def test_a_replica_set_that_falls_apart_fails_the_publish_and_nothing_else() -> None:
+    async with _running() as running:
+
+        async def replicate(_: Any) -> None:
+            raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+
+        running.node.hosted["t", 0].replicate = replicate
+        peer = await running.connect()
+        assert await peer.ask(sized("PUB t 0", b"a")) == (1, b"E_FAILED_ON_NOT_WRITABLE ")
+        assert await peer.ask(b"SUB t ch 0\n") == (0, b"OK")
+        assert running.node.publish_failed == 1
+
+
+async def test_a_stop_closes_everything_at_once() -> None:
+    async with _running() as running:
+        peer = await running.connect()
+        assert await peer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
+        running.server.stop()
+        await peer.wait_closed()
+        assert running.node.sessions == {}
+
+
+async def test_a_drain_closes_consumers_and_refuses_publishes() -> None:
+    async with _running() as running:
+        consumer, producer = await running.connect(), await running.connect()
+        assert await consumer.ask(b"SUB t ch 0\n") == (0, b"OK")
+        assert await producer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.server.drain)
+            await consumer.wait_closed()
+            assert await producer.ask(sized("PUB t 0", b"a")) == (1, b"E_PUB_FAILED exiting")
+            await producer.wait_closed()
+
+
+async def test_an_address_that_is_taken_is_an_error_and_leaves_nothing_open() -> None:
+    async with _running() as running:
+        with pytest.raises(OSError, match="in use"):
+            await NsqdServer(Node("n2"), running.server.tcp_address).serve()
+
+
+async def test_faults_on_the_wire() -> None:
+    faults = NodeFaults()
+    async with _running(Node("n1", NodeOptions(), faults)) as running:
+        faults.add(Rule("delay", "out", seconds=0.05))
+        peer = await running.connect()
+        start = anyio.current_time()
+        assert await peer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
+        assert anyio.current_time() - start >= 0.04
+        faults.heal()
+        faults.add(Rule("cut", "out", left=1))
+        await peer.send(sized("PUB t 0", b"a"))
+        with anyio.fail_after(10):
+            assert await peer.stream.receive() == b"\0\0\0\x06\0"
+        await peer.wait_closed()
+        faults.heal()
+        faults.refuse()
+        refused = await running.connect(b"")
+        await refused.wait_closed()
+
+
+async def test_a_frozen_node_answers_when_it_is_thawed() -> None:
+    faults = NodeFaults()
+    async with _running(Node("n1", NodeOptions(), faults)) as running:
+        peer = await running.connect()
+        assert await peer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
+        faults.freeze()
+        await peer.send(sized("PUB t 0", b"b"))
+        with anyio.move_on_after(0.2) as scope:
+            await peer.frame()
+        assert scope.cancelled_caught
+        faults.thaw()
+        assert await peer.frame() == (0, b"OK")
+
+
+async def test_output_that_was_held_is_sent_when_its_time_is_over() -> None:
+    async with _running() as running:
+        consumer, producer = await running.connect(), await running.connect()
+        await consumer.send(identify(b'{"output_buffer_timeout":300,"output_buffer_size":16384}'))
+        assert await consumer.frame() == (0, b"OK")
+        assert await consumer.ask(b"SUB t ch 0\nRDY 5\n") == (0, b"OK")
+        start = anyio.current_time()
+        assert await producer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
+        await consumer.frame()
+        assert anyio.current_time() - start >= 0.25
+
+
+async def test_tls_snappy_inside_and_commands_before_it_are_refused() -> None:
+    authority = trustme.CA()
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server_side)
+    client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(client_side)
+    options = NodeOptions(limits=ServerLimits(tls=True, tls_required=True), tls=server_side)
+    async with _running(Node("n1", options)) as running:
+        refused = await running.connect()
+        assert await refused.ask(sized("PUB t 0", b"a")) == (
+            1,
+            b"E_INVALID cannot PUB in current state (TLS required)",
+        )
+        peer = await running.connect()
+        kind, reply = await peer.ask(identify(b'{"feature_negotiation":true,"tls_v1":true}'))
+        assert (kind, b'"tls_v1":true' in reply) == (0, True)
+        tls = TlsLayer(client_side, "localhost")
+        received = b""
+        await peer.send(tls.pending())
+        with anyio.fail_after(10):
+            while not (tls.ready and received):
+                received += tls.decode(await peer.stream.receive())
+                pending = tls.pending()
+                if pending:
+                    await peer.send(pending)
+            assert received == b"\0\0\0\x06\0\0\0\0OK"
+            await peer.send(tls.encode(sized("PUB t 0", b"secret")))
+            assert tls.decode(await peer.stream.receive()) == b"\0\0\0\x06\0\0\0\0OK"
+
+
+async def test_bytes_that_are_no_tls_end_the_connection() -> None:
+    authority = trustme.CA()
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server_side)
+    options = NodeOptions(limits=ServerLimits(tls=True), tls=server_side)
+    async with _running(Node("n1", options)) as running:
+        peer = await running.connect()
+        await peer.ask(identify(b'{"feature_negotiation":true,"tls_v1":true}'))
+        await peer.send(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
+        await peer.wait_closed()
+
+
+class _AuthServer:
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.grants: list[dict[str, Any]] = [
+            {"topic": "^t$", "channels": ["^$", "^ok"], "permissions": ["publish", "subscribe"]}
+        ]
+        self.ttl = 1000
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(dict(request.url.params))
+        secret = request.url.params["secret"]
+        if secret == "bad":
+            return httpx.Response(403)
+        grants = self.grants if secret == "good" else []
+        answer = {"ttl": self.ttl, "identity": "me", "identity_url": "", "authorizations": grants}
+        return httpx.Response(200, json=answer)
+
+
+@pytest.fixture
+def auth_server(monkeypatch: pytest.MonkeyPatch) -> _AuthServer:
+    """An auth server behind every HTTP request that a node makes."""
+    server = _AuthServer()
+    made = httpx.AsyncClient
+
+    def client(**options: Any) -> httpx.AsyncClient:
+        return made(transport=httpx.MockTransport(server), **options)
+
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    return server
+
+
+async def test_auth(auth_server: _AuthServer) -> None:
+    node = Node("n1", NodeOptions(limits=ServerLimits(auth=True), auth_addresses=("127.0.0.1:1",)))
+    async with _running(node) as running:
+
+        async def one(data: bytes) -> list[tuple[int, bytes]]:
+            peer = await running.connect()
+            await peer.send(data)
+            frames = [await peer.frame()]
+            if frames[0][0] == 0:
+                frames.append(await peer.frame())
+            return frames
+
+        good = sized("AUTH", b"good")
+        identity = (0, b'{"identity":"me","identity_url":"","permission_count":1}')
+        assert await one(sized("PUB t 0", b"x")) == [(1, b"E_AUTH_FIRST AUTH required before PUB")]
+        assert await one(b"SUB t ok 0\n") == [(1, b"E_AUTH_FIRST AUTH required before SUB")]
+        assert await one(good + sized("PUB t 0", b"x")) == [identity, (0, b"OK")]
+        assert await one(good + b"SUB t ok1 0\n") == [identity, (0, b"OK")]
+        denied = (1, b'E_UNAUTHORIZED AUTH failed for SUB on "t" "denied"')
+        assert await one(good + b"SUB t denied 0\n") == [identity, denied]
+        assert await one(good + good) == [identity, (1, b"E_INVALID AUTH Already set")]
+        assert await one(sized("AUTH", b"bad")) == [(1, b"E_AUTH_FAILED AUTH failed")]
+        assert await one(sized("AUTH", b"none")) == [(1, b"E_UNAUTHORIZED AUTH No authorizations found")]
+        assert auth_server.asked[0] == {"remote_ip": "127.0.0.1", "tls": "false", "secret": "good"}
+
+
+async def test_authorizations_that_expired_are_asked_for_again(auth_server: _AuthServer) -> None:
+    now = [100.0]
+    limits = ServerLimits(auth=True)
+    node = Node("n1", NodeOptions(limits=limits, auth_addresses=("127.0.0.1:1",), clock=lambda: now[0]))
+    async with _running(node) as running:
+        peer = await running.connect()
+        await peer.ask(sized("AUTH", b"good"))
+        now[0] += 2000
+        node.sessions[1].heard = now[0]
+        assert await peer.ask(sized("PUB t 0", b"x")) == (0, b"OK")
+        assert len(auth_server.asked) == 2
+        now[0] += 2000
+        node.sessions[1].heard = now[0]
+        auth_server.grants = [{"topic": "other", "channels": [".*"], "permissions": ["publish"]}]
+        assert await peer.ask(sized("PUB t 0", b"x")) == (1, b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""')
+
+
+async def test_sizes_on_the_wire_are_checked_before_anything_is_kept() -> None:
+    async with _running() as running:
+        peer = await running.connect()
+        answer = await peer.ask(b"PUB t 0\n" + struct.pack(">I", 1 << 30))
+        assert answer == (1, b"E_BAD_MESSAGE message too big 1073741824 > 1048576")
+        await peer.wait_closed()

@@ -1,0 +1,386 @@
+"""The server role of a connection without sockets: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import itertools
+from struct import pack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.broker.faults import NodeFaults
+from nsqext.broker.nsqd.node import Node
+from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.protocol.commands import multi_body, trace_body
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.frames import HEARTBEAT, encode_frame
+from nsqext.protocol.layers import DeflateLayer
+from nsqext.protocol.negotiate import ServerLimits
+from nsqext.protocol.replies import decode_trace_reply
+from tests.broker.nsqd.talking import Client, Clock, host, make_node, sized
+
+
+def _ready(node: Node, ready: int = 10, channel: str = "ch") -> Client:
+    client = Client(node, f"127.0.0.1:{2000 + len(node.sessions)}")
+    assert client.ask(f"SUB t {channel} 0\n".encode()) == "OK"
+    client.send(b"RDY %d\n" % ready)
+    return client
+
+
+def test_a_wrong_magic_is_refused_without_text() -> None:
+    client = Client(make_node(), magic=False)
+    assert client.ask(b"GET ") == "!E_BAD_PROTOCOL"
+    assert not client.open
+
+
+def test_a_new_client_has_a_minute_for_the_magic() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client = Client(node, magic=False)
+    client.send(b"  ")
+    clock.seconds += 61
+    node.tick()
+    assert not client.open
+
+
+def test_too_many_clients_are_told_so_and_closed() -> None:
+    node = make_node(limits=ServerLimits(max_connections=1))
+    first, second = Client(node), Client(node, magic=False)
+    assert first.open
+    assert second.ask(b"  V2") == "!too much client connections"
+    assert not second.open
+
+
+def _conversation(pieces: list[bytes]) -> list[tuple[int, bytes]]:
+    node = make_node()
+    host(node)
+    client = Client(node, magic=False)
+    frames = []
+    for piece in pieces:
+        client.send(piece)
+        frames += client.receive()
+    return [(kind, data[8:] if kind == 2 else data) for kind, data in frames]
+
+
+_BYTES = b"".join(
+    (
+        b"  V2",
+        b"SUB t ch 0\nRDY 5\n",
+        sized("PUB t 0", b"one\nPUB"),
+        sized("MPUB t", multi_body([b"two", b"three"])),
+        b"FIN \0\0\0\0\0\0\0\x02" + bytes(8) + b"\n",
+        b"REQ \0\0\0\0\0\0\0\x0a" + b"\n" * 8 + b" 0\n",
+        b"NOP\r\n",
+        b"BOGUS a b\n",
+        sized("PUB t 0", b"never"),
+    )
+)
+
+
+@given(st.lists(st.integers(0, len(_BYTES)), max_size=12))
+def test_any_chunking_gives_the_same_answers(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(_BYTES)]
+    frames = _conversation([_BYTES[start:stop] for start, stop in itertools.pairwise(places)])
+    assert frames == _conversation([_BYTES])
+    assert frames[-1] == (1, b"E_INVALID invalid command [[66 79 71 85 83] [97] [98]]")
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_a_session(data: bytes) -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    client.send(data)
+    client.receive()
+
+
+def test_answers_come_before_deliveries_of_the_same_publish() -> None:
+    node = make_node()
+    host(node)
+    client = _ready(node)
+    client.send(sized("PUB t 0", b"a"))
+    assert [kind for kind, _ in client.receive()] == [0, 2]
+
+
+def test_a_trace_reply_says_where_the_message_is() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    client.send(sized("PUB_TRACE t 0", trace_body(7, b"abc")))
+    ((_, data),) = client.receive()
+    assert decode_trace_reply(data) == (2, 7, 0, 33)
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "answer"),
+    [
+        ("PUB", b"x", "!E_INVALID insufficient number of parameters"),
+        ("PUB t zz", b"x", '!E_BAD_PARTITION topic partition is not valid: strconv.Atoi: parsing "zz": invalid syntax'),
+        ("PUB t 5", b"x", "!E_TOPIC_NOT_EXIST "),
+        ("PUB t 5 more", b"x", "OK"),
+        ("PUB other", b"x", "!E_TOPIC_NOT_EXIST "),
+        ("PUB t 0", b"", "!E_BAD_BODY invalid body size 0"),
+        ("MPUB t 0", multi_body([b"a", b""]), "!E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        ("DPUB t 5", b"x", "!E_INVALID invalid command [[68 80 85 66] [116] [53]]"),
+        ("PUB_EXT t 0", b"\0\x02{}x", "!E_EXT_NOT_SUPPORT ext content not supported in topic t"),
+    ],
+)
+def test_publishes_are_checked_in_the_servers_order(line: str, body: bytes, answer: str) -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    assert client.ask(sized(line, body)) == answer
+    assert client.open is (answer == "OK" or "EXT_NOT" in answer)
+
+
+def test_bytes_that_are_no_text_come_back_as_they_were() -> None:
+    client = Client(make_node())
+    client.send(b"SUB \xff\xfe ch\n")
+    ((_, data),) = client.receive()
+    assert data == b'E_BAD_TOPIC SUB topic name "\\xff\\xfe" is not valid'
+
+
+def test_a_follower_refuses_publishes_and_stays_open() -> None:
+    node = make_node()
+    hosted = host(node)
+    hosted.leader = False
+    client = Client(node)
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+    assert client.open
+    assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_LEADER "
+    assert not client.open
+
+
+def test_a_leader_without_majority_takes_no_publish_and_no_consumer() -> None:
+    node = make_node()
+    hosted = host(node)
+    hosted.writable = False
+    client = Client(node)
+    assert client.ask(sized("MPUB t 0", multi_body([b"x"]))) == "!E_FAILED_ON_NOT_WRITABLE "
+    assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_WRITABLE "
+    assert not client.open
+
+
+def test_writes_that_are_switched_off_are_answered_as_by_a_follower() -> None:
+    node = make_node()
+    host(node)
+    host(node, "o", ordered=True)
+    client = Client(node)
+    node.switches.write_disabled = "ordered"
+    assert client.ask(sized("PUB o 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+    assert client.ask(sized("PUB t 0", b"x")) == "OK"
+    node.switches.write_disabled = "all"
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+
+
+def test_too_many_bytes_that_wait_are_refused_and_close() -> None:
+    node = make_node(max_pub_waiting=10)
+    hosted = host(node)
+    hosted.waiting = 8
+    client = Client(node)
+    answer = client.ask(sized("PUB t 0", b"four"))
+    assert answer == "!E_PUB_TOO_MUCH_WAITING pub too much waiting in the queue: 12"
+    assert not client.open
+
+
+def test_a_node_that_drains_refuses_publishes() -> None:
+    node = make_node()
+    host(node)
+    node.exiting = True
+    client = Client(node)
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_PUB_FAILED exiting"
+    assert client.ask(sized("MPUB t 0", multi_body([b"x"]))) == "!E_MPUB_FAILED exiting"
+    assert client.open
+
+
+def test_a_batch_leaves_what_it_did_not_read_in_the_stream() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    body = multi_body([b"a"]) + b"NOPE\n"
+    client.send(sized("MPUB t 0", body))
+    assert [data for _, data in client.receive()] == [b"OK", b"E_INVALID invalid command [[78 79 80 69]]"]
+
+
+def test_ready_is_a_window() -> None:
+    node = make_node()
+    host(node)
+    consumer, producer = _ready(node, 1), Client(node)
+    for body in (b"a", b"b"):
+        assert producer.ask(sized("PUB t 0", body)) == "OK"
+    (first,) = consumer.messages()
+    consumer.send(b"FIN " + first[10:26] + b"\n")
+    (second,) = consumer.messages()
+    assert first.endswith(b"a")
+    assert second.endswith(b"b")
+
+
+def test_what_a_client_held_goes_to_the_next() -> None:
+    node = make_node()
+    host(node)
+    consumer, producer = _ready(node, 1), Client(node)
+    producer.ask(sized("PUB t 0", b"a"))
+    assert len(consumer.messages()) == 1
+    consumer.session.end()
+    (again,) = _ready(node, 1).messages()
+    assert again[8:10] == b"\0\x01"
+
+
+def test_a_deleted_channel_closes_its_clients_without_a_word() -> None:
+    node = make_node()
+    hosted = host(node)
+    consumer = _ready(node)
+    hosted.partition.delete_channel("ch")
+    assert consumer.session.closed
+    assert consumer.receive() == []
+
+
+def test_a_partition_that_goes_closes_its_clients() -> None:
+    node = make_node()
+    host(node)
+    consumer, producer = _ready(node), Client(node)
+    node.unhost("t", 0)
+    assert consumer.session.closed
+    assert producer.ask(sized("PUB t 0", b"x")) == "!E_TOPIC_NOT_EXIST "
+
+
+def test_heartbeats_come_and_silence_ends_after_three() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client = Client(node)
+    client.send(sized("IDENTIFY", b'{"heartbeat_interval":1000}'))
+    assert client.receive() == [(0, b"OK")]
+    for _ in range(2):
+        clock.seconds += 1
+        node.tick()
+        assert client.receive() == [(0, HEARTBEAT)]
+    client.send(b"NOP\n")
+    clock.seconds += 2.9
+    node.tick()
+    assert client.open
+    clock.seconds += 0.2
+    node.tick()
+    assert not client.open
+
+
+def test_heartbeats_can_be_switched_off_for_publishers() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client = Client(node)
+    client.send(sized("IDENTIFY", b'{"heartbeat_interval":-1}'))
+    assert client.receive() == [(0, b"OK")]
+    clock.seconds += 500
+    node.tick()
+    assert client.open
+    assert client.receive() == []
+    assert client.ask(b"SUB t ch\n") == "!E_INVALID cannot SUB with heartbeats disabled"
+
+
+def _buffered(**fields: int) -> tuple[Clock, Node, Client, Client]:
+    clock = Clock()
+    node = make_node(clock)
+    host(node)
+    consumer = Client(node)
+    body = b"{%s}" % ",".join(f'"{name}":{value}' for name, value in fields.items()).encode()
+    consumer.send(sized("IDENTIFY", body) + b"SUB t ch 0\nRDY 5\n")
+    assert len(consumer.receive()) == 2
+    return clock, node, consumer, Client(node)
+
+
+def test_messages_wait_in_the_output_buffer_as_long_as_negotiated() -> None:
+    clock, node, consumer, producer = _buffered(output_buffer_timeout=500, output_buffer_size=16384)
+    producer.ask(sized("PUB t 0", b"a"))
+    clock.seconds += 0.4
+    node.tick()
+    assert consumer.messages() == []
+    clock.seconds += 0.2
+    node.tick()
+    assert len(consumer.messages()) == 1
+
+
+def test_a_full_buffer_a_full_window_and_any_answer_flush() -> None:
+    _, _, consumer, producer = _buffered(output_buffer_timeout=1000, output_buffer_size=64)
+    producer.ask(sized("PUB t 0", b"a" * 40))
+    assert len(consumer.messages()) == 1
+    _, _, consumer, producer = _buffered(output_buffer_timeout=1000, output_buffer_size=16384)
+    for _ in range(4):
+        producer.ask(sized("PUB t 0", b"a"))
+    assert consumer.messages() == []
+    producer.ask(sized("PUB t 0", b"a"))
+    assert len(consumer.messages()) == 5
+    _, _, consumer, producer = _buffered(output_buffer_timeout=1000, output_buffer_size=16384)
+    producer.ask(sized("PUB t 0", b"a"))
+    consumer.send(sized("PUB t 0", b"b"))
+    assert [kind for kind, _ in consumer.receive()] == [2, 0, 2]
+
+
+def test_a_choked_client_gets_nothing_until_it_has_read() -> None:
+    node = make_node()
+    host(node)
+    consumer, producer = _ready(node, 100), Client(node)
+    consumer.session.choke()
+    producer.ask(sized("PUB t 0", b"a"))
+    assert consumer.messages() == []
+    consumer.send(b"RDY 1\n")
+    assert consumer.messages() == []
+    consumer.session.relieve()
+    assert len(consumer.messages()) == 1
+
+
+def test_a_client_with_much_unread_output_is_choked() -> None:
+    node = make_node()
+    hosted = host(node)
+    consumer, producer = _ready(node, 0), Client(node)
+    for _ in range(10):
+        producer.ask(sized("PUB t 0", b"x" * 1_000_000))
+    consumer.send(b"RDY 100\n")
+    assert len(consumer.messages()) < 10
+    consumer.session.relieve()
+    consumer.session.relieve()
+    assert consumer.messages()
+    assert hosted.partition.channels["ch"].stats().in_flight_count <= 10
+
+
+def test_deflate_begins_behind_the_reply() -> None:
+    node = make_node()
+    host(node)
+    session = Client(node).session
+    session.receive(sized("IDENTIFY", b'{"feature_negotiation":true,"deflate":true,"deflate_level":3}'))
+    assert session.step() is None
+    data = session.take()
+    size = 4 + int.from_bytes(data[:4], "big")
+    assert b'"deflate":true' in data[:size]
+    layer = DeflateLayer(3)
+    assert layer.decode(data[size:]) == encode_frame(0, b"OK")
+    session.receive(layer.encode(sized("PUB t 0", b"x") + b"BOGUS\n"))
+    assert session.step() is None
+    assert layer.decode(session.take()).startswith(encode_frame(0, b"OK"))
+    assert session.closing
+
+
+def test_an_injected_error_is_answered_instead_of_running_the_command() -> None:
+    faults = NodeFaults()
+    node = Node("n1", NodeOptions(), faults)
+    hosted = host(node)
+    client = Client(node)
+    faults.answer(Fault("E_PUB_FAILED", "broken", fatal=False), 1, "PUB")
+    assert client.ask(sized("PUB t 0", b"x")) == "!E_PUB_FAILED broken"
+    assert client.ask(sized("PUB t 0", b"x")) == "OK"
+    assert hosted.partition.log.end_count == 1
+
+
+def test_a_node_on_its_own_makes_topics_on_command() -> None:
+    node = make_node(clustered=False)
+    client = Client(node)
+    assert client.ask(b"INTERNAL_CREATE_TOPIC new 1 true\n") == "OK"
+    assert node.hosted["new", 1].partition.extend
+    assert client.ask(b"INTERNAL_CREATE_TOPIC new -1\n") == "!E_BAD_PARTITION partition should not less than 0"
+
+
+def test_fin_texts_of_a_node_on_its_own_lack_the_coordinators_words() -> None:
+    node = make_node(clustered=False)
+    host(node)
+    client = _ready(node)
+    text = client.ask(b"FIN " + pack(">QQ", 5, 0) + b"\n")
+    assert text == "!E_FIN_FAILED FIN [0 0 0 0 0 0 0 5 0 0 0 0 0 0 0 0] failed Message ID not in flight"

@@ -229,7 +229,7 @@ class _Stats(Site):
         confirmed = f"&{{{{{{0 {stats.confirmed_offset}}} {stats.confirmed_offset}}} {stats.confirmed_count}}}"
         read = f"&{{{{{{0 {stats.read_offset}}} {stats.read_offset}}} {stats.read_count}}}"
         end = f"&{{{{{{0 {stats.end_offset}}} {stats.end_offset}}} {stats.end_count}}}"
-        intervals = "".join(f"[{start}, {stop}], " for start, stop, _ in stats.intervals)
+        intervals = "".join(f"interval &{{{start} {stop} {count}}}, " for start, stop, count in stats.intervals)
         return (
             f"topic {hosted.partition.topic} channel {stats.name} \n"
             f"inflight {stats.in_flight_count}, req 0, 0, 0, "

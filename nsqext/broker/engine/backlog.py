@@ -69,6 +69,7 @@ class Backlog:
         self._options = partition.options
         self._window = partition.options.rules.confirm_window
         self._on_dropped = on_dropped
+        self._ahead: Flight | None = None  # read while something that came back was taken
         self._rewind: bool | None = None  # to be done before the next message is taken; True forgets the intervals
 
     # forwards
@@ -78,10 +79,16 @@ class Backlog:
         while True:
             if self._rewind is not None:
                 self._apply_rewind(self._rewind)
-            flight = self.back.popleft() if self.back else self._read()
+            flight = self._next()
             if flight is None or not self.ordered or flight.entry.offset == self.confirmed.offset:
                 return flight
             self._rewind = True
+
+    def _next(self) -> Flight | None:
+        """Take what came back or what comes next; the queue is read in either case, as the real server does."""
+        ahead = self._ahead or self._read()
+        self._ahead = ahead if self.back else None
+        return self.back.popleft() if self.back else ahead
 
     def _read(self) -> Flight | None:
         partition = self._partition
@@ -99,9 +106,7 @@ class Backlog:
         return Flight(entry)
 
     def _must_wait(self) -> bool:
-        if self.ordered and self.flights.table:
-            return True
-        return len(self.confirmed.starts) > self._window or self.is_clogged()
+        return (self.ordered and bool(self.flights.table or self.back)) or self.is_full()
 
     def is_full(self) -> bool:
         """Return whether so much is finished behind an unfinished message that no more is deferred in memory."""
@@ -198,6 +203,7 @@ class Backlog:
         for flight in self.flights.clear():
             self._on_dropped(flight)
         self.back.clear()
+        self._ahead = None
         self.from_delay.clear()
         self.timestamp = 0
 

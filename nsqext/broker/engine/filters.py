@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ("compile_filter", "glob_expression")
 
+_DOT = re.compile(r"(?<!\\)\.")
+
 _Test = Callable[[Mapping[str, Any]], bool]
 
 
@@ -62,12 +64,10 @@ def _compile(wanted: Mapping[str, Any]) -> _Test | None:
 
 
 def _value(headers: Mapping[str, Any], key: str) -> str | None:
-    """Text of a header; a name with dots may also lead into nested objects."""
-    value: Any = headers.get(key)
-    if value is None and "." in key:
-        value = headers
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+    """Text of a header; a dot in the name leads into a nested object, unless a backslash is before it."""
+    value: Any = headers
+    for part in _DOT.split(key):
+        value = value.get(part.replace("\\.", ".")) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else None
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.original import OriginalChannel
 
-__all__ = ("ChannelStats", "ClientStats", "Latencies", "channel_stats", "client_stats", "debug_text", "original_stats")
+__all__ = ("ChannelStats", "ClientStats", "Latencies", "channel_stats", "client_stats", "original_stats")
 
 _BUCKETS = 12
 
@@ -191,25 +191,6 @@ def client_stats(channel: Channel) -> list[ClientStats]:
         )
         for client in channel.clients.values()
     ]
-
-
-def debug_text(channel: Channel) -> str:
-    """Return the text of ``/message/stats`` (captured: message_finish)."""
-    stats, backlog = channel.stats(), channel.backlog
-    intervals = "".join(f"interval &{{{start} {end} {count}}}, " for start, end, count in stats.intervals)
-
-    def place(offset: int, count: int) -> str:
-        return f"&{{{{{{0 {offset}}} {offset}}} {count}}}"
-
-    return (
-        f"topic {channel.partition.topic} channel {channel.name} \n"
-        f"inflight {stats.in_flight_count}, req 0, {len(backlog.back)}, {len(backlog.back)}, "
-        f"deferred: {stats.deferred_count} , {stats.deferred_from_delay_count}, \n\n"
-        f"channel end : {place(stats.end_offset, stats.end_count)},"
-        f"current read:{place(stats.read_offset, stats.read_count)}, "
-        f"current confirm {place(stats.confirmed_offset, stats.confirmed_count)}, "
-        f"confirmed {len(stats.intervals)} messages: {intervals}\n\n"
-    )
 
 
 def original_stats(channel: OriginalChannel) -> ChannelStats:

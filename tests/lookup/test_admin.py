@@ -1,0 +1,159 @@
+"""Topics and channels through lookup: who is told to make them, in both generations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from nsqext.errors import InvalidInput, InvalidName, LookupFailed, TopicNotFound
+from nsqext.lookup.admin import LookupAdmin
+from nsqext.lookup.client import LookupClient
+from tests.lookup.answering import lookup_json
+from tests.lookup.serving import LookupNodes, not_found
+
+pytestmark = pytest.mark.anyio
+
+OK = httpx.Response(200)
+ORIGINAL = {
+    "channels": [],
+    "producers": [{"broadcast_address": "o1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}],
+}
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[LookupNodes]:
+    """Lookup nodes of which b leads."""
+    lookup_nodes = LookupNodes()
+    lookup_nodes.lists("a:4161", "a:4161", "b:4161", leader="b:4161")
+    yield lookup_nodes
+    await lookup_nodes.client.aclose()
+
+
+def admin_of(nodes: LookupNodes, addresses: str = "a:4161") -> LookupAdmin:
+    """Return an admin that asks these nodes."""
+    return LookupAdmin(LookupClient(addresses, client=nodes.client))
+
+
+def params(route: Any) -> list[dict[str, str]]:
+    """Return the arguments of all calls."""
+    return [dict(call.request.url.params) for call in route.calls]
+
+
+async def test_the_leader_creates_topics(nodes: LookupNodes) -> None:
+    created = nodes.route("b:4161", "/topic/create", OK, "POST")
+    admin = admin_of(nodes)
+    await admin.create_topic("plain")
+    await admin.create_topic("all", partitions=4, replicas=2, extend=True, ordered=True, multipart=True)
+    assert params(created) == [
+        {"topic": "plain", "partition_num": "1", "replicator": "1"},
+        {
+            "topic": "all",
+            "partition_num": "4",
+            "replicator": "2",
+            "extend": "true",
+            "orderedmulti": "true",
+            "multipart": "true",
+        },
+    ]
+
+
+async def test_refusals_are_told(nodes: LookupNodes) -> None:
+    nodes.route("b:4161", "/topic/create", httpx.Response(400, json={"message": "already exist"}), "POST")
+    with pytest.raises(LookupFailed, match="400 already exist"):
+        await admin_of(nodes).create_topic("orders")
+
+
+@pytest.mark.parametrize("wrong", [{"partitions": 0}, {"partitions": 255}, {"replicas": 6}, {"partitions": True}])
+async def test_numbers_are_checked(nodes: LookupNodes, wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match="is not within 1"):
+        await admin_of(nodes).create_topic(
+            "orders", partitions=wrong.get("partitions", 1), replicas=wrong.get("replicas", 1)
+        )
+
+
+async def test_names_are_checked(nodes: LookupNodes) -> None:
+    with pytest.raises(InvalidName):
+        await admin_of(nodes).create_topic("a b")
+    with pytest.raises(InvalidName):
+        await admin_of(nodes).create_channel("orders", "a b")
+
+
+async def test_a_channel_is_created_at_every_leader(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
+    first = nodes.route("n1:4151", "/channel/create", OK, "POST")
+    second = nodes.route("n2:4153", "/channel/create", OK, "POST")
+    await admin_of(nodes).create_channel("orders", "billing")
+    assert params(first) == [{"topic": "orders", "channel": "billing", "partition": "0"}]
+    assert params(second) == [{"topic": "orders", "channel": "billing", "partition": "1"}]
+
+
+async def test_channels_that_have_to_be_registered_are(nodes: LookupNodes) -> None:
+    answer = lookup_json({0: "n1:4150"}, num=1)
+    answer["meta"]["disable_channel_auto_create"] = True
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, answer)
+    registered = nodes.route("b:4161", "/channel/create", OK, "POST")
+    nodes.route("n1:4151", "/channel/create", OK, "POST")
+    await admin_of(nodes).create_channel("orders", "billing")
+    assert params(registered) == [{"topic": "orders", "channel": "billing"}]
+
+
+async def test_a_channel_of_no_topic(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json())
+    with pytest.raises(TopicNotFound):
+        await admin_of(nodes).create_channel("orders", "billing")
+
+
+async def test_a_topic_is_deleted_with_all_partitions(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+    deleted = nodes.route("b:4161", "/topic/delete", OK, "POST")
+    await admin_of(nodes).delete_topic("orders")
+    assert params(deleted) == [{"topic": "orders", "partition": "**"}]
+
+
+async def test_the_original_nsq_is_told_at_every_lookup_node_and_nsqd() -> None:
+    nodes = LookupNodes()
+    for name in ("x:4161", "y:4161"):
+        nodes.lists(name)
+        nodes.finds(name, ORIGINAL)
+    told = {
+        (name, path): nodes.route(name, path, OK, "POST")
+        for name in ("x:4161", "y:4161", "o1:4151")
+        for path in ("/topic/create", "/channel/create", "/topic/delete")
+    }
+    admin = admin_of(nodes, "x:4161,y:4161")
+    await admin.create_topic("orders")
+    await admin.create_channel("orders", "billing")
+    await admin.delete_topic("orders")
+    assert {key for key, route in told.items() if not route.called} == {("o1:4151", "/topic/create")}
+    await nodes.client.aclose()
+
+
+async def test_one_lookup_node_of_the_original_nsq_may_be_down() -> None:
+    nodes = LookupNodes()
+    for name in ("x:4161", "y:4161"):
+        nodes.lists(name)
+    nodes.route("x:4161", "/topic/create", not_found(), "POST")
+    created = nodes.route("y:4161", "/topic/create", OK, "POST")
+    await admin_of(nodes, "x:4161,y:4161").create_topic("orders")
+    assert created.called
+    nodes.route("y:4161", "/topic/create", not_found(), "POST")
+    with pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
+        await admin_of(nodes, "x:4161,y:4161").create_topic("orders")
+    await nodes.client.aclose()
+
+
+async def test_a_node_without_http_address() -> None:
+    nodes = LookupNodes()
+    nodes.lists("x:4161")
+    nodes.finds("x:4161", {"channels": [], "producers": [{"broadcast_address": "o1", "tcp_port": 4150}]})
+    nodes.route("x:4161", "/channel/create", OK, "POST")
+    with pytest.raises(LookupFailed, match="does not tell the node's HTTP address"):
+        await admin_of(nodes, "x:4161").create_channel("orders", "billing")
+    await nodes.client.aclose()

@@ -264,9 +264,8 @@ class TlsLayer:
             return b""
         parts: list[bytes] = []
         try:
-            while part := self._object.read(_MAX_CHUNK):
-                parts.append(part)
-            self.closed = True
+            while True:
+                parts.append(self._object.read(_MAX_CHUNK))
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

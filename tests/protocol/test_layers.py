@@ -193,6 +193,7 @@ def test_a_snappy_chunk_is_not_waited_for_when_it_is_too_long() -> None:
         (STREAM_START + b"\x01\x05\x00\x00\x00\x00\x00\x00x", "bad checksum"),
         (STREAM_START + b"\x00\x04\x00\x00\x00\x00\x00\x00", "cannot be read|bad checksum"),
         (STREAM_START + b"\x01\x03\x00\x00", "chunk of 3 bytes"),
+        (STREAM_START + b"\x00\x0e\x00\x00" + bytes(4) + b"\xff" * 10, "cannot be read.*invalid header"),
     ],
 )
 def test_broken_snappy_streams_are_told(wire: bytes, text: str) -> None:
@@ -354,6 +355,8 @@ def test_close_tells_the_peer(client_context: ssl.SSLContext, server_context: ss
     assert server.decode(client.encode(b"last") + client.close()) == b"last"
     assert server.closed
     assert server.decode(b"more") == b""
+    with pytest.raises(ProtocolError, match="TLS layer cannot be written"):
+        client.encode(b"after closing")
 
 
 def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext) -> None:

@@ -264,8 +264,9 @@ class TlsLayer:
             return b""
         parts: list[bytes] = []
         try:
-            while True:
-                parts.append(self._object.read(_MAX_CHUNK))
+            while part := self._object.read(_MAX_CHUNK):
+                parts.append(part)
+            self.closed = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

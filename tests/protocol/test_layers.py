@@ -357,6 +357,8 @@ def test_close_tells_the_peer(client_context: ssl.SSLContext, server_context: ss
     assert server.decode(b"more") == b""
     with pytest.raises(ProtocolError, match="TLS layer cannot be written"):
         client.encode(b"after closing")
+    assert client.decode(server.close()) == b""
+    assert client.closed
 
 
 def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext) -> None:

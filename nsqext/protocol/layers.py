@@ -243,9 +243,8 @@ class TlsLayer:
         if not self.ready:
             raise InvalidState("the TLS handshake is not complete")
         try:
-            written = self._object.write(data) if data else 0
-            while written < len(data):
-                written += self._object.write(data[written:])
+            if data:
+                self._object.write(data)  # all of it: a memory buffer is never full
         except ssl.SSLError as error:
             raise ProtocolError(f"the TLS layer cannot be written: {_reason(error)}") from error
         return self._out.read()

@@ -9,10 +9,12 @@
     │   ├── InvalidBody                  empty, too large, not bytes
     │   ├── InvalidSetting               an option, URL or environment variable
     │   ├── InvalidPartition             a partition or key that the topic cannot take
-    │   └── ExtendNotSupported           headers or a tag for a topic without extend support
+    │   ├── ExtendNotSupported           headers or a tag for a topic without extend support
+    │   └── DelayNotSupported            a delayed publish to the redesigned server
     ├── InvalidState                     used before it was opened, or after it was closed
     ├── ProtocolError                    the peer's bytes are not NSQ
     ├── ConnectionFailed                 no connection to a node
+    │   └── NegotiationFailed            TLS or compression that the node does not offer, or that fails
     ├── ConnectionLost                   a connection that broke
     │   ├── HeartbeatMissed              a peer that fell silent
     │   └── NotSent                      a connection that broke before the request could have any effect
@@ -54,6 +56,7 @@ __all__ = (
     "ConnectionFailed",
     "ConnectionLost",
     "CreateTopicFailed",
+    "DelayNotSupported",
     "DeliveryUnknown",
     "ExtendForbidden",
     "ExtendNotSupported",
@@ -74,6 +77,7 @@ __all__ = (
     "InvalidTraceId",
     "LookupFailed",
     "MessageNotInFlight",
+    "NegotiationFailed",
     "NotLeader",
     "NotSent",
     "NotWritable",
@@ -193,6 +197,10 @@ class ExtendNotSupported(InvalidInput):
     """Headers or a tag for a topic that was not created with extend support."""
 
 
+class DelayNotSupported(InvalidInput):
+    """A delayed publish to a server of the redesigned generation, which has no command for it."""
+
+
 class InvalidState(NsqError):
     """The object is not open (any more)."""
 
@@ -208,6 +216,13 @@ class ConnectionFailed(NsqError):
 
     retryable = True
     refresh_lookup = True
+
+
+class NegotiationFailed(ConnectionFailed):
+    """TLS or compression was asked for, and the node does not offer it, or it failed; trying again would not help."""
+
+    retryable = False
+    refresh_lookup = False
 
 
 class ConnectionLost(NsqError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from nsqext.errors import (
     ConnectionLost,
@@ -25,15 +26,22 @@ __all__ = ("ClientProtocol", "Reply")
 class Reply:
     """The place for the answer to one command.
 
+    Args:
+        deadline: when whoever waits wants to wait no longer, see `ClientProtocol.expire`.
+        breaks: an error frame in answer to it leaves the stream out of step (captured: pub_ext_on_plain, where the
+            rest of a batch is taken for commands).
+
     Attributes:
         data: data of the response frame, once it is there.
         error: what came instead.
         wake: called when one of the two is set; for whoever waits.
     """
 
-    __slots__ = ("data", "error", "wake")
+    __slots__ = ("breaks", "data", "deadline", "error", "wake")
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = inf, breaks: bool = False) -> None:
+        self.deadline = deadline
+        self.breaks = breaks
         self.data: bytes | None = None
         self.error: NsqError | None = None
         self.wake: Callable[[], None] | None = None
@@ -122,7 +130,7 @@ class ClientProtocol:
     def wake_next(self) -> None:
         """Wake the oldest that waits, so that it does the reading."""
         for reply in self._pending:
-            if reply.wake is not None:
+            if reply.wake is not None and not reply.done:
                 reply.wake()
                 return
 
@@ -134,18 +142,29 @@ class ClientProtocol:
         """Hand over bytes behind the last frame, for a layer that was just negotiated."""
         return self._parser.take_rest()
 
-    def fail(self, error: NsqError) -> None:
+    def expire(self, now: float) -> None:
+        """Let those go whose deadline has passed: they get an error, and the late answer finds nobody."""
+        for reply in self._pending:
+            if reply.deadline < now and not reply.done:
+                reply.error = ConnectionLost("no answer came in time", node=self.node)
+                if reply.wake is not None:
+                    reply.wake()
+
+    def fail(self, error: NsqError, unsent: int = 0) -> None:
         """End the connection: everything that waits, and everything to come, gets an error.
 
         After an error that makes the server close, what was sent behind it was never looked at (servers read one
-        command after the other), which is told apart as `NotSent`.
+        command after the other), which is told apart as `NotSent`; so are the last ``unsent`` commands.
         """
         if self.error is None:
             self.error = error.at(node=self.node)
         unseen = isinstance(self.error, ServerError)
         pending, self._pending = self._pending, deque()
-        for reply in pending:
-            reply.error = self._loss(unseen)
+        sent = len(pending) - unsent
+        for number, reply in enumerate(pending):
+            if reply.done:
+                continue
+            reply.error = self._loss(unseen or number >= sent)
             if reply.wake is not None:
                 reply.wake()
 
@@ -172,5 +191,7 @@ class ClientProtocol:
                 reply.wake()
             if error.closes_connection:
                 self.fail(error)
+            elif reply.breaks:
+                self.fail(ProtocolError("the server stopped reading in the middle of a batch"))
         else:
             self.fail(error)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import anyio
 from attrs import evolve
 
-from nsqext.errors import AuthRequired, ConnectionFailed, InvalidSetting, NsqError
+from nsqext.errors import AuthRequired, ConnectionFailed, InvalidSetting, NegotiationFailed, NsqError
 from nsqext.protocol.commands import MAGIC_V2, auth, identify
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
-from nsqext.protocol.layers import DeflateLayer, SnappyLayer, TlsLayer
+from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from nsqext.transport.connection import Connection
-from nsqext.transport.options import ConnectionOptions
 from nsqext.transport.sockets import connect
-from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from nsqext.transport.options import ConnectionOptions
+    from nsqext.types import Address
 
 __all__ = ("open_connection",)
 
@@ -28,13 +32,14 @@ async def open_connection(
         request: what to ask for; what ``options`` say of heartbeats, TLS and compression is put into it.
 
     Raises:
-        ConnectionFailed: not reachable within the connect timeout, or a layer that was asked for was not granted.
+        ConnectionFailed: not reachable within the connect timeout.
+        NegotiationFailed: a layer that was asked for is not offered, or the TLS handshake failed.
         ProtocolError: something that is not nsqd answers.
         ServerError: the server refuses IDENTIFY or AUTH.
 
     Cancellation closes the socket.
     """
-    with anyio.move_on_after(options.connect_timeout) as scope:
+    with anyio.move_on_after(options.connect_timeout):
         sock = await connect(address, options.connect_timeout)
         connection = Connection(
             sock, address, max_frame_size=options.max_frame_size, request_timeout=options.request_timeout
@@ -49,7 +54,6 @@ async def open_connection(
             raise
         connection.heartbeat_interval = options.heartbeat_interval
         return connection, negotiated
-    assert scope.cancelled_caught
     raise ConnectionFailed(
         f"the node took the connection and was silent for {options.connect_timeout:g} s",
         node=str(address),
@@ -70,14 +74,38 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
     _check_granted(connection, request, negotiated)
     if context is not None:
         hostname = options.tls_hostname or connection.address.host
-        await connection.start_layer(TlsLayer(context, server_hostname=hostname))
+        await _start_tls(connection, TlsLayer(context, server_hostname=hostname))
     if negotiated.snappy:
-        await connection.start_layer(SnappyLayer())
+        await _start_layer(connection, SnappyLayer())
     if negotiated.deflate_level:
-        await connection.start_layer(DeflateLayer(negotiated.deflate_level))
+        await _start_layer(connection, DeflateLayer(negotiated.deflate_level))
     connection.finish_handshake()
     await _authenticate(connection, options, negotiated)
     return negotiated
+
+
+async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
+    """Go through the TLS handshake, and wait for the OK that the server sends inside it."""
+    data = connection.protocol.take_rest()
+    try:
+        decoded = layer.decode(data) if data else b""
+        while not layer.ready:
+            decoded += layer.decode(await connection.exchange(layer.pending()))
+    except ConnectionFailed as error:
+        connection.write(layer.pending())
+        connection.flush()
+        raise NegotiationFailed(error.message, node=str(connection.address), hint=error.hint) from error.__cause__
+    connection.write(layer.pending())
+    connection.flush()
+    connection.add_layer(layer)
+    await connection.receive_answer(decoded)
+
+
+async def _start_layer(connection: Connection, layer: Layer) -> None:
+    """Begin with compression, and wait for the OK that the server sends inside it."""
+    data = connection.protocol.take_rest()
+    connection.add_layer(layer)
+    await connection.receive_answer(layer.decode(data))
 
 
 def _check_granted(connection: Connection, request: IdentifyRequest, negotiated: Negotiated) -> None:
@@ -88,7 +116,7 @@ def _check_granted(connection: Connection, request: IdentifyRequest, negotiated:
         ("deflate", bool(request.deflate_level), bool(negotiated.deflate_level)),
     ):
         if asked and not granted:
-            raise ConnectionFailed(
+            raise NegotiationFailed(
                 f"the node does not offer {name}", node=node, hint=f"switch {name} on there, or off here"
             )
 

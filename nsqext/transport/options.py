@@ -18,9 +18,9 @@ class ConnectionOptions:
 
     Attributes:
         connect_timeout: for TCP, TLS, IDENTIFY and AUTH together.
-        request_timeout: for the answer to a command; a connection that takes longer is given up.
-        heartbeat_interval: how often servers are asked to send a heartbeat; 1 to 60. One that is silent for twice as long counts
-            as lost.
+        request_timeout: how long no answer may come while one is awaited; then the connection is given up.
+        heartbeat_interval: how often servers are asked to send a heartbeat; 1 to 60. One that is silent for twice as
+            long counts as lost.
         max_frame_size: largest frame that is accepted.
         tls: a context for TLS, or True for the system's certificates; None for plain TCP.
         tls_hostname: name in the server's certificate, where it is not the node's host.
@@ -51,7 +51,7 @@ class ConnectionOptions:
             raise InvalidSetting("snappy and deflate cannot be used together", hint="choose one")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context for TLS, or None for plain TCP; certificates are verified unless the given context does not."""
+        """Return the context for TLS, which verifies certificates unless a given one does not; None for plain TCP."""
         if self.tls is None or self.tls is False:
             return None
         return ssl.create_default_context() if self.tls is True else self.tls

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import TYPE_CHECKING
 
 import anyio
 
 from nsqext.errors import ConnectionFailed
-from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
 
 __all__ = ("connect",)
 

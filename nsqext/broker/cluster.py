@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attrs import frozen
 
-from nsqext.broker.cluster_faults import ClusterFaults
+from nsqext.broker.cluster_faults import ClusterFaults, coordinated
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.errors import InvalidSetting, InvalidState
@@ -102,9 +102,20 @@ class Cluster:
         return self
 
     async def _make(self) -> Core:
-        from nsqext.broker.core import Core
+        try:
+            if self._shape.generation == "nsq":
+                from nsqext.broker.core_nsq import OriginalCore
 
-        return Core(self._shape, self._options)
+                return OriginalCore(self._shape, self._options)
+            from nsqext.broker.core_ha import CoordinatedCore
+
+            return CoordinatedCore(self._shape, self._options)
+        except ModuleNotFoundError as error:
+            if error.name not in ("starlette", "uvicorn"):
+                raise
+            raise InvalidState(
+                f"the cluster needs {error.name}, which is not installed", hint="pip install 'nsqext[broker]'"
+            ) from error
 
     def stop(self) -> None:
         """Stop the cluster; no thread, task or socket is left. Stopping twice is fine."""
@@ -212,7 +223,7 @@ class Cluster:
         Raises:
             TopicNotFound: there is none.
         """
-        self._run(lambda core: core.upgrade_topic(name))
+        self._run(lambda core: coordinated(core).upgrade_topic(name))
 
     def leader(self, topic: str, partition: int = 0) -> str:
         """Return the name of the node that leads a partition (or led it last, while there is no leader).
@@ -220,15 +231,15 @@ class Cluster:
         Raises:
             TopicNotFound: there is no such partition.
         """
-        return str(self._run(lambda core: core.replicas(topic, partition).state.leader))
+        return str(self._run(lambda core: coordinated(core).replicas(topic, partition).state.leader))
 
     def in_sync(self, topic: str, partition: int = 0) -> list[str]:
         """Return the names of the nodes that have every acknowledged message of a partition, the leader first."""
-        return list(self._run(lambda core: core.replicas(topic, partition).state.in_sync))
+        return list(self._run(lambda core: coordinated(core).replicas(topic, partition).state.in_sync))
 
     def epoch(self, topic: str, partition: int = 0) -> int:
         """Return the number of the partition's last election."""
-        return int(self._run(lambda core: core.replicas(topic, partition).state.epoch))
+        return int(self._run(lambda core: coordinated(core).replicas(topic, partition).state.epoch))
 
     def wait_writable(self, topic: str, partition: int = 0, *, timeout: float = 10.0) -> str:
         """Return the leader's name as soon as the partition takes writes.
@@ -241,7 +252,7 @@ class Cluster:
         Raises:
             PartitionUnavailable: it did not in time.
         """
-        return str(self._run(lambda core: core.wait_writable(topic, partition, timeout)))
+        return str(self._run(lambda core: coordinated(core).wait_writable(topic, partition, timeout)))
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 
@@ -266,4 +277,4 @@ class Cluster:
         Raises:
             NsqError: the node is not there.
         """
-        self._run(lambda core: core.move_leader(topic, partition, name))
+        self._run(lambda core: coordinated(core).move_leader(topic, partition, name))

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.faults import Direction, Rule
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
     from nsqext.broker.core import Core
+    from nsqext.broker.core_ha import CoordinatedCore
     from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.original import OriginalLookupd
 
 __all__ = ("ClusterFaults", "ScriptedClock")
 
@@ -32,6 +34,19 @@ _OPEN_ERRORS = frozenset(
 )
 
 _Run = Callable[[Callable[["Core"], Any]], Any]
+
+
+def coordinated(core: Core) -> CoordinatedCore:
+    """Return the inside of a cluster whose partitions have leaders.
+
+    Raises:
+        InvalidState: it is of the original generation.
+    """
+    from nsqext.broker.core_ha import CoordinatedCore
+
+    if not isinstance(core, CoordinatedCore):
+        raise InvalidState("the original NSQ has no partition leaders", hint='use generation="ha"')
+    return core
 
 
 class ScriptedClock:
@@ -80,7 +95,7 @@ class ClusterFaults:
 
     def move_leader(self, topic: str, partition: int, name: str) -> None:
         """Make another node the leader; see `Cluster.move_leader`."""
-        self._run(lambda core: core.move_leader(topic, partition, name))
+        self._run(lambda core: coordinated(core).move_leader(topic, partition, name))
 
     def freeze(self, name: str) -> None:
         """Stop a node where it stands, as SIGSTOP does: connections stay, nothing is answered.
@@ -156,7 +171,7 @@ class ClusterFaults:
 
     # --- lookup ---------------------------------------------------------------------------------------------------
 
-    def _lookups(self, name: str | None, change: Callable[[Lookupd], None]) -> None:
+    def _lookups(self, name: str | None, change: Callable[[Lookupd | OriginalLookupd], None]) -> None:
         def act(core: Core) -> None:
             for lookupd in core.lookupds_named(name):
                 change(lookupd)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("ClusterOptions",)
 
 MIB = 1024 * 1024
-_TIMES = ("lease", "join_pause", "replace_after", "inactive_producer_timeout", "tombstone_lifetime")
+_TIMES = ("lease", "join_pause", "replace_after", "inactive_producer_timeout", "tombstone_lifetime", "lookup_ping")
 
 
 @frozen
@@ -34,6 +34,7 @@ class ClusterOptions:
         replace_after: when a node that is away is replaced by another one, where there is one.
         inactive_producer_timeout: original generation: when lookup stops showing a node that says nothing.
         tombstone_lifetime: original generation: how long a tombstone hides a node.
+        lookup_ping: original generation: seconds between two signs of life of a node at lookup; the real one has 15.
         limits: what the nodes allow; None for the real server's defaults.
         memory_bound: bytes of messages that a partition keeps in memory.
         tls: certificate of the nodes' TCP side.
@@ -50,6 +51,7 @@ class ClusterOptions:
     replace_after: float = 600.0
     inactive_producer_timeout: float = 300.0
     tombstone_lifetime: float = 45.0
+    lookup_ping: float = 0.5
     limits: ServerLimits | None = None
     memory_bound: int = 256 * MIB
     tls: ssl.SSLContext | None = None

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ("Coordinator", "CoordinatorOptions")
 
+_RPC_COUNTS = (
+    *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
+    *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
+)
+_ERROR_COUNTS = (
+    *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
+    *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
+)
+
 
 @frozen
 class CoordinatorOptions:
@@ -122,6 +131,23 @@ class Coordinator:
         """Tell whether a partition takes writes."""
         state = replicas.state
         return self.members[state.leader].alive and decisions.is_open(state, self.topics[replicas.topic].spec)
+
+    def stats(self, node: str, topic: str, partition: int) -> dict[str, Any]:
+        """Return what a node answers to ``/coordinator/stats`` (captured: cluster_stats)."""
+        replicas = self.sets.get((topic, partition))
+        names = replicas.state.in_sync if replicas and node in replicas.state.replicas else []
+        coordinated = {
+            "node": "",
+            "name": topic,
+            "partition": partition,
+            "isr_stats": [{"hostname": "", "node_id": self.members[name].distributed_id} for name in names],
+            "catchup_stats": None,
+        }
+        return {
+            "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
+            "ErrStats": dict.fromkeys(_ERROR_COUNTS, 0) | {"OtherCoordErrs": {}},
+            "topic_coord_stats": [coordinated] if names else [],
+        }
 
     @property
     def stable(self) -> bool:

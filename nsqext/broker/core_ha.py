@@ -1,0 +1,136 @@
+"""The inside of a cluster of the redesigned generation: the coordinator decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.joining import join
+from nsqext.broker.core import Core, NodeChange
+from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
+from nsqext.broker.running import RunningNode
+from nsqext.errors import InvalidInput, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.protocol.negotiate import ServerLimits
+
+if TYPE_CHECKING:
+    from nsqext.broker.coordinator.members import Member
+    from nsqext.broker.coordinator.replicas import ReplicaSet
+    from nsqext.broker.coordinator.topics import TopicSpec
+    from nsqext.broker.lookupd.original import OriginalLookupd
+    from nsqext.broker.options import ClusterOptions, ClusterShape
+    from nsqext.types import Address
+
+__all__ = ("CoordinatedCore",)
+
+_TELL = {
+    NodeChange.SILENT: membership.silent,
+    NodeChange.LEAVING: membership.left,
+    NodeChange.THAWED: membership.thawed,
+    NodeChange.RETURNED: membership.returned,
+}
+
+
+class CoordinatedCore(Core):
+    """Nodes whose partitions have leaders and replicas."""
+
+    def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
+        super().__init__(shape, options, options.limits or ServerLimits())
+        times = CoordinatorOptions(options.lease, options.join_pause, options.replace_after)
+        self.coordinator = Coordinator(times)
+        self.coordinator.join = join
+        self.group = LookupdGroup()
+
+    def make_lookupd(self, name: str, tcp: Address, http: Address) -> Lookupd:
+        """Make a lookup node; the first one is the leader."""
+        lookupd = Lookupd(name, self.coordinator, self.group, tcp=tcp, http=http)
+        self.group.nodes.append(lookupd)
+        self.group.elect()
+        return lookupd
+
+    def make_node(self, member: Member) -> RunningNode:
+        """Make a node that the coordinator knows."""
+        self.coordinator.members[member.name] = member
+        member.node.coordinator_stats = partial(self.coordinator.stats, member.name)
+        return RunningNode(member)
+
+    def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
+        """The coordinator runs beside the servers."""
+        return [self.coordinator.run]
+
+    # --- topics ---------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...]) -> None:
+        """Create a topic with channels; returns when every partition takes writes."""
+        try:
+            admin.create_topic(self.coordinator, name, spec)
+        except admin.Refused as error:
+            raise InvalidInput(
+                f"the topic cannot be created: {error.text}", topic=name, hint="see the partitions, replicas and nodes"
+            ) from error
+        if spec.disable_channel_auto_create:
+            admin.register_channels(self.coordinator, name, list(channels))
+        for replicas in self.coordinator.partitions(name):
+            for channel in channels:
+                leader = self.coordinator.members[replicas.state.leader].node
+                leader.channel(leader.hosted[name, replicas.partition], channel)
+            while not self.coordinator.writable(replicas):
+                await replicas.wait()
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        try:
+            admin.delete_topic(self.coordinator, name)
+        except admin.Refused as error:
+            raise TopicNotFound("there is no such topic", topic=name) from error
+
+    def upgrade_topic(self, name: str) -> None:
+        """Turn a topic into an extend topic."""
+        try:
+            admin.update_topic(self.coordinator, name, extend=True)
+        except admin.Refused as error:
+            raise TopicNotFound("there is no such topic", topic=name) from error
+
+    def replicas(self, topic: str, partition: int) -> ReplicaSet:
+        """Return the copies of a partition."""
+        found = self.coordinator.sets.get((topic, partition))
+        if found is None:
+            raise TopicNotFound("there is no such partition", topic=topic, partition=partition)
+        return found
+
+    async def wait_writable(self, topic: str, partition: int, timeout: float) -> str:
+        """Return the leader's name when the partition takes writes."""
+        replicas = self.replicas(topic, partition)
+        with anyio.move_on_after(timeout):
+            while not self.coordinator.writable(replicas):
+                await replicas.wait()
+            return replicas.state.leader
+        raise PartitionUnavailable(
+            f"the partition took no writes within {timeout} s", topic=topic, partition=partition
+        )
+
+    async def move_leader(self, topic: str, partition: int, name: str) -> None:
+        """Make another node the leader of a partition; a node without a copy gets the old leader's."""
+        self.node(name)
+        source = self.replicas(topic, partition).state.leader
+        if source == name:
+            return
+        try:
+            await admin.move_partition(self.coordinator, topic, partition, source, name, leader=True)
+        except admin.Refused as error:
+            raise NsqError(f"the leader cannot be moved: {error.text}", topic=topic, partition=partition) from error
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def node_changed(self, member: Member, change: NodeChange) -> None:
+        """Tell the coordinator."""
+        _TELL[change](self.coordinator, member)
+
+    def lookupd_changed(self, lookupd: Lookupd | OriginalLookupd) -> None:
+        """Have the lookup nodes choose their leader."""
+        self.group.elect()

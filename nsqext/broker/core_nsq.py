@@ -1,0 +1,97 @@
+"""The inside of a cluster of the original generation: nodes on their own, which register at lookup nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext.broker.core import Core, NodeChange
+from nsqext.broker.lookupd.original import OriginalLookupd
+from nsqext.broker.lookupd.registrar import Registrar
+from nsqext.broker.lookupd.registry import Registry
+from nsqext.broker.running import RunningNode
+from nsqext.errors import InvalidInput, TopicNotFound
+from nsqext.protocol.negotiate import ServerLimits
+from nsqext.types import TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.broker.coordinator.members import Member
+    from nsqext.broker.coordinator.topics import TopicSpec
+    from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.options import ClusterOptions, ClusterShape
+    from nsqext.types import Address
+
+__all__ = ("OriginalCore",)
+
+_PARTITION = 0
+"""A topic of the original generation is one queue on each node."""
+
+
+class OriginalCore(Core):
+    """Nodes without a coordinator."""
+
+    def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
+        super().__init__(shape, options, options.limits or ServerLimits.original())
+
+    def make_lookupd(self, name: str, tcp: Address, http: Address) -> OriginalLookupd:
+        """Make a lookup node."""
+        options = self.options
+        registry = Registry(self.clock.wall, options.inactive_producer_timeout, options.tombstone_lifetime)
+        return OriginalLookupd(name, registry, self.limits.version, options.host, tcp, http)
+
+    def make_node(self, member: Member) -> RunningNode:
+        """Make a node that registers at every lookup node."""
+        member.node.switches.lookupd_addresses = [str(running.lookupd.tcp) for running in self.lookupds.values()]
+        registrar = Registrar(member.node, member.tcp, member.http, self.options.lookup_ping)
+        return RunningNode(member, registrar)
+
+    def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
+        """Nothing runs beside the servers."""
+        return []
+
+    def node_changed(self, member: Member, change: NodeChange) -> None:
+        """Nobody decides anything: lookup notices by itself."""
+
+    def lookupd_changed(self, lookupd: Lookupd | OriginalLookupd) -> None:
+        """Have a lookup node that was started again know nothing; nodes register anew with their next sign of life."""
+        if isinstance(lookupd, OriginalLookupd) and lookupd.alive:
+            lookupd.forget()
+
+    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...]) -> None:
+        """Create a topic on every node; returns when every lookup node shows all of them."""
+        if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend:
+            raise InvalidInput("the original NSQ has no partitions, replicas, order or headers", topic=name)
+        for running in self.nodes.values():
+            node = running.member.node
+            if not node.partitions(name):
+                node.host(name, _PARTITION, TopicMeta())
+                node.on_topic_created(name)
+            for channel in channels:
+                node.channel(node.hosted[name, _PARTITION], channel)
+        alive = sum(running.member.alive for running in self.nodes.values())
+        for lookupd in self.lookupds_named(None):
+            while lookupd.alive and not self._shows(lookupd, name, channels, alive):
+                await anyio.sleep(0.005)
+
+    def _shows(
+        self, lookupd: Lookupd | OriginalLookupd, name: str, channels: tuple[str, ...], nodes: int
+    ) -> bool:
+        if not isinstance(lookupd, OriginalLookupd):
+            return False
+        registry = lookupd.registry
+        counts = [len(registry.producers("channel", name, channel)) for channel in channels]
+        return min([len(registry.producers("topic", name)), *counts]) >= nodes
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic on every node."""
+        found = False
+        for running in self.nodes.values():
+            node = running.member.node
+            if node.partitions(name):
+                found = True
+                node.unhost(name, _PARTITION)
+                node.on_topic_deleted(name)
+        if not found:
+            raise TopicNotFound("there is no such topic", topic=name)

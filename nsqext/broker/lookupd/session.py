@@ -1,0 +1,184 @@
+"""The server role of nsqlookupd's TCP protocol ("  V1"), without I/O: bytes in, bytes out."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import orjson
+from attrs import define, field
+
+from nsqext.broker.lookupd.registry import PeerInfo, Registration, Registry
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.names import is_valid_channel, is_valid_topic
+
+__all__ = ("MAGIC_V1", "LookupSession", "OwnInfo")
+
+MAGIC_V1 = b"  V1"
+_SIZE = Struct(">i")
+_MAX_LINE = 64 * 1024
+_MAX_BODY = 1024 * 1024
+_STRINGS = ("hostname", "broadcast_address", "version", "topology_zone", "topology_region")
+_SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", *_STRINGS[2:])
+
+
+@define
+class OwnInfo:
+    """What a lookup node tells about itself in the answer to IDENTIFY."""
+
+    tcp_port: int
+    http_port: int
+    version: str
+    broadcast_address: str
+    hostname: str
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        members = ("broadcast_address", "hostname", "http_port", "tcp_port", "version")
+        return orjson.dumps({name: getattr(self, name) for name in members})
+
+
+def _respond(data: bytes) -> bytes:
+    return _SIZE.pack(len(data)) + data
+
+
+@define(eq=False)
+class LookupSession:
+    """One connection of a node.
+
+    Attributes:
+        registry: where it registers.
+        remote: its end of the connection.
+        own: what it is told.
+        peer: what it told about itself; None before IDENTIFY.
+        closing: the connection is to be closed behind the answers.
+    """
+
+    registry: Registry
+    remote: str
+    own: OwnInfo
+    peer: PeerInfo | None = None
+    closing: bool = False
+    _buffer: bytearray = field(factory=bytearray, alias="buffer")
+    _opened: bool = field(default=False, alias="opened")
+
+    def receive(self, data: bytes) -> bytes:
+        """Take bytes from the node; returns the answers."""
+        self._buffer += data
+        if not self._opened:
+            if len(self._buffer) < len(MAGIC_V1):
+                return b""
+            self._opened = True
+            if not self._buffer.startswith(MAGIC_V1):
+                self.closing = True
+                return _respond(b"E_BAD_PROTOCOL")
+            del self._buffer[: len(MAGIC_V1)]
+        answers: list[bytes] = []
+        while not self.closing:
+            try:
+                answer = self._next()
+            except Fault as fault:
+                self.closing = True
+                answer = str(fault).encode("utf-8", "surrogateescape")
+            if answer is None:
+                break
+            answers.append(_respond(answer))
+        return b"".join(answers)
+
+    def end(self) -> None:
+        """The connection is gone."""
+        if self.peer is not None:
+            self.registry.forget(self.peer)
+
+    def _next(self) -> bytes | None:
+        """Run the next command that is complete; returns its answer."""
+        stop = self._buffer.find(b"\n")
+        if stop < 0:
+            if len(self._buffer) > _MAX_LINE:
+                raise Fault("E_INVALID", "command is too long")
+            return None
+        words = bytes(self._buffer[:stop]).decode("utf-8", "surrogateescape").strip().split(" ")
+        taken = stop + 1
+        body = b""
+        if words[0] == "IDENTIFY":
+            self._may_identify()
+            if len(self._buffer) < taken + _SIZE.size:
+                return None
+            size = _SIZE.unpack_from(self._buffer, taken)[0]
+            if not 0 <= size <= _MAX_BODY:
+                raise Fault("E_BAD_BODY", "IDENTIFY failed to read body")
+            if len(self._buffer) < taken + _SIZE.size + size:
+                return None
+            taken += _SIZE.size + size
+            body = bytes(self._buffer[taken - size : taken])
+        del self._buffer[:taken]
+        return self._run(words, body)
+
+    def _run(self, words: list[str], body: bytes) -> bytes:
+        if words[0] == "PING":
+            if self.peer is not None:
+                self.peer.seen = self.registry.wall()
+            return b"OK"
+        if words[0] == "IDENTIFY":
+            return self._identify(body)
+        if words[0] == "REGISTER":
+            return self._register(words)
+        if words[0] == "UNREGISTER":
+            return self._unregister(words)
+        raise Fault("E_INVALID", f"invalid command {words[0]}")
+
+    def _may_identify(self) -> None:
+        if self.peer is not None:
+            raise Fault("E_INVALID", "cannot IDENTIFY again")
+
+    def _identify(self, body: bytes) -> bytes:
+        try:
+            told = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+        if told is None:
+            told = {}
+        if not isinstance(told, dict) or not _is_typed(told):
+            raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+        members = {name: told.get(name) or ("" if name in _STRINGS else 0) for name in _SHOWN}
+        members["remote_address"] = self.remote
+        if not all(members[name] for name in ("broadcast_address", "tcp_port", "http_port", "version")):
+            raise Fault("E_BAD_BODY", "IDENTIFY missing fields")
+        self.peer = PeerInfo(self.remote, members, self.registry.wall())
+        self.registry.add(Registration("client"), self.peer)
+        return self.own.encode()
+
+    def _names(self, words: list[str]) -> tuple[PeerInfo, str, str]:
+        if self.peer is None:
+            raise Fault("E_INVALID", "client must IDENTIFY")
+        command = words[0]
+        if len(words) < 2:
+            raise Fault("E_INVALID", f"{command} insufficient number of params")
+        topic, channel = words[1], words[2] if len(words) > 2 else ""
+        if not is_valid_topic(topic):
+            raise Fault("E_BAD_TOPIC", f"{command} topic name '{topic}' is not valid")
+        if channel and not is_valid_channel(channel):
+            raise Fault("E_BAD_CHANNEL", f"{command} channel name '{channel}' is not valid")
+        return self.peer, topic, channel
+
+    def _register(self, words: list[str]) -> bytes:
+        peer, topic, channel = self._names(words)
+        if channel:
+            self.registry.add(Registration("channel", topic, channel), peer)
+        self.registry.add(Registration("topic", topic), peer)
+        return b"OK"
+
+    def _unregister(self, words: list[str]) -> bytes:
+        peer, topic, channel = self._names(words)
+        if channel:
+            self.registry.remove(Registration("channel", topic, channel), peer)
+            return b"OK"
+        for registration in self.registry.find("channel", topic, "*"):
+            self.registry.remove(registration, peer)
+        self.registry.remove(Registration("topic", topic), peer)
+        return b"OK"
+
+
+def _is_typed(told: dict[str, object]) -> bool:
+    strings = all(isinstance(told.get(name), (str, type(None))) for name in _STRINGS)
+    ports = (told.get(name) for name in ("tcp_port", "http_port"))
+    return strings and all(isinstance(port, (int, type(None))) and not isinstance(port, bool) for port in ports)

@@ -1,0 +1,125 @@
+"""nsqlookupd's TCP protocol; the answers were recorded from the original program."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.broker.lookupd.registry import Registry
+from nsqext.broker.lookupd.session import LookupSession, OwnInfo
+
+OWN = OwnInfo(4160, 4161, "1.3.0", "bc", "vm")
+NODE = {"version": "1.0", "tcp_port": 5150, "http_port": 5151, "hostname": "h", "broadcast_address": "b"}
+
+
+def session() -> LookupSession:
+    return LookupSession(Registry(lambda: 1_000), "127.0.0.1:99", OWN)
+
+
+def identify(told: object) -> bytes:
+    body = json.dumps(told).encode()
+    return b"IDENTIFY\n" + struct.pack(">i", len(body)) + body
+
+
+def answers(data: bytes) -> list[bytes]:
+    found = []
+    while data:
+        (size,) = struct.unpack_from(">i", data)
+        found.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return found
+
+
+WHO = b'{"broadcast_address":"bc","hostname":"vm","http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
+CASES: list[tuple[bytes, list[bytes], bool]] = [
+    (b"  V1PING \r\nPING\n", [b"OK", b"OK"], False),
+    (b"  V2", [b"E_BAD_PROTOCOL"], True),
+    (b"  V1FOO bar\n", [b"E_INVALID invalid command FOO"], True),
+    (b"  V1\n", [b"E_INVALID invalid command "], True),
+    (b"  V1REGISTER t\n", [b"E_INVALID client must IDENTIFY"], True),
+    (b"  V1UNREGISTER t\n", [b"E_INVALID client must IDENTIFY"], True),
+    (b"  V1IDENTIFY\n\0\0\0\3abc", [b"E_BAD_BODY IDENTIFY failed to decode JSON body"], True),
+    (b"  V1IDENTIFY\n\xff\xff\xff\xff", [b"E_BAD_BODY IDENTIFY failed to read body"], True),
+    (b"  V1" + identify(None), [b"E_BAD_BODY IDENTIFY missing fields"], True),
+    (b"  V1" + identify([1]), [b"E_BAD_BODY IDENTIFY failed to decode JSON body"], True),
+    (b"  V1" + identify(NODE | {"tcp_port": 0}), [b"E_BAD_BODY IDENTIFY missing fields"], True),
+    (b"  V1" + identify(NODE | {"tcp_port": "x"}), [b"E_BAD_BODY IDENTIFY failed to decode JSON body"], True),
+    (b"  V1" + identify(NODE) * 2, [WHO, b"E_INVALID cannot IDENTIFY again"], True),
+    (b"  V1" + identify(NODE) + b"REGISTER\n", [WHO, b"E_INVALID REGISTER insufficient number of params"], True),
+    (
+        b"  V1" + identify(NODE) + b"REGISTER bad! c\n",
+        [WHO, b"E_BAD_TOPIC REGISTER topic name 'bad!' is not valid"],
+        True,
+    ),
+    (
+        b"  V1" + identify(NODE) + b"REGISTER t bad!\n",
+        [WHO, b"E_BAD_CHANNEL REGISTER channel name 'bad!' is not valid"],
+        True,
+    ),
+    (b"  V1" + identify(NODE) + b"UNREGISTER nope c\n", [WHO, b"OK"], False),
+    (b"  V1" + identify(NODE) + b"REGISTER t c\nPING\n", [WHO, b"OK", b"OK"], False),
+]
+
+
+@pytest.mark.parametrize(("data", "expected", "closes"), CASES)
+def test_conversations(data: bytes, expected: list[bytes], closes: bool) -> None:
+    made = session()
+    assert answers(made.receive(data)) == expected
+    assert made.closing is closes
+
+
+@given(st.sampled_from(CASES), st.lists(st.integers(1, 20), max_size=30))
+def test_any_chunks_give_the_same_answers(case: tuple[bytes, list[bytes], bool], sizes: list[int]) -> None:
+    data, expected, _ = case
+    made, got = session(), b""
+    for size in [*sizes, len(data)]:
+        if data and not made.closing:
+            got += made.receive(data[:size])
+            data = data[size:]
+    assert answers(got) == expected
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_answered_or_waited_for(data: bytes) -> None:
+    made = session()
+    answers(made.receive(b"  V1" + data))
+
+
+def test_an_endless_line_is_cut_off() -> None:
+    made = session()
+    assert made.receive(b"  V1" + b"x" * 60_000) == b""
+    made.receive(b"x" * 10_000)
+    assert made.closing
+
+
+def test_registrations_end_with_the_connection() -> None:
+    made = session()
+    registry = made.registry
+    made.receive(b"  V1" + identify(NODE) + b"REGISTER t c\nREGISTER u\n")
+    assert [found.key for found in registry.find("topic", "*")] == ["t", "u"]
+    assert len(registry.producers("topic", "t")) == len(registry.producers("channel", "t", "c")) == 1
+    made.end()
+    assert registry.find("channel", "t", "*") != []
+    assert registry.producers("topic", "t") == registry.producers("client") == []
+
+
+def test_ephemeral_registrations_go_with_their_last_node() -> None:
+    made = session()
+    made.receive(b"  V1" + identify(NODE) + b"REGISTER e#ephemeral x#ephemeral\nREGISTER t c\n")
+    made.receive(b"UNREGISTER e#ephemeral x#ephemeral\nUNREGISTER e#ephemeral\nUNREGISTER t\n")
+    assert [found[1:] for found in made.registry.find("topic", "*")] == [("t", "")]
+    assert [found[1:] for found in made.registry.find("channel", "*", "*")] == [("t", "c")]
+    assert made.registry.producers("channel", "t", "c") == []
+
+
+def test_a_ping_is_a_sign_of_life() -> None:
+    made = session()
+    made.receive(b"  V1" + identify(NODE))
+    made.registry.wall = lambda: 5_000
+    made.receive(b"PING\n")
+    assert made.peer is not None
+    assert made.peer.seen == 5_000

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": {"types"},  # one level: which of the two imports the other is free, and a cycle is an error of its own
     "types": {"errors"},
-    "dispatch": {"errors"},
+    "dispatch": {"errors", "protocol"},  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
     "protocol": BASE,
     "transport": PROTOCOL,
     "lookup": TRANSPORT,
@@ -182,6 +182,11 @@ def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
         if found.target not in allowed:
             wrong.append(f"{found.where} imports {found.module}")
     assert wrong == []
+
+
+def test_dispatch_takes_nothing_but_the_hash_from_the_protocol() -> None:
+    found = {found.module for found in OWN if found.room == "dispatch" and found.target == "protocol"}
+    assert found == {"nsqext.protocol.hashing"}
 
 
 def test_the_walk_sees_imports() -> None:

@@ -55,11 +55,11 @@ class LookupClient:
         options: LookupOptions | None = None,
         client: httpx.AsyncClient | None = None,
     ) -> None:
-        self.addresses = parse_addresses(addresses, "lookupd")
+        self.addresses: tuple[Address, ...] = parse_addresses(addresses, "lookupd")
         if not self.addresses:
             raise InvalidSetting("lookupd names no address", hint="give nsqlookupd's HTTP address, host:port")
-        self.options = options or LookupOptions()
-        self.http = LookupHttp(self.options, client)
+        self.options: LookupOptions = options or LookupOptions()
+        self.http: LookupHttp = LookupHttp(self.options, client)
         self._nodes: dict[Address, LookupNode] = {}
         self._relist_at = float("-inf")
         self._listing: anyio.Event | None = None

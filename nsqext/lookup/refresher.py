@@ -75,12 +75,12 @@ class Refresher:
         options: LookupOptions,
         changed: Callable[[TopicView], None],
     ) -> None:
-        self.topic = topic
+        self.topic: str = topic
         self.view: TopicView | None = None
         """What is known; None until a lookup node has known the topic."""
         self.error: NsqError = LookupFailed("lookup was not asked yet", topic=topic)
         """Why the last round that failed did."""
-        self.poll_at = float("inf")
+        self.poll_at: float = float("inf")
         """When the next poll is due, in seconds of the event loop's clock."""
         self._table = PartitionTable(topic, access)
         self._ask = ask

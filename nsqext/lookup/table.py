@@ -132,7 +132,7 @@ class PartitionTable:
     """
 
     def __init__(self, topic: str, access: str = "w") -> None:
-        self.view = TopicView(topic, access)
+        self.view: TopicView = TopicView(topic, access)
         """The table as it is now."""
         self._leaders: dict[int, PartitionLeader] = {}
         self._sources: dict[Address, _Source] = {}

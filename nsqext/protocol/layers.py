@@ -218,9 +218,9 @@ class TlsLayer:
             self._object = context.wrap_bio(self._in, self._out, server_side, server_hostname)
         except (ssl.SSLError, ValueError, TypeError) as error:
             raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
-        self.ready = False
+        self.ready: bool = False
         """The handshake is complete."""
-        self.closed = False
+        self.closed: bool = False
         """The peer said that it will send nothing more."""
         self._handshake()
 

@@ -1,0 +1,159 @@
+"""Bodies that clients compress, as the Go client of the redesigned NSQ does: two extend headers tell how.
+
+``nsq.client.compress`` is ``1`` for gzip, ``2`` for a snappy block, ``3`` for an lz4 block, and ``0`` or absent for a
+plain body; ``nsq.msg.size`` is the number of bytes before. Servers know nothing of it. Snappy and lz4 need the
+``snappy`` extra.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Final, Literal
+
+from nsqext.errors import InvalidSetting, ProtocolError
+
+__all__ = (
+    "COMPRESS_HEADER",
+    "MAX_UNPACKED",
+    "SIZE_HEADER",
+    "Codec",
+    "check_codec",
+    "compress_body",
+    "decompress_body",
+    "is_compressed",
+)
+
+Codec = Literal["none", "gzip", "snappy", "lz4"]
+"""How bodies are compressed."""
+
+COMPRESS_HEADER: Final = "nsq.client.compress"
+SIZE_HEADER: Final = "nsq.msg.size"
+MAX_UNPACKED: Final = 64 * 1024 * 1024
+"""Bytes that a body may unpack to, unless another bound is given."""
+
+_NUMBERS = {"gzip": "1", "snappy": "2", "lz4": "3"}
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def check_codec(codec: str) -> None:
+    """Raise unless bodies can be compressed so.
+
+    Raises:
+        InvalidSetting: the name is unknown, or a package is not installed.
+    """
+    if codec in ("none", "gzip"):
+        return
+    if codec not in _NUMBERS:
+        raise InvalidSetting(f"compression {codec!r} is unknown", hint="use none, gzip, snappy or lz4")
+    _cramjam(codec)
+
+
+def is_compressed(headers: Mapping[str, Any]) -> bool:
+    """Return whether the headers of a message say that its body is compressed."""
+    return headers.get(COMPRESS_HEADER, "0") not in ("0", 0, "")
+
+
+def compress_body(codec: Codec, body: bytes) -> tuple[bytes, dict[str, str]] | None:
+    """Return the compressed body and the headers that tell so; None where it would not get smaller."""
+    if codec == "none":
+        return None
+    if codec == "gzip":
+        packer = zlib.compressobj(wbits=_GZIP)
+        packed = packer.compress(body) + packer.flush()
+    elif codec == "snappy":
+        packed = bytes(_cramjam(codec).snappy.compress_raw(body))
+    else:
+        packed = bytes(_cramjam(codec).lz4.compress_block(body, store_size=False))
+    if len(packed) >= len(body):
+        return None
+    return packed, {COMPRESS_HEADER: _NUMBERS[codec], SIZE_HEADER: str(len(body))}
+
+
+def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UNPACKED) -> bytes:
+    """Return the body as it was before it was compressed; as it is where the headers tell of no compression.
+
+    Args:
+        headers: extend headers of the message.
+        body: its body.
+        limit: bytes that it may unpack to.
+
+    Raises:
+        ProtocolError: the compression is unknown, the body is damaged, or it would grow beyond ``limit``.
+        InvalidSetting: a package is not installed.
+    """
+    if not is_compressed(headers):
+        return body
+    number = str(headers[COMPRESS_HEADER])
+    size = _announced(headers, limit)
+    if number == "1":
+        unpacked = _gunzip(body, limit)
+    elif number == "2":
+        unpacked = _unsnap(body, limit)
+    elif number == "3":
+        unpacked = _unlz4(body, limit if size is None else size)
+    else:
+        raise ProtocolError(f"a body is compressed in a way that is not known: {COMPRESS_HEADER} is {number!r}")
+    if size is not None and len(unpacked) != size:
+        raise ProtocolError(f"a compressed body unpacks to {len(unpacked)} bytes, its {SIZE_HEADER} says {size}")
+    return unpacked
+
+
+def _announced(headers: Mapping[str, Any], limit: int) -> int | None:
+    text = str(headers.get(SIZE_HEADER, ""))
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ProtocolError(f"{SIZE_HEADER} of a compressed body is {text[:40]!r}, which is no size")
+    if int(text) > limit:
+        raise _too_large(int(text), limit)
+    return int(text)
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    unpacker = zlib.decompressobj(wbits=_GZIP)
+    try:
+        unpacked = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise ProtocolError(f"a gzip body cannot be read: {error}") from error
+    if len(unpacked) > limit:
+        raise _too_large(len(unpacked), limit)
+    if not unpacker.eof:
+        raise ProtocolError("a gzip body ends too early")
+    return unpacked
+
+
+def _unsnap(body: bytes, limit: int) -> bytes:
+    cramjam = _cramjam("snappy")
+    try:
+        size = cramjam.snappy.decompress_raw_len(body)
+        if size > limit:
+            raise _too_large(size, limit)
+        return bytes(cramjam.snappy.decompress_raw(body))
+    except (cramjam.DecompressionError, OSError) as error:
+        raise ProtocolError(f"a snappy body cannot be read: {error}") from error
+
+
+def _unlz4(body: bytes, size: int) -> bytes:
+    cramjam = _cramjam("lz4")
+    try:
+        return bytes(cramjam.lz4.decompress_block(body, output_len=size))
+    except (cramjam.DecompressionError, OSError) as error:
+        raise ProtocolError(f"an lz4 body cannot be read: {error}") from error
+
+
+def _too_large(size: int, limit: int) -> ProtocolError:
+    return ProtocolError(
+        f"a compressed body unpacks to {size} bytes or more, {limit} are allowed", hint="the sender may be hostile"
+    )
+
+
+def _cramjam(codec: str) -> ModuleType:
+    try:
+        import cramjam
+    except ImportError as error:
+        raise InvalidSetting(
+            f"{codec} needs a package that is not installed", hint="pip install 'nsqext[snappy]'"
+        ) from error
+    return cramjam

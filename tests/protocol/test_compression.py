@@ -1,0 +1,97 @@
+"""Compressed bodies: what goes in comes out, and what is hostile stays small."""
+
+from __future__ import annotations
+
+import gzip
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.compression import (
+    COMPRESS_HEADER,
+    SIZE_HEADER,
+    Codec,
+    check_codec,
+    compress_body,
+    decompress_body,
+    is_compressed,
+)
+
+_CODECS: tuple[Codec, ...] = tuple(codec for codec in get_args(Codec) if codec != "none")
+_BODY = b"all work and no play " * 2000
+
+
+@pytest.mark.parametrize(("codec", "number"), [("gzip", "1"), ("snappy", "2"), ("lz4", "3")])
+def test_a_compressed_body_names_codec_and_size(codec: Codec, number: str) -> None:
+    packed = compress_body(codec, _BODY)
+    assert packed is not None
+    body, headers = packed
+    assert headers == {COMPRESS_HEADER: number, SIZE_HEADER: str(len(_BODY))}
+    assert len(body) < len(_BODY) / 4
+    assert is_compressed(headers)
+    assert decompress_body(headers, body) == _BODY
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+@given(body=st.binary(min_size=1, max_size=3000))
+def test_what_goes_in_comes_out(codec: Codec, body: bytes) -> None:
+    packed = compress_body(codec, body * 3)
+    if packed is not None:
+        assert decompress_body(packed[1], packed[0]) == body * 3
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+def test_a_body_that_would_not_get_smaller_is_left_alone(codec: Codec) -> None:
+    assert compress_body(codec, b"x") is None
+    assert compress_body("none", _BODY) is None
+
+
+def test_plain_bodies_pass() -> None:
+    assert decompress_body({}, b"x") == b"x"
+    assert decompress_body({COMPRESS_HEADER: "0", SIZE_HEADER: "1"}, b"x") == b"x"
+
+
+def test_a_size_may_be_missing() -> None:
+    assert decompress_body({COMPRESS_HEADER: "1"}, gzip.compress(_BODY)) == _BODY
+    packed = compress_body("snappy", _BODY)
+    assert packed is not None
+    assert decompress_body({COMPRESS_HEADER: 2}, packed[0]) == _BODY
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+@given(damaged=st.binary(max_size=200))
+def test_damage_is_a_protocol_error(codec: Codec, damaged: bytes) -> None:
+    packed = compress_body(codec, _BODY)
+    assert packed is not None
+    with pytest.raises(ProtocolError):
+        decompress_body(packed[1], packed[0][:-7] + damaged[:3])
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+def test_a_bomb_stays_small(codec: Codec) -> None:
+    packed = compress_body(codec, b"\0" * 5_000_000)
+    assert packed is not None
+    with pytest.raises(ProtocolError, match="allowed"):
+        decompress_body(packed[1], packed[0], limit=100_000)
+    lying = packed[1] | {SIZE_HEADER: "100"}
+    with pytest.raises(ProtocolError):
+        decompress_body(lying, packed[0], limit=100_000)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{COMPRESS_HEADER: "9"}, {COMPRESS_HEADER: "1", SIZE_HEADER: "-1"}, {COMPRESS_HEADER: "1", SIZE_HEADER: "x" * 90}],
+)
+def test_headers_that_make_no_sense(headers: dict[str, str]) -> None:
+    with pytest.raises(ProtocolError):
+        decompress_body(headers, gzip.compress(b"x"))
+
+
+def test_unknown_codecs_are_refused() -> None:
+    for codec in get_args(Codec):
+        check_codec(codec)
+    with pytest.raises(InvalidSetting, match="zstd"):
+        check_codec("zstd")

@@ -6,12 +6,13 @@ Names are imported when they are first used, so that ``import nsqext`` costs nex
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import typing as _typing
+from importlib import import_module as _import_module
+
 
 from nsqext._version import __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from nsqext import errors
     from nsqext.client.consumer import Consumer
     from nsqext.client.message import Message
@@ -62,13 +63,13 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name == "errors":
-        return import_module("nsqext.errors")
+        return _import_module("nsqext.errors")
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'nsqext' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(module), name)
+    value = globals()[name] = getattr(_import_module(module), name)
     return value
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import typing as _typing
 from importlib import import_module as _import_module
 
-
 from nsqext._version import __version__
 
 if _typing.TYPE_CHECKING:

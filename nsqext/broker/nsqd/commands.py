@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nsqext.broker.nsqd import connect
+from nsqext.broker.nsqd.connect import COMMANDS
+from nsqext.broker.nsqd.original.commands import COMMANDS as ORIGINAL_COMMANDS
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
@@ -16,4 +17,4 @@ __all__ = ("command_table",)
 
 def command_table(node: Node) -> Mapping[bytes, Handler]:
     """Return the commands of the node's generation by name."""
-    return connect.COMMANDS
+    return ORIGINAL_COMMANDS if node.options.original else COMMANDS

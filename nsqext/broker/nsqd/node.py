@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from nsqext.broker.engine.partition import Partition, PartitionOptions
+from nsqext.broker.engine.storage import stored_partitions
 from nsqext.broker.faults import NodeFaults
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.traffic import Traffic
+from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class Hosted:
         traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
         traced_channels: the same for single channels.
         failed: publishes that failed.
+        deliveries: messages that went to clients, by channel (original generation).
         traffic: what was published.
     """
 
@@ -53,6 +57,7 @@ class Hosted:
     traced: bool = False
     traced_channels: set[str] = field(factory=set)
     failed: int = 0
+    deliveries: dict[str, int] = field(factory=dict)
     traffic: Traffic = field(factory=Traffic)
 
 
@@ -93,6 +98,10 @@ _COORDINATOR_ERRORS = (
 )
 
 
+_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
+_ID_SHIFT = 22
+
+
 def _nothing(*_: object) -> None:
     """Stand in for a callback that nobody set."""
 
@@ -106,6 +115,8 @@ class Node:
         faults: what may go wrong at it.
 
     Attributes:
+        started: when it was made, in nanoseconds since 1970.
+        id_base: what the original generation adds to internal ids, which makes them look like its own.
         hosted: its partitions by topic and number.
         sessions: its connections by their number.
         on_topic_created: called with the name of a topic that a client's command made.
@@ -127,8 +138,10 @@ class Node:
             self.options.allow_sub_ext_compatible,
             self.limits.max_connections,
             self.options.max_pub_waiting,
+            log_level=2 if self.options.original else 1,
         )
         self.started = self.options.wall()
+        self.id_base = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}
         self.sessions: dict[int, Session] = {}
         self.dirty: list[Session] = []
@@ -157,19 +170,71 @@ class Node:
                 memory_bytes=self.options.memory_bound,
                 coordinated=self.options.clustered,
                 extend_compatible=self.switches.allow_sub_ext_compatible,
+                mem_queue_size=self.options.mem_queue_size,
                 data_path=self.options.data_path,
+                disk=self.options.disk,
             )
             found = Hosted(Partition(topic, partition, options), meta)
             found.auto_create_channels = not meta.disable_channel_auto_create
+            found.partition.on_channel_deleted = partial(self._channel_deleted, found)
             self.hosted[key] = found
         return found
 
-    def unhost(self, topic: str, partition: int) -> None:
-        """Let a partition go; its consumers are closed."""
+    def unhost(self, topic: str, partition: int, *, destroy: bool = False) -> None:
+        """Let a partition go; its consumers are closed.
+
+        Args:
+            topic: the topic.
+            partition: its number.
+            destroy: the topic is deleted: its files go, too.
+        """
         found = self.hosted.pop((topic, partition), None)
         if found is not None:
-            found.partition.close()
+            found.partition.close(destroy=destroy)
             self.wake()
+
+    def load(self) -> None:
+        """Host what is in the data path, for a node without a coordinator.
+
+        Raises:
+            InvalidSetting: what is there is damaged.
+        """
+        if self.options.data_path is not None and self.options.data_path.is_dir():
+            for state in list(stored_partitions(self.options.data_path)):
+                meta = TopicMeta(state.partition + 1, 1, extend_support=state.extend, ordered=state.ordered)
+                self.host(state.topic, state.partition, meta)
+
+    def create_topic(self, topic: str) -> Hosted:
+        """Return a topic of the original generation, made when it is not there."""
+        found = self.hosted.get((topic, 0))
+        if found is None:
+            found = self.host(topic, 0, TopicMeta())
+            self.on_topic_created(topic)
+        return found
+
+    def delete_topic(self, topic: str) -> bool:
+        """Remove a topic with its channels; returns whether it was there."""
+        found = self.partitions(topic)
+        for hosted in found:
+            for name in list(hosted.partition.channels):
+                self.on_channel_deleted(topic, hosted.partition.partition, name)
+            self.unhost(topic, hosted.partition.partition, destroy=True)
+        if found:
+            self.on_topic_deleted(topic)
+        return bool(found)
+
+    def _channel_deleted(self, hosted: Hosted, name: str) -> None:
+        partition = hosted.partition
+        self.on_channel_deleted(partition.topic, partition.partition, name)
+        if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
+            self.delete_topic(partition.topic)
+
+    def internal_id(self, wire_id: bytes) -> int:
+        """Return the number behind the 16 hexadecimal characters of the original generation; 0 for other bytes."""
+        try:
+            return int(wire_id, 16) - self.id_base
+        except ValueError:
+            return 0
 
     def _alone_stats(self, topic: str, partition: int) -> dict[str, Any]:
         return {

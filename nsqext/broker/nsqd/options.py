@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from nsqext.broker.engine.disk import DiskOptions
 from nsqext.protocol.negotiate import ServerLimits
 
 __all__ = ("MIB", "NodeOptions")
@@ -36,7 +37,10 @@ class NodeOptions:
         tls: certificate of the TCP side; ``limits.tls`` has to say so, too.
         auth_addresses: ``host:port`` or URL of HTTP auth servers; empty for none.
         auth_method: ``get`` or ``post``.
+        https_only: the HTTP port refuses everything (original generation, with ``--tls-required``).
         data_path: folder of the queues; None keeps them in memory.
+        disk: how the folder is used.
+        mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
         memory_bound: bytes of messages that a partition keeps in memory.
     """
 
@@ -54,7 +58,10 @@ class NodeOptions:
     tls: ssl.SSLContext | None = None
     auth_addresses: tuple[str, ...] = ()
     auth_method: str = "get"
+    https_only: bool = False
     data_path: Path | None = None
+    disk: DiskOptions = field(factory=DiskOptions)
+    mem_queue_size: int = 10_000
     memory_bound: int = 256 * MIB
 
     @property

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.parser import Command
 
-__all__ = ("Rules", "check_identify_size")
+__all__ = ("SMALL_VERBS", "Rules", "check_small_size")
 
-_SMALL = frozenset((b"IDENTIFY", b"AUTH"))
+SMALL_VERBS = frozenset((b"IDENTIFY", b"AUTH"))
+"""Commands whose body is no message."""
 
 
-def check_identify_size(verb: str, size: int, largest: int) -> None:
+def check_small_size(verb: str, size: int, largest: int) -> None:
     """Check the size of IDENTIFY and AUTH (captured: identify_errors)."""
     if size > largest:
         raise Fault("E_BAD_BODY", f"{verb} body too big {size} > {largest}")
@@ -37,6 +38,8 @@ class Rules:
         guarded: commands other than IDENTIFY are refused until TLS is up.
         hosted: partition of the publish that is being read.
         target: how its body is to be read.
+        topic: topic of the publish that is being read (original generation).
+        delay: seconds of its DPUB (original generation).
         stale_auth: the auth server has to be asked again before it is stored.
     """
 
@@ -47,6 +50,8 @@ class Rules:
         self.guarded = self._limits.tls_required
         self.hosted: Hosted | None = None
         self.target = Target("")
+        self.topic = ""
+        self.delay = 0.0
         self.stale_auth = False
         self._partition = -1
 
@@ -64,7 +69,7 @@ class Rules:
         if self.guarded:
             self.check_tls(words)
         verb = words[0]
-        if verb in _SMALL:
+        if verb in SMALL_VERBS:
             check_state(verb.decode(), self._session.state)
             if verb == b"AUTH" and len(words) != 1:
                 raise Fault("E_INVALID", "AUTH invalid number of parameters")
@@ -87,8 +92,8 @@ class Rules:
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         """Check the announced size, find the partition, and choose how the body is read."""
         verb = words[0]
-        if verb in _SMALL:
-            check_identify_size(verb.decode(), size, self._limits.max_body_size)
+        if verb in SMALL_VERBS:
+            check_small_size(verb.decode(), size, self._limits.max_body_size)
             return None
         check_publish_size(verb, size, self._limits)
         topic = decode(words[1])

@@ -139,7 +139,7 @@ class NsqdServer:
         return listeners
 
     async def _start_http(self, name: str, listener: socket.socket, tasks: TaskGroup) -> None:
-        app = application(self.node, self)
+        app = application(self.node, self, secure=name == "https")
         tls = self._https_context if name == "https" else None
         server = HttpServer(app, tls=tls, gate=self.node.faults.gate)
         self._https.append(server)
@@ -152,7 +152,14 @@ class NsqdServer:
         self._scope.cancel()
 
     async def drain(self) -> None:
-        """End as on SIGTERM: consumers are closed, publishes are refused, and a second later everything is closed."""
+        """End as on SIGTERM.
+
+        The redesigned server closes consumers, refuses publishes, and closes everything a second later; the original
+        one closes everything at once.
+        """
+        if self.node.options.original:
+            self.stop()
+            return
         self.node.exiting = True
         for connection in list(self._connections.values()):
             if connection.session.subscription is not None:

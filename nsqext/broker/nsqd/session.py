@@ -8,8 +8,10 @@ returns what the owner of the connection has to await before it steps on.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import TYPE_CHECKING
 
+from nsqext.broker.nsqd.original.rules import OriginalRules
 from nsqext.broker.nsqd.rules import Rules
 from nsqext.protocol.commands import MAGIC_V2
 from nsqext.protocol.faults import Fault
@@ -66,7 +68,8 @@ class Session:
         self.peer = peer
         self.clock = node.options.clock
         self.settings = ClientSettings.defaults(node.limits)
-        self.settings.client_id = self.settings.hostname = peer
+        # the original server knows a client that does not identify by its host alone
+        self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if node.options.original else peer
         self.state = State.INIT
         self.subscription: Subscription | None = None
         self.hosted: Hosted | None = None
@@ -79,7 +82,7 @@ class Session:
         self.handshake: TlsLayer | None = None
         self.after_handshake: Callable[[], None] | None = None
         self.notify: Callable[[], None] | None = None
-        self.rules = Rules(self)
+        self.rules = OriginalRules(self) if node.options.original else Rules(self)
         self._commands = commands
         self._parser = CommandParser(self.rules, raw_ids=not node.options.original)
         self._magic: bytes | None = b""
@@ -278,7 +281,8 @@ class Session:
         """Let time pass: heartbeats, held output, and the end of a client that says nothing."""
         interval = self.settings.heartbeat_interval
         if self._magic is not None:
-            self.closed = self.closed or now - self.heard >= self.node.options.client_timeout
+            patience = inf if self.node.options.original else self.node.options.client_timeout
+            self.closed = self.closed or now - self.heard >= patience
         elif interval and not self._waiting:
             # the redesigned server gives a client three intervals, the original one two
             self.closed = self.closed or now - self.heard >= interval * (2 if self.node.options.original else 3)

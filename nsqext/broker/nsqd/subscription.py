@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.messages import RawMessage
 
-__all__ = ("Subscription",)
+__all__ = ("MESSAGE_HEAD", "MESSAGE_TYPE", "Subscription")
 
-_HEAD = Struct(">IIqH16s")  # size and type of the frame, time stamp, attempts, id
+MESSAGE_HEAD = Struct(">IIqH16s")
+"""Size and type of the frame, time stamp, attempts, id."""
+MESSAGE_TYPE = 2
 _EXT = Struct(">BH")
 _DETAIL = Struct(">QI")
-_MESSAGE = 2
 
 
 class Subscription:
@@ -80,7 +81,7 @@ class Subscription:
         if middle:
             size += len(middle)
             body = middle + body
-        frame = _HEAD.pack(size, _MESSAGE, message.timestamp, message.attempts, message.id) + body
+        frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
         client = self.client
         self.session.hold(frame, full=client is None or client.in_flight >= client.window)
 

@@ -8,6 +8,7 @@ from nsqext.protocol.extjson import quote
 from nsqext.protocol.faults import Fault
 
 __all__ = (
+    "MASK_64",
     "base10",
     "byte_list",
     "decode",
@@ -16,7 +17,12 @@ __all__ = (
     "parse_unsigned",
     "quote",
     "word_lists",
+    "wrap",
 )
+
+
+MASK_64 = (1 << 64) - 1
+"""Every bit of a number of 64 bits."""
 
 _SIGNED = re.compile(r"[+-]?[0-9]+")
 _DIGITS = re.compile(r"[0-9]+")
@@ -74,8 +80,14 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"strconv.ParseBool: parsing {quote(text)}: invalid syntax")
 
 
+def wrap(value: int) -> int:
+    """Return what is left of a number in 64 bits with a sign."""
+    value &= MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
 def base10(word: bytes, text: str) -> int:
-    """Return the digits of RDY, REQ and DPUB as the servers count them: unsigned, no digits are 0, wrapping at 64 bits.
+    """Return the digits of RDY, REQ and DPUB as the servers count them: no digits are 0, wrapping at 64 bits.
 
     Raises:
         Fault: a byte is no digit; with the given text.
@@ -84,5 +96,4 @@ def base10(word: bytes, text: str) -> int:
         return 0
     if not word.isdigit():
         raise Fault("E_INVALID", text)
-    value = int(word[-64:]) & ((1 << 64) - 1)  # 2**64 divides 10**64: the digits before do not count
-    return value - (1 << 64) if value >> 63 else value
+    return wrap(int(word[-64:]))  # 2**64 divides 10**64: the digits before do not count

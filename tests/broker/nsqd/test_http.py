@@ -31,6 +31,7 @@ def anyio_backend() -> str:
 class _Addresses:
     tcp_address = "127.0.0.1:4150"
     http_address = "127.0.0.1:4151"
+    https_address = "127.0.0.1:4152"
 
 
 class _Web:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from nsqext.broker import web
 from nsqext.broker.nsqd.http.admin import admin_routes
 from nsqext.broker.nsqd.http.channels import channel_routes
+from nsqext.broker.nsqd.http.config import config_routes
 from nsqext.broker.nsqd.http.messages import message_routes
+from nsqext.broker.nsqd.http.original import original_routes, refusing_routes
+from nsqext.broker.nsqd.http.original_stats import original_stats_routes
 from nsqext.broker.nsqd.http.publish import publish_routes
 from nsqext.broker.nsqd.http.site import Addresses, Site
 from nsqext.broker.nsqd.http.stats import stats_routes
@@ -20,17 +23,23 @@ if TYPE_CHECKING:
 __all__ = ("application",)
 
 
-def application(node: Node, addresses: Addresses) -> Starlette:
+def application(node: Node, addresses: Addresses, *, secure: bool = False) -> Starlette:
     """Make the web application of a node.
 
     Args:
         node: the node.
         addresses: where it listens.
+        secure: it is served over HTTPS.
     """
     site = Site(node, addresses)
+    if node.options.original:
+        routes = [*original_routes(site), *config_routes(site), *original_stats_routes(site)]
+        refuse_all = node.options.https_only and not secure
+        return web.application(refusing_routes(site) if refuse_all else routes)
     return web.application(
         [
             *admin_routes(site),
+            *config_routes(site),
             *publish_routes(site),
             *channel_routes(site),
             *message_routes(site),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.http.site import Site
 from nsqext.broker.nsqd.texts import parse_int
@@ -17,15 +15,6 @@ if TYPE_CHECKING:
 __all__ = ("admin_routes",)
 
 _NS = 1_000_000_000
-_SETTABLE: dict[str, tuple[str, type]] = {
-    "nsqlookupd_tcp_addresses": ("lookupd_addresses", list),
-    "verbose": ("verbose", bool),
-    "log_level": ("log_level", int),
-    "allow_ext_compatible": ("allow_ext_compatible", bool),
-    "allow_sub_ext_compatible": ("allow_sub_ext_compatible", bool),
-    "max_conn_for_client": ("max_connections", int),
-    "max_pub_waiting_size": ("max_pub_waiting", int),
-}
 
 
 def _port(address: str) -> int:
@@ -77,44 +66,6 @@ class _Admin(Site):
         except ValueError:
             raise HttpFault(400, "BAD_LEVEL_STRING") from None
 
-    def config(self, call: Call) -> object:
-        name = call.path["opt"]
-        switches, options = self.node.switches, self.node.options
-        if name in _SETTABLE:
-            return getattr(switches, _SETTABLE[name][0])
-        fixed: dict[str, Any] = {
-            "broadcast_address": options.broadcast_address,
-            "max_msg_size": options.limits.max_msg_size,
-            "max_body_size": options.limits.max_body_size,
-            "max_rdy_count": options.limits.max_rdy_count,
-            "msg_timeout": round(options.limits.msg_timeout * _NS),
-            "max_msg_timeout": round(options.limits.max_msg_timeout * _NS),
-            "max_req_timeout": round(options.limits.max_req_timeout * _NS),
-            "max_heartbeat_interval": round(options.limits.max_heartbeat_interval * _NS),
-            "data_path": str(options.data_path or ""),
-        }
-        if name not in fixed:
-            raise HttpFault(400, "INVALID_OPTION")
-        return fixed[name]
-
-    async def set_config(self, call: Call) -> object:
-        body = await call.body()
-        if not 0 < len(body) <= self.node.limits.max_msg_size:
-            raise HttpFault(413, "INVALID_VALUE")
-        name = call.path["opt"]
-        if name not in _SETTABLE:
-            raise HttpFault(400, "INVALID_OPTION")
-        attribute, kind = _SETTABLE[name]
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            raise HttpFault(400, "INVALID_VALUE") from None
-        texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
-        if type(value) is not kind or not texts:
-            raise HttpFault(400, "INVALID_VALUE")
-        setattr(self.node.switches, attribute, value)
-        return self.config(call)
-
     def checked_topic(self, call: Call) -> None:
         """Answer a request to clean up a topic: there is nothing to clean, but its arguments are checked."""
         self.topic(call)
@@ -155,8 +106,6 @@ def admin_routes(site: Site) -> list[Route]:
         route("GET", "/coordinator/stats", admin.coordinator_stats),
         route("POST", "/loglevel/set", admin.set_log_level),
         route("POST", "/disable/write", admin.disable_write),
-        route("GET", "/config/{opt}", admin.config),
-        route("PUT", "/config/{opt}", admin.set_config),
         route("POST", "/topic/cleanunused", silent),
         route("POST", "/topic/greedyclean", admin.checked_topic),
         route("POST", "/topic/fixdata", admin.fix_data),

@@ -37,9 +37,7 @@ class _Channels(Site):
         if not hosted.auto_create_channels:
             text = f"topic {partition.topic} has channel auto create disabled. channel {name} "
             raise HttpFault(403, f"{text}cuold not be deleted localy in nsqd.")
-        if name in partition.channels:
-            partition.delete_channel(name)
-            self.node.on_channel_deleted(partition.topic, partition.partition, name)
+        partition.delete_channel(name)
 
     def switch(self, change: Callable[[Channel], None], call: Call, *, led: bool = False) -> None:
         """Do something to a channel; to one of a partition that this node leads, where ``led`` says so."""

@@ -32,6 +32,11 @@ class Addresses(Protocol):
         """``host:port`` of HTTP."""
         ...
 
+    @property
+    def https_address(self) -> str | None:
+        """``host:port`` of HTTPS, None without."""
+        ...
+
 
 def refuse(refusal: Refusal) -> NoReturn:
     """Answer a refusal of the engine: status 500 and its text."""

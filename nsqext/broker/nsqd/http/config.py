@@ -1,0 +1,148 @@
+"""/config of both generations: the options of the real servers, with what stands for them here."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from nsqext.broker.nsqd.http.site import Addresses, Site
+from nsqext.broker.web import Call, HttpFault, route
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from nsqext.broker.nsqd.node import Node
+
+__all__ = ("config_routes",)
+
+_NS = 1_000_000_000
+_TLS_1_0 = 769
+_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
+_SETTABLE: dict[str, tuple[str, type]] = {
+    "nsqlookupd_tcp_addresses": ("lookupd_addresses", list),
+    "verbose": ("verbose", bool),
+    "log_level": ("log_level", int),
+    "allow_ext_compatible": ("allow_ext_compatible", bool),
+    "allow_sub_ext_compatible": ("allow_sub_ext_compatible", bool),
+    "max_conn_for_client": ("max_connections", int),
+    "max_pub_waiting_size": ("max_pub_waiting", int),
+}
+_SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
+# what the real server answers for things that this one does without
+_ORIGINAL_DEFAULTS: dict[str, Any] = {
+    "broadcast_http_port": 0,
+    "broadcast_tcp_port": 0,
+    "e2e_processing_latency_percentiles": [],
+    "e2e_processing_latency_window_time": 600 * _NS,
+    "enable_experiment": [],
+    "http_client_connect_timeout": 2 * _NS,
+    "http_client_request_timeout": 5 * _NS,
+    "log_prefix": "[nsqd] ",
+    "queue_scan_selection_count": 20,
+    "queue_scan_worker_pool_max": 4,
+    "statsd_address": "",
+    "statsd_exclude_ephemeral": False,
+    "statsd_interval": 60 * _NS,
+    "statsd_mem_stats": True,
+    "statsd_prefix": "nsq.%s",
+    "statsd_udp_packet_size": 508,
+    "sync_every": 2500,
+    "tls_cert": "",
+    "tls_client_auth_policy": "",
+    "tls_key": "",
+    "tls_root_ca_file": "",
+    "topology_region": "",
+    "topology_zone": "",
+}
+_DEFAULT_CONNECTIONS = 500_000
+
+
+def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
+    options, limits = node.options, node.limits
+    values: dict[str, Any] = {
+        "auth_http_addresses": list(options.auth_addresses),
+        "broadcast_address": options.broadcast_address,
+        "data_path": str(options.data_path or ""),
+        "deflate": limits.deflate,
+        "max_body_size": limits.max_body_size,
+        "max_bytes_per_file": options.disk.max_file_bytes,
+        "max_deflate_level": limits.max_deflate_level,
+        "max_heartbeat_interval": round(limits.max_heartbeat_interval * _NS),
+        "max_msg_size": limits.max_msg_size,
+        "max_msg_timeout": round(limits.max_msg_timeout * _NS),
+        "max_output_buffer_size": limits.max_output_buffer_size,
+        "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * _NS),
+        "max_rdy_count": limits.max_rdy_count,
+        "max_req_timeout": round(limits.max_req_timeout * _NS),
+        "mem_queue_size": options.mem_queue_size,
+        "msg_timeout": round(limits.msg_timeout * _NS),
+        "snappy": limits.snappy,
+        "sync_timeout": round(options.disk.sync_interval * _NS),
+        "tls_min_version": _TLS_1_0,
+        "tls_required": int(limits.tls_required),
+    }
+    if options.original:
+        values |= _ORIGINAL_DEFAULTS
+        values |= {
+            "auth_http_request_method": options.auth_method,
+            "max_channel_consumers": limits.max_channel_consumers,
+            "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * _NS),
+            "output_buffer_timeout": round(limits.output_buffer_timeout * _NS),
+            "http_address": addresses.http_address,
+            "https_address": addresses.https_address or "",
+            "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
+            "tcp_address": addresses.tcp_address,
+        }
+    return values
+
+
+class _Config(Site):
+    def show(self, call: Call) -> object:
+        name = call.path["opt"]
+        if name in self._settable():
+            value = getattr(self.node.switches, _SETTABLE[name][0])
+            return value or _DEFAULT_CONNECTIONS if name == "max_conn_for_client" else value
+        fixed = _fixed(self.node, self.addresses)
+        if name not in fixed:
+            raise HttpFault(400, "INVALID_OPTION")
+        # a text is answered bare, as every text is
+        return fixed[name]
+
+    def _settable(self) -> frozenset[str]:
+        return _SETTABLE_ORIGINAL if self.node.options.original else frozenset(_SETTABLE)
+
+    async def change(self, call: Call) -> object:
+        body = await call.body()
+        if not 0 < len(body) <= self.node.limits.max_msg_size:
+            raise HttpFault(413, "INVALID_VALUE")
+        name = call.path["opt"]
+        if name not in self._settable():
+            raise HttpFault(400, "INVALID_OPTION")
+        attribute, kind = _SETTABLE[name]
+        setattr(self.node.switches, attribute, self._read(name, body, kind))
+        return self.show(call)
+
+    def _read(self, name: str, body: bytes, kind: type) -> object:
+        bad = HttpFault(400, "INVALID_VALUE")
+        if name == "log_level" and self.node.options.original:
+            level = _LEVELS.get(body.decode("latin-1").lower())
+            if level is None:
+                raise bad
+            return level
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise bad from None
+        texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
+        if type(value) is not kind or not texts:
+            raise bad
+        return value
+
+
+def config_routes(site: Site) -> list[Route]:
+    """Return the routes."""
+    config = _Config(site.node, site.addresses)
+    return [route("GET", "/config/{opt}", config.show), route("PUT", "/config/{opt}", config.change)]

@@ -1,0 +1,1 @@
+"""The server role of the original NSQ: its checks, its commands, its ids."""

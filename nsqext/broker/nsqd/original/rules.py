@@ -1,0 +1,79 @@
+"""What the original server checks while a command with a body is still being read, in its order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker.nsqd.auth import check_auth
+from nsqext.broker.nsqd.rules import SMALL_VERBS, Rules, check_small_size
+from nsqext.broker.nsqd.texts import MASK_64, base10, decode, quote, wrap
+from nsqext.protocol.bodies import BATCH_VERBS, BatchReader, Target, check_publish_size
+from nsqext.protocol.faults import Fault
+from nsqext.protocol.names import is_valid_topic
+from nsqext.protocol.states import check_state
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.parser import Command
+
+__all__ = ("OriginalRules", "parse_delay")
+
+_VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))
+_MS = 1_000_000
+
+
+def parse_delay(word: bytes, text: str) -> int:
+    """Return the milliseconds of REQ and DPUB as the original server understands them.
+
+    It counts nanoseconds in 64 bits, so that enormous delays turn into others.
+    """
+    return wrap(base10(word, text) * _MS) // _MS
+
+
+class OriginalRules(Rules):
+    """The checks for one session."""
+
+    def unknown(self, _: Session, command: Command) -> Awaitable[None] | None:
+        """Refuse a command that this generation does not have."""
+        raise Fault("E_INVALID", f"invalid command {decode(command.words[0])}")
+
+    def check_line(self, words: list[bytes]) -> None:
+        """Check the words of a command with a body."""
+        if self.guarded:
+            self.check_tls(words)
+        verb = words[0]
+        if verb in SMALL_VERBS:
+            check_state(verb.decode(), self._session.state)
+            if verb == b"AUTH" and len(words) != 1:
+                raise Fault("E_INVALID", "AUTH invalid number of parameters")
+            return
+        if verb not in _VERBS:
+            raise Fault("E_INVALID", f"invalid command {decode(verb)}")
+        name = verb.decode()
+        if len(words) < (3 if verb == b"DPUB" else 2):
+            raise Fault("E_INVALID", f"{name} insufficient number of parameters")
+        self.topic = decode(words[1])
+        if not is_valid_topic(self.topic):
+            again = "E_BAD_TOPIC " if verb == b"MPUB" else ""  # the real server says it twice
+            raise Fault("E_BAD_TOPIC", f"{again}{name} topic name {quote(self.topic)} is not valid")
+        self.delay = self._delay(words[2]) if verb == b"DPUB" else 0.0
+        if verb == b"MPUB":
+            self.stale_auth = not check_auth(self._session, name, self.topic, "")
+
+    def _delay(self, word: bytes) -> float:
+        millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")
+        largest = round(self._limits.max_req_timeout * 1000)
+        if not 0 <= millis <= largest:
+            raise Fault("E_INVALID", f"DPUB timeout {base10(word, '') & MASK_64} out of range 0-{largest}")
+        return millis / 1000
+
+    def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
+        """Check the announced size, and choose how the body is read."""
+        verb = words[0]
+        if verb in SMALL_VERBS:
+            check_small_size(verb.decode(), size, self._limits.max_body_size)
+            return None
+        check_publish_size(verb, size, self._limits)
+        return BatchReader(verb, self._limits, Target(self.topic)) if verb in BATCH_VERBS else None

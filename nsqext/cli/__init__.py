@@ -19,7 +19,10 @@ COMMANDS: dict[str, str] = {
 }
 """Commands and their modules."""
 
-PROGRAMS: dict[str, str] = {}
+PROGRAMS: dict[str, str] = {
+    "nsqd": "nsqext.cli.nsqd",
+    "nsqlookupd": "nsqext.cli.nsqlookupd",
+}
 """Stand-ins for the original programs; ``main(arguments)`` of these modules gets the arguments as they are."""
 
 

@@ -26,6 +26,7 @@ __all__ = ("Registrar",)
 
 _SIZE = Struct(">i")
 _TIMEOUT = 1.0
+_LOOK = 1.0  # how often it looks whether lookup nodes were added or taken away
 _MAX_ANSWER = 5 * 1024 * 1024
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, ValueError)
 
@@ -103,27 +104,27 @@ class Registrar:
         """Keep the registrations true until cancelled; then the connections are closed, which removes them."""
         try:
             async with anyio.create_task_group() as self._tasks:
+                due = anyio.current_time()
                 while True:
                     await self.node.faults.gate()
                     await self._sync_peers()
-                    for peer in list(self._peers.values()):
-                        await self._command(peer, "PING")
-                    with anyio.move_on_after(self.ping_interval):
-                        await self._send_news()
+                    if anyio.current_time() >= due:
+                        due = anyio.current_time() + self.ping_interval
+                        self._commands.insert(0, "PING")
+                    await self._send_news()
+                    with anyio.move_on_after(min(due - anyio.current_time(), _LOOK)):
+                        await self._news.wait()
+                    self._news = anyio.Event()
         finally:
             for peer in self._peers.values():
                 await peer.close()
 
     async def _send_news(self) -> None:
-        while True:
-            await self._news.wait()
-            self._news = anyio.Event()
-            await self.node.faults.gate()
-            await self._sync_peers()
-            while self._commands:
-                command = self._commands.pop(0)
-                for peer in list(self._peers.values()):
-                    await self._command(peer, command)
+        while self._commands:
+            command = self._commands[0]
+            for peer in list(self._peers.values()):
+                await self._command(peer, command)
+            self._commands.pop(0)
 
     async def _sync_peers(self) -> None:
         wanted = self.node.switches.lookupd_addresses

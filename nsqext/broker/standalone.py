@@ -1,0 +1,280 @@
+"""One nsqd or nsqlookupd as a program of its own, without a cluster around it."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from attrs import evolve, field, frozen
+
+from nsqext.broker.ports import split_address
+from nsqext.errors import InvalidSetting
+from nsqext.protocol.negotiate import ServerLimits
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.broker.nsqd.node import Node
+
+__all__ = ("LookupdSettings", "NsqdSettings", "TlsFiles", "run_lookupd", "run_nsqd")
+
+_VERSIONS = {
+    "ssl3.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
+    "tls1.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
+    "tls1.1": ssl.TLSVersion.MINIMUM_SUPPORTED,
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+_Log = Callable[[str, str], None]
+
+
+@frozen
+class TlsFiles:
+    """Certificates of a server.
+
+    Attributes:
+        cert: its certificate.
+        key: its key.
+        root_ca: certificates that clients are checked against.
+        client_auth: ``require`` or ``require-verify`` for clients that have to show a certificate; empty for none.
+        min_version: ``tls1.2`` for example.
+    """
+
+    cert: Path
+    key: Path
+    root_ca: Path | None = None
+    client_auth: str = ""
+    min_version: str = "tls1.0"
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the server's side.
+
+        Raises:
+            InvalidSetting: a file cannot be read, or a setting is not known.
+        """
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if self.min_version not in _VERSIONS:
+            raise InvalidSetting(
+                f"tls-min-version={self.min_version!r} is not known", hint=f"use {', '.join(_VERSIONS)}"
+            )
+        try:
+            made.load_cert_chain(self.cert, self.key)
+            if self.root_ca is not None:
+                made.load_verify_locations(self.root_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSetting(f"failed to build TLS config - {error}") from error
+        made.minimum_version = _VERSIONS[self.min_version]
+        if self.client_auth == "require-verify":
+            made.verify_mode = ssl.CERT_REQUIRED
+        elif self.client_auth == "require":
+            # there is no way to ask for a certificate and take any; one that is shown has to be a good one
+            made.verify_mode = ssl.CERT_REQUIRED
+        elif self.client_auth:
+            raise InvalidSetting(f"tls-client-auth-policy={self.client_auth!r} is not known")
+        return made
+
+
+@frozen
+class NsqdSettings:
+    """Settings of a standalone nsqd; times in seconds, sizes in bytes.
+
+    Attributes:
+        generation: ``nsq`` (original) or ``ha`` (redesigned).
+        tcp: ``host:port`` to listen on, port 0 for a free one.
+        http: the same for HTTP.
+        https: the same for HTTPS; used when there is a certificate.
+        broadcast_address: host that lookup nodes are told.
+        broadcast_ports: TCP and HTTP port that they are told; 0 for those that it listens on.
+        lookupd_addresses: TCP addresses of lookup nodes.
+        lookup_ping: seconds between two signs of life.
+        auth_addresses: HTTP auth servers.
+        data_path: folder of the queues.
+        mem_queue_size: messages that are kept in memory before the disk is used.
+        limits: members of `ServerLimits` that differ from the generation's.
+        tls: certificates.
+        tls_required: ``true``, ``false`` or ``tcp-https``.
+        allow_ext_compatible: see `nsqext.broker.nsqd.options.NodeOptions`.
+        allow_sub_ext_compatible: see there.
+    """
+
+    generation: str = "nsq"
+    tcp: str = "127.0.0.1:0"
+    http: str = "127.0.0.1:0"
+    https: str = ""
+    broadcast_address: str = "127.0.0.1"
+    broadcast_ports: tuple[int, int] = (0, 0)
+    lookupd_addresses: tuple[str, ...] = ()
+    lookup_ping: float = 15.0
+    auth_addresses: tuple[str, ...] = ()
+    data_path: Path | None = None
+    mem_queue_size: int = 10_000
+    limits: Mapping[str, Any] = field(factory=dict)
+    tls: TlsFiles | None = None
+    tls_required: str = "false"
+    allow_ext_compatible: bool = False
+    allow_sub_ext_compatible: bool = False
+
+    def server_limits(self) -> ServerLimits:
+        """Return what the node allows."""
+        if self.generation not in ("nsq", "ha"):
+            raise InvalidSetting(f"generation={self.generation!r} is not known", hint='use "nsq" or "ha"')
+        base = ServerLimits.original() if self.generation == "nsq" else ServerLimits()
+        required = self.tls_required != "false" or bool(self.tls and self.tls.client_auth)
+        if required and self.tls is None:
+            raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
+        return evolve(
+            base, tls=self.tls is not None, tls_required=required, auth=bool(self.auth_addresses), **self.limits
+        )
+
+
+def _make_node(settings: NsqdSettings) -> Node:
+    from nsqext.broker.nsqd.node import Node
+    from nsqext.broker.nsqd.options import NodeOptions
+
+    options = NodeOptions(
+        limits=settings.server_limits(),
+        clustered=False,
+        broadcast_address=settings.broadcast_address,
+        tls=settings.tls.context() if settings.tls else None,
+        auth_addresses=settings.auth_addresses,
+        data_path=settings.data_path,
+        allow_ext_compatible=settings.allow_ext_compatible,
+        allow_sub_ext_compatible=settings.allow_sub_ext_compatible,
+    )
+    node = Node("nsqd", options)
+    node.switches.lookupd_addresses = list(settings.lookupd_addresses)
+    return node
+
+
+@contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    """Keep other programs away from the data."""
+    if folder is None:
+        yield
+        return
+    import os
+
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    if not folder.is_dir():
+        raise InvalidSetting(f"failed to lock data-path: open {folder}: no such file or directory")
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidSetting(
+                f"failed to lock data-path: cannot flock directory {folder} (possibly in use)"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
+    """Serve until cancelled.
+
+    Args:
+        settings: the settings.
+        log: told where it listens, and where it does not any more.
+
+    Raises:
+        InvalidSetting: a setting makes no sense.
+        OSError: an address cannot be had.
+    """
+    from nsqext.broker.nsqd.server import NsqdServer
+
+    with _locked(settings.data_path):
+        node = _make_node(settings)
+        tls = settings.tls.context() if settings.tls and settings.https else None
+        server = NsqdServer(node, settings.tcp, settings.http, https=settings.https if tls else None, https_context=tls)
+        try:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(server.serve)
+                log("INFO", f"TCP: listening on {server.tcp_address}")
+                log("INFO", f"HTTP: listening on {server.http_address}")
+                if server.https_address:
+                    log("INFO", f"HTTPS: listening on {server.https_address}")
+                if settings.lookupd_addresses or settings.generation == "nsq":
+                    tasks.start_soon(_register, node, settings, server.tcp_address, server.http_address)
+                await anyio.sleep_forever()
+        finally:
+            for topic, partition in list(node.hosted):
+                node.unhost(topic, partition)
+            log("INFO", "NSQ: bye")
+
+
+async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> None:
+    from nsqext.broker.lookupd.registrar import Registrar
+
+    found = [split_address(tcp), split_address(http)]
+    told = [Address(at.host, port or at.port) for at, port in zip(found, settings.broadcast_ports, strict=True)]
+    await Registrar(node, told[0], told[1], settings.lookup_ping).run()
+
+
+@frozen
+class LookupdSettings:
+    """Settings of a standalone nsqlookupd of the original generation; times in seconds.
+
+    Attributes:
+        tcp: ``host:port`` to listen on, port 0 for a free one.
+        http: the same for HTTP.
+        broadcast_address: host that nodes are told.
+        inactive_producer_timeout: when a node that says nothing is not shown any more.
+        tombstone_lifetime: how long a tombstone hides a node.
+    """
+
+    tcp: str = "127.0.0.1:0"
+    http: str = "127.0.0.1:0"
+    broadcast_address: str = "127.0.0.1"
+    inactive_producer_timeout: float = 300.0
+    tombstone_lifetime: float = 45.0
+
+
+async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
+    """Serve until cancelled.
+
+    Args:
+        settings: the settings.
+        log: told where it listens, and where it does not any more.
+
+    Raises:
+        OSError: an address cannot be had.
+    """
+    from nsqext.broker.lookupd.original import OriginalLookupd, original_app
+    from nsqext.broker.lookupd.registry import Registry
+    from nsqext.broker.lookupd.tcp import LookupTcp
+    from nsqext.broker.serving import HttpServer
+    from nsqext.broker.web import listen
+
+    tcp = listen(settings.tcp)
+    try:
+        http = listen(settings.http)
+    except OSError:
+        tcp.close()
+        raise
+    addresses = [Address(*found.getsockname()[:2]) for found in (tcp, http)]
+    registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
+    version = ServerLimits.original().version
+    names = ("nsqlookupd", registry, version, settings.broadcast_address)
+    lookupd = OriginalLookupd(*names, tcp=addresses[0], http=addresses[1])
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(LookupTcp(lookupd).serve, tcp)
+            await tasks.start(HttpServer(original_app(lookupd)).serve, http)
+            log("INFO", f"TCP: listening on {addresses[0]}")
+            log("INFO", f"HTTP: listening on {addresses[1]}")
+    finally:
+        for found in (tcp, http):
+            with suppress(OSError):
+                found.close()
+        log("INFO", "NSQLOOKUPD: bye")

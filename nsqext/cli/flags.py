@@ -1,0 +1,136 @@
+"""Command lines as the original programs read them: ``-flag value``, ``--flag=value``, bare booleans."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ("FlagError", "parse_flags", "read_flags")
+
+_DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
+_FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
+
+
+class FlagError(Exception):
+    """A command line that the original program would not take; the text is its."""
+
+
+def _duration(text: str) -> float:
+    sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
+    if rest == "0":
+        return 0.0
+    parts = _DURATION.findall(rest)
+    if not parts or "".join(number + unit for number, unit in parts) != rest:
+        raise ValueError("parse error")
+    return sign * sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _boolean(text: str) -> bool:
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("parse error")
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+def _value(kind: str, text: str) -> Any:
+    if kind == "duration":
+        return _duration(text)
+    if kind == "int":
+        return _integer(text)
+    if kind == "bool":
+        return _boolean(text)
+    return text
+
+
+def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Read a command line.
+
+    Args:
+        arguments: its words.
+        kinds: what each flag takes: ``str``, ``int``, ``duration`` (seconds are returned), ``bool`` (needs no value),
+            ``switch`` (a text that needs no value, ``true`` without one), ``list`` (may be given several times; commas
+            separate values).
+
+    Returns:
+        The flags that were given.
+
+    Raises:
+        FlagError: with the original's text.
+    """
+    found: dict[str, Any] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or word == "-":
+            break  # what follows is no flag; the original does not look at it
+        if word == "--":
+            break
+        name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")
+        if not name or name.startswith(("-", "=")):
+            raise FlagError(f"bad flag syntax: {word}")
+        kind = kinds.get(name)
+        if kind is None:
+            raise FlagError(f"flag provided but not defined: -{name}")
+        if not equals:
+            if kind in ("bool", "switch"):
+                text = "true"
+            elif words:
+                text = words.pop(0)
+            else:
+                raise FlagError(f"flag needs an argument: -{name}")
+        _take(found, name, kind, text)
+    return found
+
+
+def _take(found: dict[str, Any], name: str, kind: str, text: str) -> None:
+    if kind == "list":
+        found.setdefault(name, []).extend(filter(None, text.split(",")))
+        return
+    try:
+        found[name] = _value(kind, text)
+    except ValueError as error:
+        what = "boolean value" if kind == "bool" else "value"
+        raise FlagError(f'invalid {what} "{text}" for {"" if kind == "bool" else "flag "}-{name}: {error}') from error
+
+
+def read_flags(program: str, arguments: Sequence[str], kinds: Mapping[str, str], version: str) -> dict[str, Any]:
+    """Read the command line of a program, answer ``--version`` and ``--help``, and end it when it cannot be read.
+
+    Args:
+        program: its name.
+        arguments: the words behind it.
+        kinds: see `parse_flags`.
+        version: what ``--version`` prints.
+    """
+    if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
+        _usage(program, kinds)
+        raise SystemExit(0)
+    try:
+        found = parse_flags(arguments, kinds)
+    except FlagError as error:
+        print(error, file=sys.stderr)
+        _usage(program, kinds)
+        raise SystemExit(2) from None
+    if found.get("version"):
+        print(version)
+        raise SystemExit(0)
+    return found
+
+
+def _usage(program: str, kinds: Mapping[str, str]) -> None:
+    print(f"Usage of {program}:", file=sys.stderr)
+    for name, kind in sorted(kinds.items()):
+        shown = {"bool": "", "switch": "", "str": " string", "list": " value"}.get(kind, f" {kind}")
+        print(f"  -{name}{shown}", file=sys.stderr)

@@ -1,0 +1,142 @@
+"""``nsqext nsqd``: stands in for the original nsqd (or a standalone redesigned one), with its flags."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nsqext.cli.flags import read_flags
+from nsqext.cli.program import VERSION, run_program
+
+__all__ = ("FLAGS", "main")
+
+FLAGS = {
+    "version": "bool",
+    "config": "str",
+    "log-level": "str",
+    "log-prefix": "str",
+    "log-dir": "str",
+    "verbose": "bool",
+    "node-id": "int",
+    "worker-id": "switch",
+    "generation": "str",
+    "https-address": "str",
+    "http-address": "str",
+    "tcp-address": "str",
+    "auth-http-address": "list",
+    "auth-http-request-method": "str",
+    "broadcast-address": "str",
+    "broadcast-interface": "str",
+    "broadcast-tcp-port": "int",
+    "broadcast-http-port": "int",
+    "lookupd-tcp-address": "list",
+    "lookup-ping-interval": "duration",
+    "http-client-connect-timeout": "duration",
+    "http-client-request-timeout": "duration",
+    "topology-region": "str",
+    "topology-zone": "str",
+    "data-path": "str",
+    "mem-queue-size": "int",
+    "max-bytes-per-file": "int",
+    "sync-every": "int",
+    "sync-timeout": "duration",
+    "queue-scan-worker-pool-max": "int",
+    "queue-scan-selection-count": "int",
+    "queue-scan-interval": "duration",
+    "msg-timeout": "duration",
+    "max-msg-timeout": "duration",
+    "max-msg-size": "int",
+    "max-req-timeout": "duration",
+    "max-body-size": "int",
+    "max-heartbeat-interval": "duration",
+    "max-rdy-count": "int",
+    "max-output-buffer-size": "int",
+    "max-output-buffer-timeout": "duration",
+    "min-output-buffer-timeout": "duration",
+    "output-buffer-timeout": "duration",
+    "max-channel-consumers": "int",
+    "statsd-address": "str",
+    "statsd-interval": "duration",
+    "statsd-mem-stats": "bool",
+    "statsd-prefix": "str",
+    "statsd-udp-packet-size": "int",
+    "statsd-exclude-ephemeral": "bool",
+    "e2e-processing-latency-percentile": "list",
+    "e2e-processing-latency-window-time": "duration",
+    "tls-cert": "str",
+    "tls-key": "str",
+    "tls-client-auth-policy": "str",
+    "tls-root-ca-file": "str",
+    "tls-required": "switch",
+    "tls-min-version": "str",
+    "deflate": "bool",
+    "max-deflate-level": "int",
+    "snappy": "bool",
+    "enable-experiment": "list",
+    "allow-ext-compatible": "bool",
+    "allow-sub-ext-compatible": "bool",
+}
+"""The flags of the original nsqd, those of the redesigned one that test harnesses give, and ``-generation``."""
+
+_LIMITS = {
+    "msg-timeout": "msg_timeout",
+    "max-msg-timeout": "max_msg_timeout",
+    "max-msg-size": "max_msg_size",
+    "max-req-timeout": "max_req_timeout",
+    "max-body-size": "max_body_size",
+    "max-heartbeat-interval": "max_heartbeat_interval",
+    "max-rdy-count": "max_rdy_count",
+    "max-output-buffer-size": "max_output_buffer_size",
+    "max-output-buffer-timeout": "max_output_buffer_timeout",
+    "min-output-buffer-timeout": "min_output_buffer_timeout",
+    "output-buffer-timeout": "output_buffer_timeout",
+    "max-channel-consumers": "max_channel_consumers",
+    "deflate": "deflate",
+    "max-deflate-level": "max_deflate_level",
+    "snappy": "snappy",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        arguments: the words behind the program's name.
+    """
+    flags = read_flags("nsqd", arguments, FLAGS, f"nsqd v{VERSION}")
+    run_program("nsqd", flags, lambda log: _serve(flags, log))
+
+
+async def _serve(flags: dict[str, Any], log: Any) -> None:
+    from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
+
+    tls = None
+    if flags.get("tls-cert") and flags.get("tls-key"):
+        tls = TlsFiles(
+            Path(flags["tls-cert"]),
+            Path(flags["tls-key"]),
+            Path(flags["tls-root-ca-file"]) if flags.get("tls-root-ca-file") else None,
+            flags.get("tls-client-auth-policy", ""),
+            flags.get("tls-min-version", "tls1.0"),
+        )
+    settings = NsqdSettings(
+        generation=flags.get("generation", "nsq"),
+        tcp=flags.get("tcp-address", "0.0.0.0:4150"),
+        http=flags.get("http-address", "0.0.0.0:4151"),
+        https=flags.get("https-address", "0.0.0.0:4152"),
+        broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
+        broadcast_ports=(flags.get("broadcast-tcp-port", 0), flags.get("broadcast-http-port", 0)),
+        lookupd_addresses=tuple(flags.get("lookupd-tcp-address", ())),
+        lookup_ping=flags.get("lookup-ping-interval", 15.0),
+        auth_addresses=tuple(flags.get("auth-http-address", ())),
+        data_path=Path(flags.get("data-path") or "."),
+        mem_queue_size=flags.get("mem-queue-size", 10_000),
+        limits={_LIMITS[name]: value for name, value in flags.items() if name in _LIMITS},
+        tls=tls,
+        tls_required=str(flags.get("tls-required", "false")).lower(),
+        allow_ext_compatible=flags.get("allow-ext-compatible", False),
+        allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
+    )
+    await run_nsqd(settings, log)

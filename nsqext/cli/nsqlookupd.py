@@ -1,0 +1,43 @@
+"""``nsqext nsqlookupd``: stands in for the original nsqlookupd, with its flags."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from nsqext.cli.flags import read_flags
+from nsqext.cli.program import VERSION, run_program
+
+__all__ = ("FLAGS", "main")
+
+FLAGS = {
+    "version": "bool",
+    "config": "str",
+    "log-level": "str",
+    "log-prefix": "str",
+    "verbose": "bool",
+    "tcp-address": "str",
+    "http-address": "str",
+    "broadcast-address": "str",
+    "inactive-producer-timeout": "duration",
+    "tombstone-lifetime": "duration",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        arguments: the words behind the program's name.
+    """
+    flags = read_flags("nsqlookupd", arguments, FLAGS, f"nsqlookupd v{VERSION}")
+    from nsqext.broker.standalone import LookupdSettings, run_lookupd
+
+    settings = LookupdSettings(
+        tcp=flags.get("tcp-address", "0.0.0.0:4160"),
+        http=flags.get("http-address", "0.0.0.0:4161"),
+        broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
+        inactive_producer_timeout=flags.get("inactive-producer-timeout", 300.0),
+        tombstone_lifetime=flags.get("tombstone-lifetime", 45.0),
+    )
+    run_program("nsqlookupd", flags, lambda log: run_lookupd(settings, log))

@@ -1,0 +1,64 @@
+"""What the stand-ins for the original programs share: log lines, signals, and the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+__all__ = ("VERSION", "Log", "run_program")
+
+VERSION = "1.3.0 (built w/nsqext)"
+
+Log = Callable[[str, str], None]
+"""Writes a line: level and text."""
+
+_LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
+
+
+def _logger(prefix: str, level: str) -> Log:
+    least = _LEVELS.index(level) if level in _LEVELS else 1
+
+    def log(of: str, text: str) -> None:
+        if _LEVELS.index(of) >= least:
+            now = datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")
+            sys.stderr.write(f"{prefix}{now} {of}: {text}\n")
+            sys.stderr.flush()
+
+    return log
+
+
+def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Awaitable[None]]) -> None:
+    """Run a program until SIGTERM or SIGINT; it ends with status 1 when it cannot start.
+
+    Args:
+        name: of the program.
+        flags: its command line.
+        serve: runs until it is cancelled.
+    """
+    import signal
+
+    import anyio
+
+    from nsqext.errors import NsqError
+
+    log = _logger(flags.get("log-prefix", f"[{name}] "), str(flags.get("log-level", "info")).upper())
+    log("INFO", f"{name} v{VERSION}")
+
+    async def until_told() -> None:
+        async with anyio.create_task_group() as tasks:
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                tasks.start_soon(serve, log)
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    return
+
+    try:
+        anyio.run(until_told)
+    except* (NsqError, OSError) as group:
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        log("FATAL", f"failed to instantiate {name} - {error}")
+        raise SystemExit(1) from None

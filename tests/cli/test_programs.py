@@ -1,0 +1,193 @@
+"""`nsqext nsqd` and `nsqext nsqlookupd` as a test harness runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from tests.broker.cluster.talking import Talker, eventually, lookup
+
+LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
+
+
+class Program:
+    """A running program and the addresses that it named on stderr."""
+
+    def __init__(self, *words: str, cwd: Path | None = None) -> None:
+        root = str(Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "nsqext", *words],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": root},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+
+    def address(self, kind: str) -> str:
+        """Return where it listens; ``TCP``, ``HTTP`` or ``HTTPS``."""
+        assert self.process.stderr is not None
+        marker = f" INFO: {kind}: listening on "
+        while not (found := [line for line in self.lines if marker in line]):
+            line = self.process.stderr.readline()
+            assert line, self.lines
+            self.lines.append(line)
+        return found[0].rpartition(" ")[2].strip()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; returns the exit status, after stderr was closed."""
+        self.process.send_signal(number)
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr.read().splitlines()
+        self.process.communicate(timeout=10)
+        return self.process.returncode
+
+
+@contextmanager
+def running(*words: str, cwd: Path | None = None) -> Iterator[Program]:
+    program = Program(*words, cwd=cwd)
+    try:
+        yield program
+    finally:
+        program.process.kill()
+        program.process.communicate(timeout=10)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "nsqext", *words],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
+def test_version_and_unknown_flags(name: str) -> None:
+    told = run(name, "--version")
+    assert (told.returncode, told.stdout.startswith(f"{name} v1.3.0 (built w/"), told.stderr) == (0, True, "")
+    refused = run(name, "-nope")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"flag provided but not defined: -nope\nUsage of {name}:\n")
+
+
+def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:
+    with running("nsqd", *LOCAL, "-data-path", str(tmp_path), "--verbose") as program:
+        with Talker(program.address("TCP")) as talker:
+            assert talker.ask("PUB topic", b"hi") == b"OK"
+            assert talker.ask("SUB topic ch") == b"OK"
+            talker.send("RDY 1")
+            assert talker.message()[2] == b"hi"
+        assert httpx.get(f"http://{program.address('HTTP')}/ping").text == "OK"
+        assert program.end() == 0
+        assert all(line.startswith("[nsqd] ") for line in program.lines)
+        assert len(program.lines) < 10
+
+
+def test_nsqd_uses_the_working_directory(tmp_path: Path) -> None:
+    with running("nsqd", *LOCAL, cwd=tmp_path) as program:
+        program.address("TCP")
+        with running("nsqd", *LOCAL, cwd=tmp_path) as second:
+            assert second.process.wait(10) == 1
+            assert second.process.stderr is not None
+            assert "FATAL: failed to instantiate nsqd - failed to lock data-path" in second.process.stderr.read()
+        assert program.end(signal.SIGINT) == 0
+
+
+def test_a_taken_address_ends_the_program(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for words in (("nsqd", "-data-path", str(tmp_path)), ("nsqlookupd",)):
+            ended = run(*words, "-tcp-address", address, "-http-address", "127.0.0.1:0")
+            assert (ended.returncode, "FATAL: failed to instantiate" in ended.stderr) == (1, True)
+            assert "Traceback" not in ended.stderr
+
+
+def test_a_missing_data_path_ends_the_program(tmp_path: Path) -> None:
+    ended = run("nsqd", *LOCAL, "-data-path", str(tmp_path / "none"))
+    assert (ended.returncode, "no such file or directory" in ended.stderr) == (1, True)
+
+
+def test_nsqd_registers_at_nsqlookupd(tmp_path: Path) -> None:
+    with running("nsqlookupd", *LOCAL, "-broadcast-address", "127.0.0.1") as directory:
+        tcp, http = directory.address("TCP"), directory.address("HTTP")
+        words = ("-data-path", str(tmp_path), "-lookupd-tcp-address", tcp, "-broadcast-address=127.0.0.1")
+        with running("nsqd", *LOCAL, *words) as program:
+            with Talker(program.address("TCP")) as talker:
+                assert talker.ask("SUB topic ch") == b"OK"
+            found = eventually(lambda: lookup(http, "/lookup", topic="topic").get("producers"))
+            assert [node["tcp_port"] for node in found] == [int(program.address("TCP").rpartition(":")[2])]
+            program.end()
+            eventually(lambda: lookup(http, "/nodes")["producers"], lambda nodes: nodes == [])
+        assert directory.end() == 0
+
+
+def test_https(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    pem = str(tmp_path / "both.pem")
+    words = ("-data-path", str(tmp_path), "--https-address", "127.0.0.1:0", "--tls-cert", pem, "--tls-key", pem)
+    with running("nsqd", *LOCAL, *words) as program:
+        import ssl
+
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        assert httpx.get(f"https://{program.address('HTTPS')}/ping", verify=context).text == "OK"
+
+
+def test_tls_cannot_be_required_without_a_certificate(tmp_path: Path) -> None:
+    ended = run("nsqd", *LOCAL, "-data-path", str(tmp_path), "--tls-required")
+    assert (ended.returncode, "cannot require TLS client connections without TLS key and cert" in ended.stderr) == (
+        1,
+        True,
+    )
+
+
+def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
+    with (
+        running("nsqd", "--generation", "ha", *LOCAL, "-data-path", str(tmp_path)) as program,
+        Talker(program.address("TCP")) as talker,
+    ):
+        assert talker.ask("INTERNAL_CREATE_TOPIC topic 0") == b"OK"
+        assert talker.ask("PUB topic 0", b"x") == b"OK"
+
+
+def test_the_broker_command() -> None:
+    with running("broker", "--nodes", "2", "--topic", "orders:partitions=2,extend,channel=billing") as program:
+        assert program.process.stdout is not None
+        lines = []
+        while "ready" not in lines:
+            line = program.process.stdout.readline()
+            assert line
+            lines.append(line.strip())
+        address = lines[0].rpartition(" ")[2]
+        found = lookup(address, "/lookup", topic="orders", access="w", metainfo="true")
+        assert (found["meta"]["extend_support"], sorted(found["partitions"]), found["channels"]) == (
+            True,
+            ["0", "1"],
+            ["billing"],
+        )
+        assert len(lines) == 4
+        assert program.end() == 0
+
+
+def test_the_broker_command_refuses_clearly() -> None:
+    ended = run("broker", "--topic", "orders:colour=red")
+    assert (ended.returncode, "topic option 'colour=red' is not known" in ended.stderr) == (2, True)
+    assert "Traceback" not in ended.stderr
+    ended = run("broker", "--nodes", "0")
+    assert (ended.returncode, "nodes=0 is not within 1..64" in ended.stderr) == (2, True)

@@ -295,7 +295,6 @@ class Node:
             return
         now = self.options.clock()
         for hosted in list(self.hosted.values()):
-            if hosted.leader:
-                hosted.partition.tick()
+            hosted.partition.tick()
         for session in list(self.sessions.values()):
             session.tick(now)

@@ -210,7 +210,12 @@ class NsqdServer:
         for _ in range(_ACCEPTS):
             try:
                 sock, peer = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
             except OSError:
+                # no file descriptors are left: the connection stays in the backlog for a while
+                self._loop.remove_reader(listener)
+                self.start(partial(self._accept_later, listener))
                 return
             if faults.refusing:
                 sock.close()
@@ -219,6 +224,10 @@ class NsqdServer:
 
     async def _accept_thawed(self, listener: socket.socket) -> None:
         await self.node.faults.gate()
+        self._loop.add_reader(listener, partial(self._accept, listener))
+
+    async def _accept_later(self, listener: socket.socket) -> None:
+        await anyio.sleep(_TICK)
         self._loop.add_reader(listener, partial(self._accept, listener))
 
     def _serve_client(self, sock: socket.socket, peer: tuple[str, int]) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.broker.faults import NodeFaults
+from nsqext.broker.nsqd.connect import COMMANDS
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.errors import NsqError
 from nsqext.protocol.commands import multi_body, trace_body
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.frames import HEARTBEAT, encode_frame
@@ -93,6 +95,37 @@ def test_no_bytes_break_a_session(data: bytes) -> None:
     client = Client(node)
     client.send(data)
     client.receive()
+
+
+_WORDS = st.sampled_from(
+    [b"t", b"x", b"ch", b"0", b"-1", b"9", b"", b"a!", b"virtual_queue:1", b"special:-1", b"\xff", b"5"]
+)
+_VERBS = st.sampled_from(sorted(COMMANDS)) | st.just(b"DPUB") | st.binary(max_size=6)
+_BODIES = st.binary(max_size=30) | st.sampled_from(
+    [
+        b'{"extend_support":true}',
+        b'{"feature_negotiation":true,"snappy":true}',
+        multi_body([b"a", b"\0\x02{}b"]),
+        b"\0\x02{}b",
+    ]
+)
+
+
+@given(st.lists(st.tuples(_VERBS, st.lists(_WORDS, max_size=5), st.none() | _BODIES), max_size=8))
+def test_no_commands_break_a_session(commands: list[tuple[bytes, list[bytes], bytes | None]]) -> None:
+    node = make_node()
+    host(node)
+    host(node, "x", extend=True)
+    client = Client(node)
+    for verb, words, body in commands:
+        data = b" ".join([verb, *words]) + b"\n" + (b"" if body is None else pack(">I", len(body)) + body)
+        try:
+            client.session.receive(data)
+        except NsqError:
+            break  # bytes that are not of the layer that was negotiated
+        client.session.step()
+        client.session.take()
+    client.session.end()
 
 
 def test_answers_come_before_deliveries_of_the_same_publish() -> None:

@@ -181,7 +181,7 @@ class Coordinator:
         """Take a copy away from a node."""
         replicas.hosts.pop(name, None)
         replicas.forget(name)
-        self.members[name].node.unhost(replicas.topic, replicas.partition)
+        self.members[name].node.unhost(replicas.topic, replicas.partition, destroy=True)
 
     def close(self, topic: TopicState) -> None:
         """Have a topic forgotten by every node."""

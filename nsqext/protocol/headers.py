@@ -12,6 +12,7 @@ from nsqext.errors import InvalidHeader, ProtocolError
 from nsqext.protocol.names import check_tag, check_trace_id
 
 __all__ = (
+    "KEY_HEADER",
     "MAX_HEADER_BYTES",
     "RESERVED_PREFIX",
     "TAG_HEADER",
@@ -24,6 +25,8 @@ __all__ = (
 RESERVED_PREFIX = "##"
 TAG_HEADER = "##client_dispatch_tag"
 TRACE_ID_HEADER = "##trace_id"
+KEY_HEADER = "##key"
+"""Carries the key of a message to consumers and to channels of type key_failover."""
 
 MAX_HEADER_BYTES = 60_000
 """Largest encoded header, in bytes. Servers store up to 65,506 and die of more, so we stay well below."""

@@ -14,7 +14,23 @@ from nsqext._version import __version__
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.fields import UnreadableFields, read_fields
 
-__all__ = ("FILTER_EQUAL", "FILTER_GLOB", "FILTER_MULTI", "FILTER_REGEXP", "ExtFilter", "IdentifyRequest", "Negotiated")
+__all__ = (
+    "DISPATCH_TYPES",
+    "FILTER_EQUAL",
+    "FILTER_GLOB",
+    "FILTER_MULTI",
+    "FILTER_REGEXP",
+    "KEY_FAILOVER",
+    "SHARED",
+    "ExtFilter",
+    "IdentifyRequest",
+    "Negotiated",
+)
+
+SHARED = "shared"
+KEY_FAILOVER = "key_failover"
+DISPATCH_TYPES = (SHARED, KEY_FAILOVER)
+"""How a channel gives messages to its consumers; the second is our own addition (Key_Failover note)."""
 
 _FOREVER = 1e9
 """Seconds; no server takes a time near it."""
@@ -31,6 +47,7 @@ _REPLY = {
     "auth_required": bool,
     "sample_rate": int,
     "desired_tag": str,
+    "dispatch": str,
 }
 
 FILTER_EQUAL = 1
@@ -171,6 +188,7 @@ class Negotiated:
         auth_required: AUTH has to follow.
         sample_rate: percentage of the messages that is delivered; 0 for all.
         desired_tag: the tag as the server understood it.
+        dispatch: the type of dispatch that the server will hold the channel to; empty where it knows none.
     """
 
     version: str = ""
@@ -183,6 +201,7 @@ class Negotiated:
     auth_required: bool = False
     sample_rate: int = 0
     desired_tag: str = ""
+    dispatch: str = ""
 
     @property
     def is_ha(self) -> bool:
@@ -214,6 +233,7 @@ class Negotiated:
             auth_required=reply.get("auth_required", False),
             sample_rate=reply.get("sample_rate", 0),
             desired_tag=reply.get("desired_tag", ""),
+            dispatch=reply.get("dispatch", ""),
         )
         if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:
             raise ProtocolError(f"the reply to IDENTIFY makes no sense: {data[:120]!r}")

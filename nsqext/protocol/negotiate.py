@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.fields import UnreadableFields, read_fields
+from nsqext.protocol.identify import DISPATCH_TYPES
 from nsqext.protocol.names import MAX_TAG_BYTES
 
 __all__ = ("ClientSettings", "Generation", "ServerLimits", "identify_reply", "negotiate")
@@ -83,6 +84,8 @@ class ClientSettings:
     desired_tag: str = ""
     extend_support: bool = False
     ext_filter: dict[str, Any] = field(factory=dict)
+    dispatch: str = ""
+    key_header: str = ""
     raw: dict[str, Any] = field(factory=dict)
 
     @classmethod
@@ -116,7 +119,8 @@ _SCHEMA: dict[str, Any] = {
 }
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "ha": _SCHEMA
-    | {"short_id": str, "long_id": str, "desired_tag": str, "extend_support": bool, "ext_filter": _FILTER},
+    | {"short_id": str, "long_id": str, "desired_tag": str, "extend_support": bool, "ext_filter": _FILTER}
+    | {"dispatch": str, "key_header": str},
     "nsq": _SCHEMA | {"topology_region": str, "topology_zone": str},
 }
 
@@ -161,6 +165,7 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
         _tag(settings, data.get("desired_tag", ""))
         settings.extend_support = settings.extend_support or data.get("extend_support", False)
         settings.ext_filter = data.get("ext_filter", {})
+        _dispatch(settings, data.get("dispatch", ""), data.get("key_header", ""))
     _layers(settings, limits, data)
 
 
@@ -203,6 +208,13 @@ def _tag(settings: ClientSettings, tag: str) -> None:
     settings.desired_tag = tag or settings.desired_tag
 
 
+def _dispatch(settings: ClientSettings, dispatch: str, key_header: str) -> None:
+    """Take the type of dispatch, which the real server does not know: it would ignore both members."""
+    if dispatch and dispatch not in DISPATCH_TYPES:
+        raise Fault("E_BAD_BODY", f"IDENTIFY dispatch ({dispatch}) is invalid")
+    settings.dispatch, settings.key_header = dispatch, key_header
+
+
 def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]) -> None:
     wanted = settings.feature_negotiation
     settings.tls = wanted and limits.tls and data.get("tls_v1", False)
@@ -240,4 +252,6 @@ def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[s
         reply |= {"topology_region": "", "topology_zone": ""}
     elif settings.desired_tag:
         reply["desired_tag"] = settings.desired_tag
+    if settings.dispatch:
+        reply["dispatch"] = settings.dispatch
     return orjson.dumps(reply | (extra or {}))

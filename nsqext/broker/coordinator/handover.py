@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nsqext.broker.engine.kinds import set_kind
 from nsqext.broker.engine.partition import Partition, Stored
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def pass_channels(old: Partition, new: Partition) -> None:
         new.delete_channel(name)
     for name, channel in old.channels.items():
         if not channel.ephemeral:
-            _pass(channel, new.channel(name))
+            _pass(channel, set_kind(new, name, channel.kind))
 
 
 def _pass(old: Channel, new: Channel) -> None:

@@ -9,6 +9,7 @@ from nsqext.broker.engine.dispatcher import Dispatcher
 from nsqext.broker.engine.position import AT_END, StartPosition
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.engine.stats import ChannelStats, channel_stats
+from nsqext.broker.engine.storage import ChannelState
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.delayed import Delayed
     from nsqext.broker.engine.flight import Flight
-    from nsqext.broker.engine.storage import ChannelState
 
 __all__ = ("Channel", "Refusal", "Subscriber")
 
@@ -241,6 +241,21 @@ class Channel(Dispatcher):
     def _close_clients(self) -> None:
         for client in list(self.clients.values()):
             client.subscriber.closed()
+
+    def state(self) -> ChannelState:
+        """Return what is kept of it."""
+        confirmed, kind = self.confirmed, self.kind
+        return ChannelState(
+            self.name,
+            confirmed.offset,
+            confirmed.count,
+            confirmed.intervals,
+            self.paused,
+            self.skipped,
+            kind.type,
+            kind.key_header,
+            kind.fixed,
+        )
 
     def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
         """Go on where the channel was when its state was kept.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.backlog import Backlog
 from nsqext.broker.engine.client import Client, Subscriber
 from nsqext.broker.engine.groups import Groups
+from nsqext.broker.engine.kinds import PLAIN
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.engine.sending import as_message, dispatch_tag
 from nsqext.broker.engine.stats import Latencies
@@ -45,6 +46,7 @@ class Dispatcher:
         clients: its clients by their numbers.
         timeouts: messages that were not answered in time.
         latencies: how long finished messages took.
+        kind: its type.
     """
 
     def __init__(self, partition: Partition, name: str, offset: int, count: int) -> None:
@@ -57,6 +59,7 @@ class Dispatcher:
         self.clients: dict[int, Client] = {}
         self.timeouts = 0
         self.latencies = Latencies()
+        self.kind = PLAIN
         self._partition = partition
         self._options = partition.options
         self._clock = partition.options.clock

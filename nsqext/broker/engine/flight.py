@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqext.broker.engine.client import Client
+    from nsqext.broker.engine.keys import KeyLine
     from nsqext.broker.engine.log import Entry
 
 __all__ = ("Flight", "InFlight")
@@ -29,6 +30,7 @@ class Flight:
         delayed: it came back from the delayed queue.
         behind: messages that have to be read before it is given out again (original generation).
         tag: its dispatch tag; None while nobody looked.
+        line: the messages of its key; None while nobody looked, and on channels that know no keys.
     """
 
     __slots__ = (
@@ -39,6 +41,7 @@ class Flight:
         "delayed",
         "delivered",
         "entry",
+        "line",
         "owner",
         "tag",
     )
@@ -53,6 +56,7 @@ class Flight:
         self.delayed = delayed
         self.behind = 0
         self.tag: str | None = None
+        self.line: KeyLine | None = None
 
 
 class InFlight:

@@ -29,12 +29,14 @@ class ChannelRules:
         confirm_window: a channel reads no further while so many intervals are finished behind an unfinished message.
         delayed_batch: messages of the delayed queue that come back at a time.
         delayed_most: messages that the delayed queue of a channel takes.
+        replay_limit: messages that a channel of type key_failover reads ahead of consumers that take none.
     """
 
     delayed_threshold: float = 900.0
     confirm_window: int = 500
     delayed_batch: int = 100
     delayed_most: int = 160_000
+    replay_limit: int = 10_000
 
 
 @frozen

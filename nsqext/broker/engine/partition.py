@@ -6,12 +6,15 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel import Channel
+from nsqext.broker.engine.keyed import KeyedChannel
+from nsqext.broker.engine.kinds import PLAIN, ChannelKind
 from nsqext.broker.engine.log import Entry, Log
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.original import OriginalChannel
 from nsqext.broker.engine.publish import FIRST_COUNTER, NewMessage, Stored, as_entries, counter_of
 from nsqext.broker.engine.refusal import QueueFull, Refusal
-from nsqext.broker.engine.storage import ChannelState, PartitionState, Storage
+from nsqext.broker.engine.storage import PartitionState, Storage
+from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -86,7 +89,8 @@ class Partition:
         self.extend = self.extend or state.extend
         self.paused = state.paused
         for kept in state.channels:
-            channel = self._make_channel(kept.name, kept.offset, kept.count)
+            kind = ChannelKind(kept.dispatch, kept.key_header, kept.fixed_dispatch)
+            channel = self._make_channel(kept.name, kept.offset, kept.count, kind)
             channel.restore(kept, delayed.get(kept.name, {}).values())
         if self._original:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
@@ -210,23 +214,38 @@ class Partition:
 
     # channels
 
-    def channel(self, name: str) -> Channel:
-        """Return a channel.
+    def channel(self, name: str, kind: ChannelKind = PLAIN) -> Channel:
+        """Return a channel, of this type when it is new.
 
         A new one begins at the end of the queue; at the original server the first one gets what the topic held.
         """
         channel = self.channels.get(name)
         if channel is None:
-            channel = self._make_channel(name, self.readable_offset, self.readable)
+            channel = self._make_channel(name, self.readable_offset, self.readable, kind)
             self.note_channels()
             if self._original:
                 self._pass_on()
         return channel
 
-    def _make_channel(self, name: str, offset: int, count: int) -> Channel:
-        kind = OriginalChannel if self._original else Channel
-        channel = self.channels[name] = kind(self, name, offset, count)
+    def _make_channel(self, name: str, offset: int, count: int, kind: ChannelKind) -> Channel:
+        channel: Channel
+        if self._original:
+            channel = OriginalChannel(self, name, offset, count)
+        elif kind.type == KEY_FAILOVER:
+            channel = KeyedChannel(self, name, offset, count, kind)
+        else:
+            channel = Channel(self, name, offset, count)
+            channel.kind = kind
+        self.channels[name] = channel
         return channel
+
+    def remake(self, channel: Channel, kind: ChannelKind) -> Channel:
+        """Make a channel without clients one of another type; it goes on from what is finished."""
+        state, delayed = channel.state(), list(channel.backlog.delayed.messages.values())
+        fresh = self._make_channel(channel.name, state.offset, state.count, kind)
+        fresh.restore(state, delayed)
+        self.note_channels()
+        return fresh
 
     def delete_channel(self, name: str) -> None:
         """Remove a channel and close its clients; nothing happens when it is not there."""
@@ -310,11 +329,12 @@ class Partition:
         for channel in self._each():
             channel.pump()
 
-    def close(self, *, destroy: bool = False) -> None:
+    def close(self, *, destroy: bool = False, save: bool = True) -> None:
         """Close the clients of all channels and the files.
 
         Args:
             destroy: the topic is deleted: remove the files.
+            save: write where the channels are; without it the files are as a killed process leaves them.
         """
         self._closed = True
         for channel in self._each():
@@ -323,25 +343,15 @@ class Partition:
         if storage is not None and destroy:
             storage.destroy()
         elif storage is not None:
-            storage.save(self.state())
+            if save:
+                storage.save(self.state())
             storage.close()
 
     # what is kept on disk
 
     def state(self) -> PartitionState:
         """Return what is kept besides the queue."""
-        channels = [
-            ChannelState(
-                channel.name,
-                channel.confirmed.offset,
-                channel.confirmed.count,
-                channel.confirmed.intervals,
-                channel.paused,
-                channel.skipped,
-            )
-            for channel in self._each()
-            if not channel.ephemeral
-        ]
+        channels = [channel.state() for channel in self._each() if not channel.ephemeral]
         return PartitionState(
             self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels
         )

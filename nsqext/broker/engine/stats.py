@@ -6,11 +6,22 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.identify import SHARED
+
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.original import OriginalChannel
 
-__all__ = ("ChannelStats", "ClientStats", "Latencies", "channel_stats", "client_stats", "original_stats")
+__all__ = (
+    "ChannelStats",
+    "ClientStats",
+    "KeyRangeStats",
+    "Latencies",
+    "channel_stats",
+    "client_stats",
+    "original_stats",
+)
 
 _BUCKETS = 12
 
@@ -76,6 +87,29 @@ class ClientStats:
 
 
 @define
+class KeyRangeStats:
+    """One range of the keys of a channel of type key_failover.
+
+    Attributes:
+        low: where it begins, 0 to 1.
+        high: where it ends.
+        tag: dispatch tag of the client; each tag has ranges of its own.
+        client: number of the client in its node.
+        name: ``host:port``.
+        rate: messages a second that the client was given of late.
+        waiting: messages of the replay set that wait for it.
+    """
+
+    low: float
+    high: float
+    tag: str
+    client: int
+    name: str
+    rate: float
+    waiting: int
+
+
+@define
 class ChannelStats:
     """Numbers of one channel; offsets and sizes in bytes, times in nanoseconds since 1970.
 
@@ -107,6 +141,11 @@ class ChannelStats:
         intervals: what was finished out of order: first offset, end offset, last message's number.
         consume_latency: finished messages by the time since they were stored, see `Latencies`.
         delivery_latency: finished messages by the time since they were given out.
+        dispatch: its type.
+        key_header: the extend header that carries keys.
+        replay_count: messages that were read and wait for the client of their key.
+        held_keys: keys that a client has messages of.
+        key_ranges: which client serves which keys.
     """
 
     name: str
@@ -136,6 +175,11 @@ class ChannelStats:
     intervals: list[tuple[int, int, int]] = field(factory=list)
     consume_latency: list[int] = field(factory=list)
     delivery_latency: list[int] = field(factory=list)
+    dispatch: str = SHARED
+    key_header: str = KEY_HEADER
+    replay_count: int = 0
+    held_keys: int = 0
+    key_ranges: list[KeyRangeStats] = field(factory=list)
 
 
 def channel_stats(channel: Channel) -> ChannelStats:

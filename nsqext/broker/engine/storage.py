@@ -12,6 +12,8 @@ from nsqext.broker.engine.disk import DiskOptions, DiskStore, write_atomically
 from nsqext.broker.engine.journal import ChannelJournal, DelayedJournal
 from nsqext.broker.engine.log import Log
 from nsqext.errors import InvalidSetting
+from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.identify import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +38,9 @@ class ChannelState:
         intervals: what was finished behind it: first offset, end offset, last message's number.
         paused: nothing is given out.
         skipped: everything is dropped.
+        dispatch: its type.
+        key_header: the extend header that carries keys.
+        fixed_dispatch: the type was chosen when the channel was created.
     """
 
     name: str
@@ -44,6 +49,9 @@ class ChannelState:
     intervals: list[tuple[int, int, int]] = field(factory=list)
     paused: bool = False
     skipped: bool = False
+    dispatch: str = SHARED
+    key_header: str = KEY_HEADER
+    fixed_dispatch: bool = False
 
 
 @define

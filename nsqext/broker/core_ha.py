@@ -12,6 +12,7 @@ from nsqext.broker.coordinator import administration as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.joining import join
+from nsqext.broker.coordinator.keeping import Keeper
 from nsqext.broker.core import Core, NodeChange
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.running import RunningNode
@@ -56,8 +57,18 @@ class CoordinatedCore(Core):
     def make_node(self, member: Member) -> RunningNode:
         """Make a node that the coordinator knows."""
         self.coordinator.members[member.name] = member
+        member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
         member.node.coordinator_stats = partial(self.coordinator.stats, member.name)
         return RunningNode(member)
+
+    def make(self) -> None:
+        """Make everything, and open what is on the disk."""
+        super().make()
+        if self.shape.data_path is not None:
+            keeper = Keeper(self.coordinator, self.shape.data_path / "cluster.json")
+            keeper.load()
+            keeper.save()
+            self.coordinator.watchers.append(keeper.save)
 
     def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """The coordinator runs beside the servers."""

@@ -14,7 +14,6 @@ from nsqext.broker.lookupd.registry import Registry
 from nsqext.broker.running import RunningNode
 from nsqext.errors import InvalidInput, TopicNotFound
 from nsqext.protocol.negotiate import ServerLimits
-from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 __all__ = ("OriginalCore",)
-
-_PARTITION = 0
-"""A topic of the original generation is one queue on each node."""
 
 
 class OriginalCore(Core):
@@ -44,6 +40,7 @@ class OriginalCore(Core):
     def make_node(self, member: Member) -> RunningNode:
         """Make a node that registers at every lookup node."""
         member.node.switches.lookupd_addresses = [str(running.lookupd.tcp) for running in self.lookupds.values()]
+        member.node.load()
         registrar = Registrar(member.node, member.tcp, member.http, self.options.lookup_ping)
         return RunningNode(member, registrar)
 
@@ -64,12 +61,9 @@ class OriginalCore(Core):
         if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend:
             raise InvalidInput("the original NSQ has no partitions, replicas, order or headers", topic=name)
         for running in self.nodes.values():
-            node = running.member.node
-            if not node.partitions(name):
-                node.host(name, _PARTITION, TopicMeta())
-                node.on_topic_created(name)
+            hosted = running.member.node.create_topic(name)
             for channel in channels:
-                node.channel(node.hosted[name, _PARTITION], channel)
+                running.member.node.channel(hosted, channel)
         alive = sum(running.member.alive for running in self.nodes.values())
         for lookupd in self.lookupds_named(None):
             while lookupd.alive and not self._shows(lookupd, name, channels, alive):
@@ -86,12 +80,5 @@ class OriginalCore(Core):
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic on every node."""
-        found = False
-        for running in self.nodes.values():
-            node = running.member.node
-            if node.partitions(name):
-                found = True
-                node.unhost(name, _PARTITION)
-                node.on_topic_deleted(name)
-        if not found:
+        if not any([running.member.node.delete_topic(name) for running in self.nodes.values()]):
             raise TopicNotFound("there is no such topic", topic=name)

@@ -94,6 +94,7 @@ class NsqdSettings:
         lookupd_addresses: TCP addresses of lookup nodes.
         lookup_ping: seconds between two signs of life.
         auth_addresses: HTTP auth servers.
+        auth_method: ``get`` or ``post``: how they are asked.
         data_path: folder of the queues.
         mem_queue_size: messages that are kept in memory before the disk is used.
         limits: members of `ServerLimits` that differ from the generation's.
@@ -112,6 +113,7 @@ class NsqdSettings:
     lookupd_addresses: tuple[str, ...] = ()
     lookup_ping: float = 15.0
     auth_addresses: tuple[str, ...] = ()
+    auth_method: str = "get"
     data_path: Path | None = None
     mem_queue_size: int = 10_000
     limits: Mapping[str, Any] = field(factory=dict)
@@ -119,6 +121,11 @@ class NsqdSettings:
     tls_required: str = "false"
     allow_ext_compatible: bool = False
     allow_sub_ext_compatible: bool = False
+
+    @property
+    def https_only(self) -> bool:
+        """Whether the HTTP port refuses everything."""
+        return self.tls_required == "true" or bool(self.tls_required == "false" and self.tls and self.tls.client_auth)
 
     def server_limits(self) -> ServerLimits:
         """Return what the node allows."""
@@ -144,6 +151,9 @@ def _make_node(settings: NsqdSettings) -> Node:
         tls=settings.tls.context() if settings.tls else None,
         auth_addresses=settings.auth_addresses,
         data_path=settings.data_path,
+        mem_queue_size=settings.mem_queue_size,
+        https_only=settings.https_only,
+        auth_method=settings.auth_method,
         allow_ext_compatible=settings.allow_ext_compatible,
         allow_sub_ext_compatible=settings.allow_sub_ext_compatible,
     )
@@ -195,6 +205,7 @@ async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
 
     with _locked(settings.data_path):
         node = _make_node(settings)
+        node.load()
         tls = settings.tls.context() if settings.tls and settings.https else None
         server = NsqdServer(node, settings.tcp, settings.http, https=settings.https if tls else None, https_context=tls)
         try:

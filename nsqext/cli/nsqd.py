@@ -131,6 +131,7 @@ async def _serve(flags: dict[str, Any], log: Any) -> None:
         lookupd_addresses=tuple(flags.get("lookupd-tcp-address", ())),
         lookup_ping=flags.get("lookup-ping-interval", 15.0),
         auth_addresses=tuple(flags.get("auth-http-address", ())),
+        auth_method=flags.get("auth-http-request-method", "get"),
         data_path=Path(flags.get("data-path") or "."),
         mem_queue_size=flags.get("mem-queue-size", 10_000),
         limits={_LIMITS[name]: value for name, value in flags.items() if name in _LIMITS},

@@ -167,6 +167,7 @@ def register_channels(coordinator: Coordinator, name: str, channels: list[str]) 
             leader.channel(channel)
         for channel in [other for other in leader.channels if other not in topic.registered]:
             leader.delete_channel(channel)
+        coordinator.mirror(replicas)
     coordinator.tell()
 
 

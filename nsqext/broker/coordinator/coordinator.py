@@ -14,7 +14,7 @@ import anyio
 from attrs import frozen
 
 from nsqext.broker.coordinator import decisions
-from nsqext.broker.coordinator.handover import commit_all, pass_channels
+from nsqext.broker.coordinator.handover import commit_all, mirror_channels, pass_channels
 from nsqext.broker.coordinator.replicas import ReplicaSet
 from nsqext.errors import InvalidSetting
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import PartitionState, TopicState
 
 __all__ = ("Coordinator", "CoordinatorOptions")
+
+_MIRROR = 0.2
+"""Seconds after which followers learn how far channels have come; what changes in between comes twice after a crash."""
 
 _RPC_COUNTS = (
     *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
@@ -86,7 +89,10 @@ class Coordinator:
         """Keep leases and bring copies up to date, until cancelled."""
         async with anyio.create_task_group() as self._group:
             task_status.started()
-            await anyio.sleep_forever()
+            while True:
+                await anyio.sleep(_MIRROR)
+                for replicas in list(self.sets.values()):
+                    self.mirror(replicas)
 
     def spawn(self, function: Callable[..., Coroutine[Any, Any, object]], *args: object) -> None:
         """Run a function beside the others."""
@@ -166,8 +172,8 @@ class Coordinator:
             self.host(replicas, name)
         for channel in topic.registered:
             replicas.leader.channel(channel)
-        commit_all(replicas.leader)
         self.apply(replicas)
+        self.settle(replicas)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
         """Have a node hold a copy of a partition, as a follower at first."""
@@ -202,10 +208,17 @@ class Coordinator:
             before.suspend()
             pass_channels(before, replicas.leader)
         self.apply(replicas)
-        self.spawn(self._settle, replicas)
+        self.settle(replicas)
+
+    def settle(self, replicas: ReplicaSet) -> None:
+        """Commit what the leader holds, as soon as all that are in sync hold it, too."""
+        if replicas.push():
+            commit_all(replicas.leader)
+        else:
+            self.spawn(self._settle, replicas)
+        self.mirror(replicas)
 
     async def _settle(self, replicas: ReplicaSet) -> None:
-        """Commit what the leader holds, as soon as all that are in sync hold it, too."""
         epoch = replicas.state.epoch
         while not replicas.push():
             await replicas.wait()
@@ -222,7 +235,21 @@ class Coordinator:
         if len(state.in_sync) >= self.topics[replicas.topic].spec.quorum:
             state.resigned = False
         self.apply(replicas)
-        self.spawn(self._settle, replicas)
+        self.settle(replicas)
+
+    def channels_changed(self, topic: str, partition: int, channel: str) -> None:
+        """Hear from a node that a channel came or went."""
+        replicas = self.sets.get((topic, partition))
+        if replicas is not None:
+            self.mirror(replicas)
+
+    def mirror(self, replicas: ReplicaSet) -> None:
+        """Give the followers that answer the leader's channels."""
+        state = replicas.state
+        if len(replicas.hosts) > 1 and self.reachable(state.leader):
+            for name, hosted in replicas.hosts.items():
+                if name != state.leader and name in state.in_sync and self.reachable(name):
+                    mirror_channels(replicas.leader, hosted.partition)
 
     def apply(self, replicas: ReplicaSet) -> None:
         """Tell every node its role in a partition, and start what is missing."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsqext.broker.engine.kinds import set_kind
 from nsqext.broker.engine.partition import Partition, Stored
 
-if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
-
-__all__ = ("commit_all", "pass_channels")
+__all__ = ("commit_all", "mirror_channels", "pass_channels")
 
 
 def commit_all(partition: Partition) -> None:
@@ -20,22 +15,30 @@ def commit_all(partition: Partition) -> None:
         partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
 
 
+def mirror_channels(leader: Partition, follower: Partition) -> None:
+    """Give a follower the leader's channels, so that it keeps the messages that they have before them."""
+    for name in [name for name in follower.channels if name not in leader.channels]:
+        follower.delete_channel(name)
+    for name, channel in list(leader.channels.items()):
+        if channel.ephemeral:
+            continue
+        state = channel.state()
+        twin = set_kind(follower, name, channel.kind)
+        if twin.state() != state:
+            twin.hand = None
+            twin.restore(state, ())
+
+
 def pass_channels(old: Partition, new: Partition) -> None:
     """Give the new leader the channels of the old one, with what they finished; what was on its way comes again."""
-    for name in [name for name in new.channels if name not in old.channels]:
-        new.delete_channel(name)
+    mirror_channels(old, new)
     for name, channel in old.channels.items():
-        if not channel.ephemeral:
-            _pass(channel, set_kind(new, name, channel.kind))
-
-
-def _pass(old: Channel, new: Channel) -> None:
-    mine, theirs = new.backlog, old.backlog
-    mine.confirmed.restore(theirs.confirmed.offset, theirs.confirmed.count, theirs.confirmed.intervals)
-    mine.ordered = theirs.ordered
-    mine.delayed.clear()
-    for delayed in theirs.delayed.messages.values():
-        mine.delayed.put(delayed)
-    mine.rewind(forget=False)
-    new.hand = None
-    new.paused, new.skipped = old.paused, old.skipped
+        if channel.ephemeral:
+            continue
+        mine, theirs = new.channels[name].backlog, channel.backlog
+        mine.ordered = theirs.ordered
+        mine.delayed.clear()
+        for delayed in theirs.delayed.messages.values():
+            mine.delayed.put(delayed)
+        new.channels[name].hand = None
+        mine.rewind(forget=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 __all__ = ("Address", "Receipt", "TopicMeta")
 
@@ -39,7 +39,7 @@ class TopicMeta:
     disable_channel_auto_create: bool = False
 
 
-@define(eq=True)
+@frozen
 class Receipt:
     """What is known about a publish that was stored.
 

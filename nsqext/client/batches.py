@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from nsqext.client.options import ProducerOptions
-from nsqext.client.publication import Batch, Draft, key_bytes
-from nsqext.client.routes import Route
+from nsqext.client.publication import Batch, Draft, key_bytes, pack_body
+from nsqext.client.tracelog import trace_log
 from nsqext.errors import InvalidBody
 from nsqext.protocol.commands import check_body
-from nsqext.protocol.hashing import KeyHash
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_trace_id
+
+if TYPE_CHECKING:
+    from nsqext.client.options import ProducerOptions
+    from nsqext.client.routes import Route
+    from nsqext.protocol.hashing import KeyHash
 
 __all__ = ("Sorter",)
 
 _COUNT_WORD = 4
 _ITEM_WORD = 4
+_LONGEST_TRACE = 40
+"""Bytes that a trace id takes at most, as a header of its own."""
+_BYTES = {bytes}
 
 
 class Sorter:
@@ -30,7 +37,7 @@ class Sorter:
         partition: for all messages.
 
     Attributes:
-        batches: what came out.
+        rows: what came out: the batches of a row go one after the other, rows beside each other.
         keys: keys that occurred, whose turns have to be taken.
         count: number of messages.
     """
@@ -38,7 +45,7 @@ class Sorter:
     def __init__(
         self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None
     ) -> None:
-        self.batches: list[Batch] = []
+        self.rows: list[list[Batch]] = []
         self.keys: set[bytes] = set()
         self.count = 0
         self._route = route
@@ -47,6 +54,9 @@ class Sorter:
         self._key = key
         self._partition = partition
         self._filling: dict[int | None, tuple[Batch, int]] = {}
+        self._row_of: dict[int, list[Batch]] = {}
+        self._compresses = options.compression != "none" and route.meta.extend_support
+        self._traced = trace_log.active and trace_log.wants(route.topic) and route.meta.partition_num > 0
 
     def add(self, messages: Iterable[bytes | Draft]) -> None:
         """Sort messages in.
@@ -65,32 +75,41 @@ class Sorter:
     def _add_plain(self, given: Sequence[bytes | Draft]) -> bool:
         """Take the short way when all are bodies of acceptable size that fit one batch; returns whether they are."""
         options = self._options
-        limit = options.max_message_size
-        total = _COUNT_WORD + _ITEM_WORD * len(given)
-        for body in given:
-            if type(body) is not bytes or not 0 < len(body) <= limit:
-                return False
-            total += len(body)
-        if total > options.max_batch_size or len(given) > options.max_batch_count:
+        count = len(given)
+        if self._traced or count > options.max_batch_count or set(map(type, given)) - _BYTES:
             return False
-        if given:
-            batch = self._new_batch(self._place(self._key))
-            batch.add_plain(0, given)  # type: ignore[arg-type]
+        if not count:
+            return True
+        sizes = list(map(len, given))  # type: ignore[arg-type]
+        largest = max(sizes)
+        if not min(sizes) or largest > options.max_message_size:
+            return False
+        if self._compresses and largest >= options.compression_min:
+            return False
+        if _COUNT_WORD + _ITEM_WORD * count + sum(sizes) > options.max_batch_size:
+            return False
+        self._new_batch(self._place(self._key)).add_plain(0, given)  # type: ignore[arg-type]
         return True
 
     def _add_one(self, index: int, message: Draft) -> None:
         header = b""
         overhead = 0
-        if message.trace_id is not None:
-            check_trace_id(message.trace_id)
+        body, headers, trace_id = message.body, message.headers, message.trace_id
+        if trace_id is not None:
+            check_trace_id(trace_id)
             overhead = 8
-        if message.headers or message.tag is not None:
-            header = encode_headers(message.headers, tag=message.tag, trace_id=message.trace_id)
+        elif self._traced:
+            trace_id = 0
+        if self._compresses and isinstance(body, bytes):
+            check_body(body, self._options.max_message_size)
+            body, headers = pack_body(self._options, body, headers)
+        if headers or message.tag is not None:
+            header = encode_headers(headers, tag=message.tag, trace_id=trace_id)
             overhead = 2 + len(header)
-        check_body(message.body, self._options.max_message_size, overhead)
+        check_body(body, self._options.max_message_size, overhead)
         place = self._place(self._key if message.key is None else key_bytes(message.key))
-        size = _ITEM_WORD + 8 + 2 + len(header) + len(message.body)
-        self._batch(place, size).add(index, message.body, header, message.trace_id)
+        size = _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
+        self._batch(place, size).add(index, body, header, trace_id)
 
     def _place(self, key: bytes | None) -> int | None:
         if key is None or self._partition is not None:
@@ -110,5 +129,11 @@ class Sorter:
 
     def _new_batch(self, place: int | None) -> Batch:
         batch = Batch(self._route.topic, place)
-        self.batches.append(batch)
+        if place is None:
+            self.rows.append([batch])
+        elif place in self._row_of:
+            self._row_of[place].append(batch)
+        else:
+            row = self._row_of[place] = [batch]
+            self.rows.append(row)
         return batch

@@ -1,4 +1,4 @@
-"""Settings of producers and consumers."""
+"""Settings of producers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from attrs import field, frozen
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
+from nsqext.protocol.compression import Codec, check_codec
 from nsqext.protocol.hashing import KeyHash, key_hash
-from nsqext.protocol.identify import ExtFilter
 from nsqext.transport.options import ConnectionOptions
 
-__all__ = ("ConsumerOptions", "ProducerOptions")
+__all__ = ("ProducerOptions",)
+
+_CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
+_POSITIVE = ("timeout", "max_message_size", "max_batch_size", "max_batch_count", "retry_wait", "max_retry_wait")
 
 
 @frozen
@@ -22,80 +25,49 @@ class ProducerOptions:
 
     Attributes:
         timeout: for one publish with all its attempts.
-        on_unknown: what happens to a publish that was sent and never answered: ``retry`` sends it again, which may store it twice;
-            ``raise`` gives `DeliveryUnknown`.
-        key_hash: how keys choose partitions: ``murmur3`` (as the Go client's users do), ``java_string`` (as the Java client does),
-            or a function of key and number of partitions.
+        on_unknown: what happens to a publish that was sent and never answered: ``retry`` sends it again, which may
+            store it twice; ``raise`` gives `DeliveryUnknown`.
+        balance: how messages without key choose partitions: ``round_robin``, or ``least_pending``: of the next two the
+            one whose node has fewer answers outstanding.
+        key_hash: how keys choose partitions: ``murmur3`` (as the Go client's users do), ``java_string`` (as the Java
+            client does), or a function of key and number of partitions.
+        compression: ``gzip``, ``snappy`` or ``lz4`` compress bodies for topics that support extend headers, in the way
+            of the Go client; consumers of this package unpack them.
+        compression_min: smallest body that is compressed.
         max_message_size: largest message that the servers take, trace id and headers included.
         max_batch_size: largest batch that the servers take.
         max_batch_count: messages in one batch.
         retry_wait: first pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter.
         max_retry_wait: longest pause before another attempt.
+        close_timeout: how long closing waits for publishes that are under way.
         connection: how to connect to nodes.
         lookup: how to ask the lookup service.
     """
 
     timeout: float = 30.0
     on_unknown: Literal["retry", "raise"] = "retry"
+    balance: Literal["round_robin", "least_pending"] = "round_robin"
     key_hash: str | KeyHash = "murmur3"
+    compression: Codec = "none"
+    compression_min: int = 20_480
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     max_batch_size: int = DEFAULT_MAX_BODY_SIZE
     max_batch_count: int = 10_000
     retry_wait: float = 0.02
     max_retry_wait: float = 1.0
+    close_timeout: float = 5.0
     connection: ConnectionOptions = field(factory=ConnectionOptions)
     lookup: LookupOptions = field(factory=LookupOptions)
 
     def __attrs_post_init__(self) -> None:
         key_hash(self.key_hash)
-        if self.on_unknown not in ("retry", "raise"):
-            raise InvalidSetting(f"on_unknown={self.on_unknown!r} is neither 'retry' nor 'raise'")
-        for name in ("timeout", "max_message_size", "max_batch_size", "max_batch_count", "retry_wait", "max_retry_wait"):
+        check_codec(self.compression)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
+        for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is not positive")
-
-
-@frozen
-class ConsumerOptions:
-    """How a consumer consumes; times in seconds.
-
-    Attributes:
-        ordered: subscribe in order (SUB_ORDERED); None follows the topic's meta.
-        queue_position: subscribe so that messages tell their offset and size (SUB_ADVANCED); ordered ones always do.
-        msg_timeout: how long a message may be in flight; None for the server's default (60).
-        sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
-        ext_filter: a filter on an extend header, applied by the server.
-        requeue_delay: delay of a message whose handler raised, times its attempts.
-        max_requeue_delay: longest such delay.
-        reconnect_wait: first pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full jitter.
-        max_reconnect_wait: longest pause before a node is tried again.
-        start_timeout: how long opening waits for the subscriptions of all partitions; afterwards they go on in the background.
-        grace: how long handlers may go on when the consumer closes.
-        connection: how to connect to nodes.
-        lookup: how to ask the lookup service.
-    """
-
-    ordered: bool | None = None
-    queue_position: bool = False
-    msg_timeout: float | None = None
-    sample_rate: int = 0
-    ext_filter: ExtFilter | None = None
-    requeue_delay: float = 1.0
-    max_requeue_delay: float = 900.0
-    reconnect_wait: float = 0.05
-    max_reconnect_wait: float = 5.0
-    start_timeout: float = 5.0
-    grace: float = 30.0
-    connection: ConnectionOptions = field(factory=ConnectionOptions)
-    lookup: LookupOptions = field(factory=LookupOptions)
-
-    def __attrs_post_init__(self) -> None:
-        if not 0 <= self.sample_rate <= 99:
-            raise InvalidSetting(f"sample_rate={self.sample_rate!r} is not within 0..99")
-        if self.ordered and self.sample_rate:
-            raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
-        if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
-            raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
-        for name in ("requeue_delay", "max_requeue_delay", "reconnect_wait", "max_reconnect_wait", "start_timeout", "grace"):
+        for name in ("compression_min", "close_timeout"):
             if not getattr(self, name) >= 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is negative")

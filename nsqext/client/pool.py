@@ -5,24 +5,54 @@ One connection a node means that what is published to a partition travels on one
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Collection
+from copy import copy
+from typing import TYPE_CHECKING
+
 import anyio
 
 from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
-from nsqext.transport.connection import Connection
 from nsqext.transport.handshake import open_connection
-from nsqext.transport.options import ConnectionOptions
-from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from nsqext.transport.connection import Connection
+    from nsqext.transport.options import ConnectionOptions
+    from nsqext.types import Address
 
 __all__ = ("NodePool", "PooledNode")
 
 _TICK = 0.25
+_FIRST_REST = 0.1
+_LONGEST_REST = 5.0
+
+_clock = time.monotonic
 
 
 class PooledNode:
-    """A node and the connection to it."""
+    """A node and the connection to it.
 
-    __slots__ = ("address", "connecting", "connection", "negotiated", "node")
+    Attributes:
+        connection: the connection, which may have broken since.
+        negotiated: what the server granted on it.
+        failure: why the last attempt to connect failed; None after one that did not.
+        rest_until: a node that could not be reached is left alone until then where there is a choice, in seconds of the
+            monotonic clock.
+    """
+
+    __slots__ = (
+        "address",
+        "connecting",
+        "connection",
+        "failure",
+        "failures",
+        "negotiated",
+        "node",
+        "rest_until",
+        "wanted",
+    )
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -30,6 +60,22 @@ class PooledNode:
         self.connection: Connection | None = None
         self.negotiated = Negotiated()
         self.connecting: anyio.Event | None = None
+        self.failure: NsqError | None = None
+        self.failures = 0
+        self.rest_until = 0.0
+        self.wanted = True
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests whose answer is awaited."""
+        return 0 if self.connection is None else self.connection.in_flight
+
+    def failed(self, error: NsqError) -> None:
+        """Note that the node could not be reached."""
+        self.failure = error
+        self.failures += 1
+        longest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 10))
+        self.rest_until = _clock() + random.uniform(longest / 2, longest)
 
 
 class NodePool:
@@ -51,10 +97,15 @@ class NodePool:
             found = self._nodes[address] = PooledNode(address)
         return found
 
+    def keep_only(self, wanted: Collection[Address]) -> None:
+        """Close the connections to all other nodes as soon as nothing is in flight on them."""
+        for address, node in self._nodes.items():
+            node.wanted = address in wanted
+
     async def connection(self, node: PooledNode) -> Connection:
         """Return the connection to a node, making it if there is none that can be used.
 
-        Callers that come while it is being made wait for the same one. Cancellation of the one that makes it lets the next
+        Callers that come while it is being made share the outcome. Cancellation of the one that makes it lets the next
         one try.
 
         Raises:
@@ -70,9 +121,13 @@ class NodePool:
             if node.connecting is None:
                 return await self._connect(node)
             await node.connecting.wait()
+            if node.failure is not None:
+                # everyone who waited gets an exception with a traceback of its own
+                raise copy(node.failure) from node.failure.__cause__
 
     async def _connect(self, node: PooledNode) -> Connection:
         node.connecting = done = anyio.Event()
+        node.failure = None
         try:
             if node.connection is not None:
                 node.connection.close()
@@ -82,6 +137,11 @@ class NodePool:
                 connection.close()
                 raise InvalidState("the producer was closed meanwhile", node=node.node)
             node.connection = connection
+            node.failures = 0
+            node.rest_until = 0.0
+        except NsqError as error:
+            node.failed(error)
+            raise
         finally:
             node.connecting = None
             done.set()
@@ -91,14 +151,23 @@ class NodePool:
         """Look after the connections for ever: heartbeats, silence, answers that take too long."""
         while True:
             await anyio.sleep(_TICK)
-            for node in self._nodes.values():
-                if node.connection is not None:
-                    node.connection.tick()
+            self.tick()
+
+    def tick(self) -> None:
+        """Look after the connections once."""
+        for node in self._nodes.values():
+            connection = node.connection
+            if connection is None:
+                continue
+            connection.tick()
+            if not node.wanted and not connection.in_flight:
+                connection.close()
+                node.connection = None
 
     @property
     def in_flight(self) -> int:
         """Number of requests whose answer is awaited."""
-        return sum(node.connection.in_flight for node in self._nodes.values() if node.connection is not None)
+        return sum(node.in_flight for node in self._nodes.values())
 
     async def aclose(self) -> None:
         """Send what is written, then close all connections."""
@@ -110,7 +179,5 @@ class NodePool:
             try:
                 with anyio.move_on_after(1):
                     await connection.drain()
-            except NsqError:
-                continue
             finally:
                 connection.close()

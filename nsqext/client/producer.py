@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
 import anyio
-from anyio.abc import TaskGroup
 
+from nsqext.client.batcher import Batcher, BatcherLimits
 from nsqext.client.batches import Sorter
 from nsqext.client.options import ProducerOptions
 from nsqext.client.pool import NodePool
-from nsqext.client.publication import Batch, Draft, Publication, Single, check_choice, key_bytes
-from nsqext.client.retry import RetryPolicy
-from nsqext.client.routes import Route, Target
+from nsqext.client.publication import Batch, Draft, Single, check_choice, key_bytes
+from nsqext.client.retry import given_up
+from nsqext.client.sending import Delivery, Sender
+from nsqext.client.tracelog import trace_log
 from nsqext.client.turns import KeyTurns, Turn
-from nsqext.errors import BatchFailed, InvalidState, LookupFailed, NsqError, TopicNotFound
+from nsqext.errors import BatchFailed, InvalidState, LookupFailed, NsqError, PublishFailed, TopicNotFound
 from nsqext.lookup.directory import Directory
-from nsqext.protocol.commands import sized
-from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.routes import Target
 
 __all__ = ("Producer",)
 
 Outcome = Receipt | NsqError
 
+_LOOK = 0.01
+"""Seconds between two looks at what is still under way, while a producer closes."""
+_clock = time.monotonic
+
 
 class Producer:
     """Publishes messages to the leaders of their partitions.
 
-    Use it as an asynchronous context manager, in asyncio or trio; leaving the block waits for what is being published and
-    closes the connections. One producer serves any number of topics and tasks.
+    Use it as an asynchronous context manager, in asyncio or trio; leaving the block waits for what is being published,
+    for ``options.close_timeout`` at most, and closes the connections. One producer serves any number of topics and
+    tasks.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
@@ -51,20 +62,26 @@ class Producer:
         nsqd: str | Sequence[str] = (),
         options: ProducerOptions | None = None,
     ) -> None:
+        self._open = False
         self.options = options or ProducerOptions()
         self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
         self._pool = NodePool(self.options.connection)
-        self._retry = RetryPolicy(self.options)
-        self._key_hash = key_hash(self.options.key_hash)
+        self._sender = Sender(self.options, self._directory, self._pool)
         self._turns = KeyTurns()
-        self._routes: dict[str, Route] = {}
+        self._batchers: WeakSet[Batcher] = WeakSet()
         self._tasks: TaskGroup | None = None
-        self._open = False
+        compresses = self.options.compression != "none"
+        self._plain_size = min(
+            self.options.max_message_size, self.options.compression_min - 1 if compresses else 1 << 62
+        )
+        """Largest body that is published as it is, whatever the topic."""
+
+    # Life
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
             raise InvalidState("a producer is opened once", hint="make a new one")
-        self._tasks = anyio.create_task_group()
+        self._tasks = self._sender.tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._pool.run)
         self._tasks.start_soon(self._directory.run)
@@ -74,15 +91,45 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        self._open = False
+        if self._tasks is None:
+            return
         try:
             with anyio.CancelScope(shield=True):
+                await self._finish()
                 await self._pool.aclose()
                 await self._directory.aclose()
         finally:
             self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
+            await self._leave(self._tasks)
+
+    async def _finish(self) -> None:
+        """Wait for what is under way, for a while; then give it up."""
+        with anyio.move_on_after(self.options.close_timeout):
+            for batcher in tuple(self._batchers):
+                await batcher.end()
+            self._open = False
+            while self._pool.in_flight or self._sender.running or len(self._turns):  # noqa: ASYNC110 (three counters)
+                await anyio.sleep(_LOOK)
+        self._open = False
+        self._sender.stop()
+
+    async def _leave(self, tasks: TaskGroup) -> None:
+        try:
+            await tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:
+            # users see one error, not the group that carried it
+            first: BaseException = group
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None
+
+    def __del__(self) -> None:
+        if self._open:
+            warnings.warn(
+                f"{type(self).__name__} was dropped while it was open", ResourceWarning, source=self, stacklevel=2
+            )
+
+    # Publishing
 
     async def publish(
         self,
@@ -94,6 +141,7 @@ class Producer:
         trace_id: int | None = None,
         key: str | bytes | None = None,
         partition: int | None = None,
+        delay: float | None = None,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
@@ -105,6 +153,7 @@ class Producer:
             trace_id: 0 to 2**64 - 1; the receipt then tells message id, offset and size.
             key: messages of one key go to one partition, and are stored in the order of the calls.
             partition: the partition; otherwise partitions take turns.
+            delay: seconds after which consumers get it; only the original NSQ can do this.
 
         Returns:
             Where it was stored.
@@ -119,21 +168,52 @@ class Producer:
 
         When it is cancelled, the message may be stored or not.
         """
-        publication = Single(topic, body, self.options.max_message_size, headers, tag, trace_id)
-        if key is None and partition is None:
-            return (await self._publish(publication))[0]
+        # nearly every publish goes this way, which is as short as it can be made
+        if headers is None and tag is None and trace_id is None and key is None and partition is None and delay is None:
+            route = self._sender.routes.get(topic)
+            if (
+                route is not None
+                and route.targets
+                and route.view is self._directory.peek(topic, "w")
+                and self._open
+                and type(body) is bytes
+                and 0 < len(body) <= self._plain_size
+                and not trace_log.active
+            ):
+                target = route.next()
+                connection = target.node.connection
+                if connection is not None and connection.protocol.error is None and not target.rest_until:
+                    started = _clock()
+                    try:
+                        reply = await connection.request(target.pub(body), started + self.options.timeout)
+                    except NsqError as error:
+                        return await self._recover(topic, body, target, error, started)
+                    if reply == b"OK":
+                        return target.receipt
+                    self._sender.receipts(Single(topic, body, self.options), route, target, connection, reply)
+        publication = Single(topic, body, self.options, headers, tag, trace_id, delay)
         check_choice(key, partition)
+        self._check_open()
         publication.partition = partition
         if key is None:
-            return (await self._publish(publication))[0]
+            return (await self._sender.send(publication))[0]
+        return await self._publish_keyed(publication, key)
+
+    async def _publish_keyed(self, publication: Single, key: str | bytes) -> Receipt:
         publication.key = key_bytes(key)
-        turn = (topic, publication.key)
+        turn = (publication.topic, publication.key)
         if not self._turns.try_enter(turn):
-            await self._turns.enter(turn)
+            await self._enter([turn], [])
         try:
-            return (await self._publish(publication))[0]
+            return (await self._sender.send(publication))[0]
         finally:
             self._turns.leave(turn)
+
+    async def _recover(self, topic: str, body: bytes, target: Target, error: NsqError, started: float) -> Receipt:
+        """Go on with a plain publish whose first attempt failed."""
+        delivery = Delivery(self._sender, Single(topic, body, self.options), started)
+        error.at(topic=topic, partition=target.partition, node=target.node.node)
+        return (await delivery.run(self._sender.routes.get(topic), target, error))[0]
 
     async def publish_many(
         self,
@@ -145,7 +225,9 @@ class Producer:
     ) -> list[Receipt]:
         """Publish messages in batches, one for each partition concerned (more where a batch would grow too large).
 
-        Messages without key go to one partition, in their order. A batch is stored as a whole or not at all.
+        Messages without key go to one partition, in their order, unless they are too many for one batch. A batch is
+        stored as a whole or not at all. Where a batch of a key or of a chosen partition fails, the ones behind it are
+        not tried.
 
         Args:
             topic: name of the topic.
@@ -166,102 +248,106 @@ class Producer:
         """
         check_topic(topic)
         check_choice(key, partition)
-        sorter = Sorter(
-            await self._route(topic), self.options, self._key_hash, None if key is None else key_bytes(key), partition
-        )
+        self._check_open()
+        sender = self._sender
+        route = sender.current(topic) or await sender.route(topic)
+        sorter = Sorter(route, self.options, sender.key_hash, None if key is None else key_bytes(key), partition)
         sorter.add(messages)
+        if len(sorter.rows) == 1 and len(sorter.rows[0]) == 1 and not sorter.keys:
+            # the usual case, without a task and without sorting
+            return await self._publish_alone(sorter.rows[0][0])
         entered: list[Turn] = []
         try:
-            for turn in sorted((topic, key) for key in sorter.keys):
-                await self._turns.enter(turn)
-                entered.append(turn)
-            return await self._publish_batches(sorter)
+            await self._enter(sorted((topic, key) for key in sorter.keys), entered)
+            return await self._publish_rows(sorter)
         finally:
             for turn in entered:
                 self._turns.leave(turn)
 
-    async def _publish_batches(self, sorter: Sorter) -> list[Receipt]:
-        batches = sorter.batches
-        outcomes: list[Outcome] = [NsqError("not tried")] * sorter.count
-
-        async def run(batch: Batch) -> None:
-            results: Sequence[Outcome]
-            try:
-                results = await self._publish(batch)
-            except NsqError as error:
-                results = [error] * len(batch.indexes)
-            for index, result in zip(batch.indexes, results, strict=True):
-                outcomes[index] = result
-
-        if len(batches) == 1:
-            # the usual case, without a task and without sorting
-            return await self._publish_alone(batches[0])
-        async with anyio.create_task_group() as tasks:
-            for batch in batches:
-                tasks.start_soon(run, batch)
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(outcomes):
-            raise BatchFailed(outcomes)
-        return receipts
-
     async def _publish_alone(self, batch: Batch) -> list[Receipt]:
         try:
-            return await self._publish(batch)
+            return await self._sender.send(batch)
         except (TopicNotFound, LookupFailed):
             raise
         except NsqError as error:
             raise BatchFailed([error] * len(batch.indexes)) from error
 
-    async def _publish(self, publication: Publication) -> list[Receipt]:
-        started = time.monotonic()
-        topic = publication.topic
-        route = self._routes.get(topic)
-        if route is None or route.view is not self._directory.peek(topic, "w") or not self._open:
-            route = await self._route(topic)
-        target: Target | None = None
-        try:
-            target = self._choose(route, publication)
-            return await self._attempt(publication, route, target)
-        except NsqError as error:
-            first = error.at(topic=topic)
+    async def _publish_rows(self, sorter: Sorter) -> list[Receipt]:
+        outcomes: list[Outcome | None] = [None] * sorter.count
+        if len(sorter.rows) == 1:
+            await self._publish_row(sorter.rows[0], outcomes)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for row in sorter.rows:
+                    tasks.start_soon(self._publish_row, row, outcomes)
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        if len(receipts) < len(outcomes):
+            raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
+        return receipts
 
-        async def again(last: NsqError) -> list[Receipt]:
-            nonlocal route, target
-            if last.refresh_lookup:
-                await self._directory.refresh(topic, "w", failed=route.view)
-            route = await self._route(topic)
-            target = self._choose(route, publication, target)
-            return await self._attempt(publication, route, target)
+    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None]) -> None:
+        """Publish batches of one partition, one after the other."""
+        failed: NsqError | None = None
+        for batch in row:
+            results: Sequence[Outcome]
+            if failed is not None:
+                unsent = PublishFailed(
+                    "not tried, because a batch that has to come before it failed", topic=batch.topic
+                )
+                unsent.__cause__ = failed
+                results = [unsent] * len(batch.indexes)
+            else:
+                try:
+                    results = await self._sender.send(batch)
+                except NsqError as error:
+                    failed = error
+                    results = [error] * len(batch.indexes)
+            for index, result in zip(batch.indexes, results, strict=True):
+                outcomes[index] = result
 
-        return await self._retry.go_on(publication, first, again, started)
+    async def _enter(self, turns: Sequence[Turn], entered: list[Turn]) -> None:
+        """Wait for the turns of keys, noting those that were entered.
 
-    def _choose(self, route: Route, publication: Publication, avoid: Target | None = None) -> Target:
-        if publication.partition is not None:
-            return route.at(publication.partition)
-        if publication.key is not None:
-            return route.at(route.keyed(publication.key, self._key_hash))
-        return route.any(avoid)
+        Raises:
+            PublishFailed: earlier publishes of a key took too long.
+        """
+        with anyio.move_on_after(self.options.timeout):
+            for turn in turns:
+                await self._turns.enter(turn)
+                entered.append(turn)
+            return
+        reason = f"within {self.options.timeout:g} s, because publishes of its key from before are not done"
+        raise given_up(reason, (), in_doubt=False).at(topic=turns[0][0])
 
-    async def _attempt(self, publication: Publication, route: Route, target: Target) -> list[Receipt]:
-        node = target.node
-        connection = node.connection
-        try:
-            if connection is None or not connection.usable:
-                connection = await self._pool.connection(node)
-            verb, body = publication.encode(route.meta, node.negotiated)
-            publication.in_doubt = True
-            reply = await connection.request(sized(target.line(verb), body))
-        except NsqError as error:
-            publication.in_doubt = False
-            raise error.at(topic=target.topic, partition=target.partition, node=node.node) from error.__cause__
-        publication.in_doubt = False
-        return publication.receipts(target, route.meta, reply)
+    def batcher(
+        self,
+        topic: str,
+        *,
+        linger: float = 0.005,
+        max_count: int = 1000,
+        max_bytes: int = 1 << 20,
+        max_pending: int = 10_000,
+    ) -> Batcher:
+        """Return a batcher: it takes messages one by one and publishes them in batches, in the background.
 
-    async def _route(self, topic: str) -> Route:
-        if not self._open:
+        Use it as an asynchronous context manager inside the producer's; see `Batcher`.
+
+        Args:
+            topic: name of the topic.
+            linger: seconds that a message waits for others to join it.
+            max_count: messages of one batch.
+            max_bytes: bytes of one batch.
+            max_pending: messages that are taken and not stored yet; `Batcher.add` waits beyond.
+
+        Raises:
+            InvalidInput: a name or a number that cannot be right.
+            InvalidState: the producer is not open.
+        """
+        batcher = Batcher(self, self._check_open(), topic, BatcherLimits(linger, max_count, max_bytes, max_pending))
+        self._batchers.add(batcher)
+        return batcher
+
+    def _check_open(self) -> TaskGroup:
+        if not self._open or self._tasks is None:
             raise InvalidState("the producer is not open", hint="use it inside 'async with Producer(...) as producer'")
-        view = self._directory.peek(topic, "w") or await self._directory.resolve(topic, "w")
-        route = self._routes.get(topic)
-        if route is None or route.view is not view:
-            route = self._routes[topic] = Route(topic, view, self._pool, route)
-        return route
+        return self._tasks

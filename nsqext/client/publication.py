@@ -1,22 +1,28 @@
-"""What is to be published: checked when it is made, encoded for a topic when its meta is known."""
+"""What is to be published: checked when it is made, written as a command when its target is known."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from nsqext.client.routes import Target
-from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
-from nsqext.protocol.commands import check_body, ext_body, multi_body, trace_body
+from nsqext.client.tracelog import trace_log
+from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
+from nsqext.protocol.commands import check_body, ext_body, multi_body, publish_line, sized, trace_body
+from nsqext.protocol.compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.replies import TraceReply, decode_trace_reply
 from nsqext.types import Receipt, TopicMeta
 
-__all__ = ("Batch", "Draft", "Publication", "Single", "key_bytes")
+if TYPE_CHECKING:
+    from nsqext.client.options import ProducerOptions
+    from nsqext.client.routes import Target
+    from nsqext.protocol.identify import Negotiated
+
+__all__ = ("Batch", "Draft", "Publication", "Single", "check_choice", "key_bytes", "pack_body")
 
 _EXT_LENGTH = 2
 _TRACE_LENGTH = 8
@@ -54,12 +60,24 @@ def key_bytes(key: str | bytes) -> bytes:
     return key
 
 
+def pack_body(
+    options: ProducerOptions, body: bytes, headers: Mapping[str, str] | None
+) -> tuple[bytes, Mapping[str, str] | None]:
+    """Return body and headers as they are sent: compressed where that is wanted, and the body gets smaller by it."""
+    if options.compression == "none" or len(body) < options.compression_min or COMPRESS_HEADER in (headers or {}):
+        return body, headers
+    packed = compress_body(options.compression, body)
+    return (body, headers) if packed is None else (packed[0], {**(headers or {}), **packed[1]})
+
+
 def _refuse(meta: TopicMeta, negotiated: Negotiated, topic: str, *, header: bool) -> None:
     """Raise when the topic takes no headers, or the server no traces; unknown meta leaves it to a redesigned server."""
     if meta.partition_num:
         if header and not meta.extend_support:
             raise ExtendNotSupported(
-                "the topic takes no headers and no tag", topic=topic, hint="create it with extend support, or upgrade it"
+                "the topic takes no headers and no tag",
+                topic=topic,
+                hint="create it with extend support, or upgrade it",
             )
     elif not negotiated.is_ha:
         what = "headers and tags" if header else "trace ids"
@@ -83,11 +101,21 @@ class Publication:
     partition: int | None
     in_doubt: bool
 
-    def encode(self, meta: TopicMeta, negotiated: Negotiated) -> tuple[str, bytes]:
-        """Return the command and its body for a topic.
+    @property
+    def free(self) -> bool:
+        """Whether it may go to any partition."""
+        return self.key is None and self.partition is None
+
+    @property
+    def breaks(self) -> bool:
+        """Whether an error frame in answer to it leaves the stream out of step (captured: pub_ext_on_plain)."""
+        return False
+
+    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
+        """Return the command for a target.
 
         Raises:
-            ExtendNotSupported: the topic or the server does not take it.
+            InvalidInput: the topic or the server does not take it.
         """
         raise AssertionError("abstract")
 
@@ -103,23 +131,29 @@ class Publication:
 class Single(Publication):
     """One message."""
 
-    __slots__ = ("_body", "_header", "_trace_id")
+    __slots__ = ("_body", "_delay", "_header", "_headers", "_options", "_tag", "_trace_id", "_traced")
 
     def __init__(
         self,
         topic: str,
         body: bytes,
-        limit: int,
-        headers: Mapping[str, str] | None,
-        tag: str | None,
-        trace_id: int | None,
+        options: ProducerOptions,
+        headers: Mapping[str, str] | None = None,
+        tag: str | None = None,
+        trace_id: int | None = None,
+        delay: float | None = None,
     ) -> None:
         self.topic = check_topic(topic)
         self.key = None
         self.partition = None
         self.in_doubt = False
+        self._options = options
         self._header = b""
+        self._headers = headers
+        self._tag = tag
         self._trace_id = trace_id
+        self._traced = False
+        self._delay = delay
         overhead = 0
         if trace_id is not None:
             check_trace_id(trace_id)
@@ -127,34 +161,69 @@ class Single(Publication):
         if headers or tag is not None:
             self._header = encode_headers(headers, tag=tag, trace_id=trace_id)
             overhead = _EXT_LENGTH + len(self._header)
-        self._body = check_body(body, limit, overhead)
+        self._body = check_body(body, options.max_message_size, overhead)
+        if delay is not None:
+            self._check_delay(delay)
 
-    def encode(self, meta: TopicMeta, negotiated: Negotiated) -> tuple[str, bytes]:
+    def _check_delay(self, delay: object) -> None:
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
+            raise InvalidInput(f"delay={delay!r} is not a time in seconds", topic=self.topic)
+        if self._header or self._trace_id is not None:
+            raise DelayNotSupported(
+                "a delayed message takes neither headers nor tag nor trace id",
+                topic=self.topic,
+                hint="only the original NSQ delays, and knows none of them",
+            )
+
+    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
+        if self._delay is not None:
+            return self._delayed(self._delay, meta, negotiated)
+        if meta.extend_support and len(self._body) >= self._options.compression_min:
+            self._compress()
+        trace_id = self._trace_id
+        if trace_id is None and trace_log.active and trace_log.wants(self.topic) and meta.partition_num:
+            trace_id = 0
+        self._traced = trace_id is not None
         if self._header:
             _refuse(meta, negotiated, self.topic, header=True)
-            return "PUB_EXT", ext_body(self._header, self._body)
-        if self._trace_id is not None:
+            header = self._header
+            if trace_id is not None and self._trace_id is None:
+                header = encode_headers(self._headers, tag=self._tag, trace_id=trace_id)
+            return sized(target.line("PUB_EXT"), ext_body(header, self._body))
+        if trace_id is not None:
             _refuse(meta, negotiated, self.topic, header=False)
-            return "PUB_TRACE", trace_body(self._trace_id, self._body)
-        return "PUB", self._body
+            return sized(target.line("PUB_TRACE"), trace_body(trace_id, self._body))
+        return target.pub(self._body)
 
-    def receipt(self, target: Target, reply: bytes) -> Receipt:
-        """Return the receipt."""
-        receipt = target.receipt()
-        if self._trace_id is not None:
-            receipt.message_id, receipt.trace_id, receipt.offset, receipt.size = decode_trace_reply(reply)
-        elif reply != b"OK":
-            raise ProtocolError(f"the reply to a publish is {reply[:80]!r}")
-        return receipt
+    def _compress(self) -> None:
+        body, headers = pack_body(self._options, self._body, self._headers)
+        if body is not self._body:
+            self._body, self._headers = body, headers
+            self._header = encode_headers(headers, tag=self._tag, trace_id=self._trace_id)
+
+    def _delayed(self, delay: float, meta: TopicMeta, negotiated: Negotiated) -> bytes:
+        if meta.partition_num or negotiated.is_ha:
+            raise DelayNotSupported(
+                "the redesigned NSQ has no delayed publish",
+                topic=self.topic,
+                hint="publish later, or let the consumer requeue with a delay",
+            )
+        return sized(publish_line("DPUB", self.topic, delay=delay), self._body)
 
     def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
-        return [self.receipt(target, reply)]
+        if self._traced:
+            traced = decode_trace_reply(reply)
+            receipt = target.receipt
+            return [Receipt(receipt.topic, receipt.partition, receipt.node, *traced)]
+        if reply != b"OK":
+            raise ProtocolError(f"the reply to a publish is {reply[:80]!r}")
+        return [target.receipt]
 
 
 class Batch(Publication):
     """Several messages for one partition, all or nothing."""
 
-    __slots__ = ("_bodies", "_extended", "_headers", "_traces", "indexes")
+    __slots__ = ("_bodies", "_headers", "_traces", "indexes")
 
     def __init__(self, topic: str, partition: int | None = None) -> None:
         self.topic = topic
@@ -166,6 +235,10 @@ class Batch(Publication):
         self._headers: list[bytes] = []
         self._traces: list[int] = []
 
+    @property
+    def breaks(self) -> bool:
+        return any(self._headers)
+
     def add_plain(self, first: int, bodies: Sequence[bytes]) -> None:
         """Add messages without anything else; they were checked."""
         self.indexes.extend(range(first, first + len(bodies)))
@@ -173,47 +246,51 @@ class Batch(Publication):
 
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
         """Add a message with header or trace id; it was checked."""
-        self._fill()
         self.indexes.append(index)
         self._bodies.append(body)
         self._headers.append(header)
         self._traces.append(-1 if trace_id is None else trace_id)
 
-    def _fill(self) -> None:
-        missing = len(self._bodies) - len(self._headers)
-        self._headers += [b""] * missing
-        self._traces += [-1] * missing
-
-    def encode(self, meta: TopicMeta, negotiated: Negotiated) -> tuple[str, bytes]:
-        if not self._headers:
-            return "MPUB", multi_body(self._bodies)
-        self._fill()
+    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
+        verb, items = "MPUB", self._bodies
         if any(self._headers):
             _refuse(meta, negotiated, self.topic, header=True)
-            return "MPUB_EXT", multi_body(map(ext_body, self._headers, self._bodies))
-        if all(trace < 0 for trace in self._traces):
-            return "MPUB", multi_body(self._bodies)
-        _refuse(meta, negotiated, self.topic, header=False)
-        return "MPUB_TRACE", multi_body(trace_body(max(trace, 0), body) for trace, body in zip(self._traces, self._bodies))
+            verb, items = "MPUB_EXT", list(map(ext_body, map(self._ext_header, range(len(items))), items))
+        elif any(trace >= 0 for trace in self._traces):
+            _refuse(meta, negotiated, self.topic, header=False)
+            verb = "MPUB_TRACE"
+            items = [trace_body(max(trace, 0), body) for trace, body in zip(self._traces, items, strict=True)]
+        return sized(target.line(verb), multi_body(items))
+
+    def _ext_header(self, index: int) -> bytes:
+        header, trace_id = self._headers[index], self._traces[index]
+        return encode_headers(trace_id=trace_id) if not header and trace_id >= 0 else header
 
     def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
-        if reply == b"OK":
-            return [target.receipt()] * len(self._bodies)
-        return self._traced(target, meta, decode_trace_reply(reply))
+        receipt = target.receipt
+        if not self._traces:
+            if reply != b"OK":
+                raise ProtocolError(f"the reply to a batch is {reply[:80]!r}")
+            return [receipt] * len(self._bodies)
+        if reply != b"OK":
+            return self._traced(receipt, meta, decode_trace_reply(reply))
+        return [
+            receipt if trace <= 0 else Receipt(receipt.topic, receipt.partition, receipt.node, trace_id=trace)
+            for trace in self._traces
+        ]
 
-    def _traced(self, target: Target, meta: TopicMeta, reply: TraceReply) -> list[Receipt]:
+    def _traced(self, where: Receipt, meta: TopicMeta, reply: TraceReply) -> list[Receipt]:
         """Work out id and offset of each message: a batch is stored in one piece, with ids in a row."""
         sizes = [raw_size(len(body), 0, meta.extend_support) for body in self._bodies]
         known = sum(sizes) == reply.size
         receipts = []
         offset = reply.offset
-        for number, (size, trace) in enumerate(zip(sizes, self._traces)):
-            receipt = target.receipt()
-            receipt.trace_id = max(trace, 0)
-            if known or not number:
-                receipt.message_id, receipt.offset, receipt.size = reply.message_id + number, offset, size
+        for number, (size, trace) in enumerate(zip(sizes, self._traces, strict=True)):
+            told = (reply.message_id + number, max(trace, 0), offset, size)
+            if not (known or not number):
+                told = (0, max(trace, 0), -1, 0)
+            receipts.append(Receipt(where.topic, where.partition, where.node, *told))
             offset += size
-            receipts.append(receipt)
         return receipts
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never, wait_random_exponential
 
-from nsqext.client.options import ProducerOptions
-from nsqext.client.publication import Publication
-from nsqext.errors import ConnectionLost, DeliveryUnknown, NotSent, NsqError, PublishFailed
+from nsqext.errors import (
+    ConnectionLost,
+    DeliveryUnknown,
+    LookupFailed,
+    NotSent,
+    NsqError,
+    PublishFailed,
+    TopicNotFound,
+)
 
-__all__ = ("RetryPolicy", "outcome_unknown")
+if TYPE_CHECKING:
+    from nsqext.client.options import ProducerOptions
+
+__all__ = ("Attempts", "RetryPolicy", "outcome_unknown")
 
 T = TypeVar("T")
 
@@ -23,8 +31,19 @@ def outcome_unknown(error: NsqError) -> bool:
     return error.maybe_stored or (isinstance(error, ConnectionLost) and not isinstance(error, NotSent))
 
 
+class Attempts(Protocol):
+    """What is tried again and again."""
+
+    errors: list[NsqError]
+    """How the attempts so far ended, oldest first."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the next attempt goes somewhere that has not failed yet, so that nothing has to be waited for."""
+
+
 class RetryPolicy:
-    """Goes on with a publish that failed once, until it is stored, refused for good, or out of time.
+    """Goes on with a publish that failed, until it is stored, or refused for good; somebody else watches the time.
 
     Args:
         options: times, and what to do about unknown outcomes.
@@ -32,91 +51,102 @@ class RetryPolicy:
 
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options
-        self._wait = wait_random_exponential(multiplier=options.retry_wait, max=options.max_retry_wait)
+        self._jitter = wait_random_exponential(multiplier=options.retry_wait, max=options.max_retry_wait)
 
-    def final(self, error: NsqError) -> bool:
-        """Return whether nothing further is tried after this error."""
-        return not error.retryable or (self._options.on_unknown == "raise" and outcome_unknown(error))
+    def final(self, errors: Sequence[NsqError]) -> bool:
+        """Return whether nothing further is tried after the last of these errors."""
+        last = errors[-1]
+        if len(errors) == 1 and isinstance(last, (TopicNotFound, LookupFailed)):
+            # a name or an address that was never right is told at once
+            return True
+        return not last.retryable or (self._options.on_unknown == "raise" and outcome_unknown(last))
 
-    async def go_on(
-        self, publication: Publication, first: NsqError, again: Callable[[NsqError], Awaitable[T]], started: float
-    ) -> T:
-        """Try again after the first failure.
-
-        Args:
-            publication: what is published.
-            first: what happened.
-            again: makes another attempt, told how the one before ended.
-            started: when the publish began, in seconds of the monotonic clock.
+    async def go_on(self, attempts: Attempts, again: Callable[[], Awaitable[T]]) -> T:
+        """Try again after a first failure, which is in ``attempts.errors``.
 
         Raises:
             NsqError: refused for good.
-            PublishFailed: out of time, and certainly not stored.
-            DeliveryUnknown: out of time or not to be retried, and possibly stored.
+            DeliveryUnknown: not to be retried, and possibly stored.
         """
-        errors = [first]
-        if self.final(first):
-            raise self._refused(errors)
-        with anyio.move_on_after(max(0.0, started + self._options.timeout - time.monotonic())):
-            return await self._loop(errors, again)
-        raise self._out_of_time(publication, errors)
+        errors = attempts.errors
+        begun = False
 
-    async def _loop(self, errors: list[NsqError], again: Callable[[NsqError], Awaitable[T]]) -> T:
+        async def attempt() -> T:
+            nonlocal begun
+            if not begun:
+                begun = True
+                raise errors[0]
+            return await again()
+
         def keep(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
             if isinstance(error, NsqError) and error is not errors[-1]:
                 errors.append(error)
 
-        async def attempt() -> T:
-            return await again(errors[-1])
+        def wait(state: RetryCallState) -> float:
+            return 0.0 if attempts.moves and not errors[-1].overload else self._jitter(state)
+
+        def goes_on(error: BaseException) -> bool:
+            tried = errors if error is errors[-1] else [*errors, error]
+            return isinstance(error, NsqError) and not self.final(tried)  # type: ignore[arg-type]
 
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, NsqError) and not self.final(error)),
-            wait=self._wait,
+            retry=retry_if_exception(goes_on),
+            wait=wait,
             stop=stop_never,
             sleep=anyio.sleep,
             after=keep,
             reraise=True,
         )
-        await anyio.sleep(min(self._options.retry_wait, self._options.max_retry_wait))
         try:
             return await retrying(attempt)
         except NsqError as error:
-            errors.append(error)
-            raise self._refused(errors) from error.__cause__
-
-    def _refused(self, errors: list[NsqError]) -> NsqError:
-        if any(outcome_unknown(error) for error in errors):
-            return _unknown(errors)
-        last = errors[-1]
-        last.attempts = tuple(errors[:-1])
-        return last
-
-    def _out_of_time(self, publication: Publication, errors: list[NsqError]) -> NsqError:
-        if publication.in_doubt or any(outcome_unknown(error) for error in errors):
-            return _unknown(errors)
-        last = errors[-1]
-        failed = PublishFailed(
-            f"not stored within {self._options.timeout:g} s, at last: {last.message}",
-            topic=last.topic,
-            partition=last.partition,
-            node=last.node,
-            hint=last.hint,
-        )
-        failed.attempts = tuple(errors)
-        failed.__cause__ = last
-        return failed
+            if error is not errors[-1]:
+                errors.append(error)
+            raise refusal(errors) from error.__cause__
 
 
-def _unknown(errors: list[NsqError]) -> DeliveryUnknown:
+def refusal(errors: Sequence[NsqError]) -> NsqError:
+    """Return the error of a publish that is not tried again."""
     last = errors[-1]
+    if any(outcome_unknown(error) for error in errors):
+        return _unknown(errors, last.message)
+    last.attempts = tuple(errors[:-1])
+    return last
+
+
+def given_up(reason: str, errors: Sequence[NsqError], in_doubt: bool) -> NsqError:
+    """Return the error of a publish that was not finished.
+
+    Args:
+        reason: why it was not.
+        errors: of its attempts.
+        in_doubt: the last attempt had been sent, and was not answered.
+    """
+    last = errors[-1] if errors else NsqError("no answer came" if in_doubt else "no connection came about")
+    if in_doubt or any(outcome_unknown(error) for error in errors):
+        return _unknown(errors, reason)
+    failed = PublishFailed(
+        f"not stored {reason}, at last: {last.message}",
+        topic=last.topic,
+        partition=last.partition,
+        node=last.node,
+        hint=last.hint,
+    )
+    failed.attempts = tuple(errors)
+    failed.__cause__ = last if errors else None
+    return failed
+
+
+def _unknown(errors: Sequence[NsqError], reason: str) -> DeliveryUnknown:
+    last = errors[-1] if errors else NsqError("")
     unknown = DeliveryUnknown(
-        f"the message may have been stored: {last.message}",
+        f"the message may have been stored: {reason}",
         topic=last.topic,
         partition=last.partition,
         node=last.node,
         hint="publishing it again may store it twice",
     )
     unknown.attempts = tuple(errors)
-    unknown.__cause__ = last
+    unknown.__cause__ = last if errors else None
     return unknown

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING
 
-from nsqext.client.pool import NodePool, PooledNode
 from nsqext.errors import InvalidPartition, PartitionUnavailable
-from nsqext.lookup.table import TopicView
 from nsqext.protocol.commands import publish_line
-from nsqext.protocol.hashing import KeyHash
 from nsqext.types import Receipt, TopicMeta
+
+if TYPE_CHECKING:
+    from nsqext.client.pool import NodePool, PooledNode
+    from nsqext.lookup.table import TopicView
+    from nsqext.protocol.hashing import KeyHash
 
 __all__ = ("Route", "Target")
 
+_REST = 0.5
+_pack = Struct(">I").pack
+_clock = time.monotonic
+
 
 class Target:
-    """A partition and the node that leads it, with the command lines for it."""
+    """A partition and the node that leads it, with the command lines for it.
 
-    __slots__ = ("_lines", "node", "partition", "topic")
+    Attributes:
+        receipt: what a publish gets whose answer tells nothing but that it was stored.
+        rest_until: a target that refused is left alone until then where there is a choice, in seconds of the monotonic
+            clock; 0 for a good one.
+    """
+
+    __slots__ = ("_lines", "_pub", "node", "partition", "receipt", "rest_until", "topic")
 
     def __init__(self, topic: str, partition: int, node: PooledNode) -> None:
         self.topic = topic
         self.partition = partition
         self.node = node
+        self.receipt = Receipt(topic, partition, node.node)
+        self.rest_until = 0.0
         self._lines: dict[str, bytes] = {}
+        self._pub = self.line("PUB")
 
     def line(self, verb: str) -> bytes:
         """Return the line of a publish command to this partition."""
@@ -32,9 +50,13 @@ class Target:
             line = self._lines[verb] = publish_line(verb, self.topic, self.partition)
         return line
 
-    def receipt(self) -> Receipt:
-        """Return a receipt that tells only where the message went."""
-        return Receipt(self.topic, self.partition, self.node.node)
+    def pub(self, body: bytes) -> bytes:
+        """Return the command that publishes one message that is nothing but its body."""
+        return b"%b%b%b" % (self._pub, _pack(len(body)), body)
+
+    def refused(self) -> None:
+        """Note that the node did not take a message for this partition."""
+        self.rest_until = _clock() + _REST
 
 
 class Route:
@@ -45,38 +67,87 @@ class Route:
         view: what lookup told.
         pool: connections by node.
         previous: the route before, which goes on in its round.
+        least_pending: messages without key go to the less busy one of the next two targets.
+
+    Attributes:
+        partitions: target by partition.
+        targets: where messages without key go; without partitions that lookup does not offer at the moment, unless
+            there are no others.
     """
 
-    __slots__ = ("_next", "meta", "partitions", "targets", "topic", "view")
+    __slots__ = ("_least_pending", "_next", "meta", "partitions", "targets", "topic", "view")
 
-    def __init__(self, topic: str, view: TopicView, pool: NodePool, previous: Route | None = None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        view: TopicView,
+        pool: NodePool,
+        previous: Route | None = None,
+        *,
+        least_pending: bool = False,
+    ) -> None:
         self.topic = topic
         self.view = view
         self.meta: TopicMeta = view.meta
         self.partitions = {
             partition: Target(topic, partition, pool.node(address)) for partition, address in view.leaders.items()
         }
-        self.targets: Sequence[Target] = (
-            *self.partitions.values(),
-            *(Target(topic, -1, pool.node(address)) for address in view.nodes),
-        )
-        self._next = previous._next if previous is not None else 0
+        offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
+        nodes = [Target(topic, -1, pool.node(address)) for address in view.nodes]
+        self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
+        self._least_pending = least_pending
+        self._next: int = previous._next if previous is not None else 0
 
-    def any(self, avoid: Target | None = None) -> Target:
-        """Return the next target in turn, another partition than ``avoid`` where there is one.
+    def next(self) -> Target:
+        """Return the next target in turn, whatever happened to it before.
 
         Raises:
             PartitionUnavailable: no partition has a leader at the moment.
         """
         targets = self.targets
-        if not targets:
+        count = len(targets)
+        if not count:
             raise PartitionUnavailable("no partition has a leader at the moment", topic=self.topic)
-        self._next += 1
-        target = targets[self._next % len(targets)]
-        if avoid is not None and target.partition == avoid.partition and target.node is avoid.node and len(targets) > 1:
-            self._next += 1
-            target = targets[self._next % len(targets)]
+        self._next = number = self._next + 1
+        target = targets[number % count]
+        if self._least_pending and count > 1:
+            other = targets[(number + 1) % count]
+            if other.node.in_flight < target.node.in_flight:
+                return other
         return target
+
+    def any(self, tried: Collection[Target] = ()) -> Target:
+        """Return the next target in turn that is good: not tried, not resting, on another node that can be reached.
+
+        Where no target is all of that, the one comes that has most of it, in this order.
+
+        Raises:
+            PartitionUnavailable: no partition has a leader at the moment.
+        """
+        first = self.next()
+        if not tried and not first.rest_until and not first.node.rest_until:
+            return first
+        now = _clock()
+        used = {target.partition for target in tried if target.partition >= 0}
+        nodes = {target.node for target in tried}
+
+        def badness(target: Target) -> tuple[bool, bool, bool, bool]:
+            again = target.partition in used if target.partition >= 0 else target.node in nodes
+            return again, target.rest_until > now, target.node.rest_until > now, target.node in nodes
+
+        start = self._next % len(self.targets)
+        best = min((*self.targets[start:], *self.targets[:start]), key=badness)
+        if best.rest_until <= now:
+            best.rest_until = 0.0
+        return best
+
+    def everyone(self) -> Sequence[Target]:
+        """Return all targets, those that are not offered at the moment, too."""
+        return (*self.targets, *self.partitions.values())
+
+    def untried(self, tried: Collection[Target]) -> bool:
+        """Return whether there is a partition, or a node where there are none, that is not among these."""
+        return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def keyed(self, key: bytes, key_hash: KeyHash) -> int:
         """Return the partition of a key.
@@ -89,7 +160,7 @@ class Route:
             raise InvalidPartition(
                 "a key needs a topic whose number of partitions is known",
                 topic=self.topic,
-                hint="the lookup service does not tell it (original NSQ, or nsqd= without lookup); publish without a key",
+                hint="lookup does not tell it (original NSQ, or nsqd= without lookup); publish without a key",
             )
         partition = key_hash(key, count)
         if not 0 <= partition < count:
@@ -114,5 +185,7 @@ class Route:
                 hint="publish without partition=",
             )
         if partition >= count:
-            raise InvalidPartition(f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition)
+            raise InvalidPartition(
+                f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
+            )
         raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)

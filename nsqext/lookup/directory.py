@@ -21,6 +21,8 @@ from nsqext.protocol.names import check_topic
 if TYPE_CHECKING:
     import httpx
 
+    from nsqext.lookup.answers import NodeInfo
+
 __all__ = ("Directory",)
 
 _POLLS = 4  # topics that are polled at the same time
@@ -89,6 +91,17 @@ class Directory:
             return refresher.view
         # everyone who waited gets an exception with a traceback of its own
         raise copy(refresher.error) from refresher.error.__cause__
+
+    async def nodes(self) -> tuple[NodeInfo, ...]:
+        """Return all nodes that lookup knows, whatever topics they hold; none without lookup.
+
+        Raises:
+            LookupFailed: no lookup address gave a usable answer.
+        """
+        if self._client is None:
+            await checkpoint()
+            return ()
+        return await self._client.nodes()
 
     async def refresh(
         self, topic: str, access: str = "w", failed: TopicView | None = None, partition: int | None = None

@@ -95,12 +95,11 @@ def ext_body(header: bytes, body: bytes) -> bytes:
 
 def multi_body(items: Iterable[bytes]) -> bytes:
     """Body of the MPUB family: the count, then every item with its size."""
-    parts: list[bytes] = [b""]
-    pack = _U32.pack
-    for item in items:
-        parts.append(pack(len(item)))
-        parts.append(item)
-    parts[0] = pack(len(parts) >> 1)
+    bodies = items if isinstance(items, list) else list(items)
+    parts = [b""] * (2 * len(bodies) + 1)
+    parts[0] = _U32.pack(len(bodies))
+    parts[1::2] = map(_U32.pack, map(len, bodies))
+    parts[2::2] = bodies
     return b"".join(parts)
 
 

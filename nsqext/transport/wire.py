@@ -109,7 +109,7 @@ class Wire:
             self._drained = None
 
     async def drain(self) -> None:
-        """Send everything that is kept, waiting for the kernel where it has to be; returns at the connection's end, too.
+        """Send everything that is kept, waiting for the kernel where it has to be, until the end at worst.
 
         Cancellation leaves the rest to the event loop, or to whoever drains next.
         """

@@ -13,11 +13,16 @@ from nsqext._version import __version__
 
 if _typing.TYPE_CHECKING:
     from nsqext import errors
-    from nsqext.client.consumer import Consumer
+    from nsqext.client.batcher import Batcher
+    from nsqext.client.consumer import Consumer, ConsumerConnection
+    from nsqext.client.consumer_options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
+    from nsqext.client.control import Finish, GiveUp, Requeue
     from nsqext.client.message import Message
-    from nsqext.client.options import ConsumerOptions, ProducerOptions
+    from nsqext.client.options import ProducerOptions
+    from nsqext.client.positions import Position
     from nsqext.client.producer import Producer
     from nsqext.client.publication import Draft
+    from nsqext.client.tracelog import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.options import LookupOptions
     from nsqext.protocol.identify import ExtFilter
@@ -26,33 +31,48 @@ if _typing.TYPE_CHECKING:
 
 __all__ = (
     "Address",
+    "BackoffOptions",
     "BatchFailed",
+    "Batcher",
     "ConnectionOptions",
     "Consumer",
+    "ConsumerConnection",
     "ConsumerOptions",
+    "DeliveryOptions",
     "DeliveryUnknown",
     "Draft",
     "ExtFilter",
+    "FailureOptions",
+    "Finish",
+    "GiveUp",
     "InvalidInput",
     "LookupOptions",
     "Message",
     "NsqError",
+    "Position",
     "Producer",
     "ProducerOptions",
     "PublishFailed",
     "Receipt",
+    "Requeue",
     "ServerError",
     "TopicMeta",
     "__version__",
     "errors",
+    "trace_log",
 )
 
 _HOMES = {
-    "nsqext.client.consumer": ("Consumer",),
+    "nsqext.client.batcher": ("Batcher",),
+    "nsqext.client.consumer": ("Consumer", "ConsumerConnection"),
+    "nsqext.client.consumer_options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
+    "nsqext.client.control": ("Finish", "GiveUp", "Requeue"),
     "nsqext.client.message": ("Message",),
-    "nsqext.client.options": ("ConsumerOptions", "ProducerOptions"),
+    "nsqext.client.options": ("ProducerOptions",),
+    "nsqext.client.positions": ("Position",),
     "nsqext.client.producer": ("Producer",),
     "nsqext.client.publication": ("Draft",),
+    "nsqext.client.tracelog": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),
     "nsqext.protocol.identify": ("ExtFilter",),

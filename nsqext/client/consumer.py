@@ -5,44 +5,80 @@ from __future__ import annotations
 import inspect
 import logging
 import signal
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Self, TypeVar
+import time
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+from attrs import frozen
 
+from nsqext.client.backoff import Backoff
+from nsqext.client.consumer_options import ConsumerOptions
 from nsqext.client.flow import ReadyFlow
-from nsqext.client.keeper import Keeper
-from nsqext.client.message import Message
-from nsqext.client.options import ConsumerOptions
+from nsqext.client.inbox import Inbox
+from nsqext.client.keeper import Keeper, Listener, Source
+from nsqext.client.stall import StallWatch
 from nsqext.client.subscription import Subscription
-from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError
+from nsqext.client.touch import Toucher
+from nsqext.client.verdict import LocalDelays, Verdict
+from nsqext.client.workers import Handler, Workers
+from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.directory import Directory
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
-__all__ = ("Consumer",)
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.deadletter import DeadLetterTopic
+    from nsqext.client.message import Message
+    from nsqext.client.positions import Position
+
+__all__ = ("Consumer", "ConsumerConnection")
 
 logger = logging.getLogger("nsqext.consumer")
 
-Handler = Callable[[Message], Awaitable[object]]
 H = TypeVar("H", bound=Handler)
+
+_clock = time.monotonic
+_SLICE = 0.02
+"""Seconds after which an iteration that never waits lets everything else have a turn."""
+
+
+@frozen
+class ConsumerConnection:
+    """A connection of a consumer, as it is at the moment.
+
+    Attributes:
+        partition: the partition; -1 at the original NSQ.
+        node: ``host:port`` of the node.
+        ready: messages that it may have in flight.
+        in_flight: messages that it has in flight.
+        backoff: level of its backoff; 0 while all is well.
+    """
+
+    partition: int
+    node: str
+    ready: int
+    in_flight: int
+    backoff: int
 
 
 class Consumer:
     """Consumes a topic through a channel, from the leaders of all its partitions.
 
-    Either give it a handler and `run` it, or use it as an asynchronous context manager and iterate over it. Both work in
-    asyncio and trio.
+    Either give it a handler and `run` it, or use it as an asynchronous context manager and iterate over it. Both work
+    in asyncio and trio.
 
     Args:
         topic: name of the topic.
         channel: name of the channel.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without extend
-            support all messages come.
+        tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without
+            extend support all messages come.
         max_in_flight: messages that may be here unanswered, over all connections.
         concurrency: handlers that run at the same time.
         options: everything else.
@@ -64,38 +100,64 @@ class Consumer:
         concurrency: int = 1,
         options: ConsumerOptions | None = None,
     ) -> None:
-        self.topic = check_topic(topic)
-        self.channel = check_channel(channel)
-        self.tag = None if tag is None else check_tag(tag)
-        self.options = options or ConsumerOptions()
+        self.topic: str = check_topic(topic)
+        self.channel: str = check_channel(channel)
+        self.tag: str | None = None if tag is None else check_tag(tag)
+        self.options: ConsumerOptions = options or ConsumerOptions()
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
         self._concurrency = concurrency
-        self._flow = ReadyFlow[Subscription](max_in_flight)
+        self.backoff: Backoff = Backoff(self.options.backoff)
+        """How much the consumer has slowed down because handlers fail; to be looked at, not to be changed."""
+        self._flow = ReadyFlow[Subscription](max_in_flight, self.backoff)
         self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
+        self._keeper = Keeper(
+            Source(self.topic, self.channel, self.tag, self.options),
+            self._flow,
+            self.backoff,
+            self._directory,
+            Listener(self._arrived, self._fail, self._ticked),
+        )
+        self._letters = self._make_letters(lookupd, nsqd)
+        self._delays = LocalDelays()
+        self._toucher = Toucher() if self.options.delivery.auto_touch else None
+        self._stall = StallWatch(self.options.delivery.block_warning, "the loop over the consumer")
         self._handler: Handler | None = None
-        self._queue: deque[Message] = deque()
-        self._wake = anyio.Event()
+        self._workers: Workers | None = None
+        self._inbox = Inbox()
+        self._end = anyio.Event()
         self._error: NsqError | None = None
-        self._stopping = False
         self._used = False
-        self._keeper: Keeper | None = None
+        self._given = 0.0
         self._tasks: TaskGroup | None = None
         self._scopes: list[anyio.CancelScope] = []
-        self._workers = 0
-        self._idle = anyio.Event()
+
+    def _make_letters(self, lookupd: str | Sequence[str], nsqd: str | Sequence[str]) -> DeadLetterTopic | None:
+        topic = self.options.failure.dead_letter
+        if not isinstance(topic, str):
+            return None
+        # a consumer without dead letters does without the producer's modules
+        from nsqext.client.deadletter import DeadLetterTopic
+        from nsqext.client.options import ProducerOptions
+
+        options = ProducerOptions(connection=self.options.connection, lookup=self.options.lookup)
+        return DeadLetterTopic(topic, lookupd, nsqd, options)
 
     def handler(self, function: H) -> H:
         """Decorator: let a coroutine function handle the messages.
 
-        When it returns, the message is finished, unless it was answered by hand; when it raises, the message is requeued
-        with a delay that grows with its attempts.
+        When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
+        requeued with a delay that grows with its attempts, and the consumer slows down (see `FailureOptions`,
+        `BackoffOptions`). `Finish`, `Requeue` and `GiveUp` say otherwise.
 
         Raises:
             InvalidSetting: it is no coroutine function, or there is a handler already.
         """
-        if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))):
-            raise InvalidSetting(f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'")
+        call = type(function).__call__
+        if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
+            raise InvalidSetting(
+                f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
+            )
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self.topic)
         self._handler = function
@@ -105,7 +167,8 @@ class Consumer:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: listen for SIGTERM and SIGINT, where this is the main thread.
+            signals: listen for SIGTERM and SIGINT, where this is the main thread. After the first of them they have
+                their usual effect again.
 
         Raises:
             InvalidState: there is no handler, or the consumer was used before.
@@ -114,25 +177,78 @@ class Consumer:
 
         When it is cancelled, handlers that run may go on for ``options.grace`` seconds.
         """
-        if self._handler is None:
+        handler = self._handler
+        if handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
-        async with self:
-            assert self._tasks is not None
-            for _ in range(self._concurrency):
-                self._workers += 1
-                self._tasks.start_soon(self._shielded, self._work)
+        async with self as consumer:
+            tasks = consumer._opened()
+            name = getattr(handler, "__qualname__", type(handler).__qualname__)
+            self._stall = StallWatch(self.options.delivery.block_warning, f"the handler {name}")
+            letters = self.options.failure.dead_letter
+            hook = None if isinstance(letters, str) else letters
+            if self._letters is not None:
+                hook = self._letters.take
+            verdict = Verdict(self.options.failure, hook, self._delays)
+            self._workers = Workers(handler, self._inbox, verdict, self._stall, self._keeper.flush)
+            self._workers.start(tasks, self._concurrency)
             if signals:
-                self._tasks.start_soon(self._listen)
-            while not self._stopping and self._error is None:
-                await self._idle.wait()
+                tasks.start_soon(self._listen)
+            await self._end.wait()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
         """Let `run` drain and return, or end the iteration. May be called from handlers."""
-        self._stopping = True
-        self._idle.set()
-        self._wake.set()
+        self._inbox.stop()
+        self._end.set()
+
+    # While it runs
+
+    def pause(self) -> None:
+        """Ask for no further messages, until `resume`; those that are here go on."""
+        self._flow.paused = True
+        self._keeper.level()
+
+    def resume(self) -> None:
+        """Ask for messages again."""
+        if not self._inbox.stopped:
+            self._flow.paused = False
+            self._keeper.level()
+
+    @property
+    def paused(self) -> bool:
+        """Whether no further messages are asked for."""
+        return self._flow.paused
+
+    @property
+    def connections(self) -> tuple[ConsumerConnection, ...]:
+        """The connections that work at the moment."""
+        return tuple(
+            ConsumerConnection(one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
+            for one in self._keeper.subscriptions
+        )
+
+    async def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
+        """Let the channel read on from a place, for all its consumers; returns when that is so everywhere.
+
+        Messages that are here are no longer ours afterwards, see `Message.expired`. With ``options.queue_position``,
+        and on ordered channels, nothing from before an offset is delivered; otherwise one message may still be.
+
+        Args:
+            position: the place.
+            partitions: only there; all without.
+
+        Raises:
+            InvalidState: the consumer is not open.
+            InvalidPartition: a partition that is not consumed here.
+            InvalidSetting: the original NSQ cannot do this.
+
+        While a partition has no leader it waits; when it is cancelled, the place holds for the next subscription all
+        the same.
+        """
+        if self._tasks is None or self._inbox.stopped:
+            raise InvalidState("the consumer is not open", topic=self.topic)
+        await self._keeper.seek(position, partitions)
 
     # Iteration
 
@@ -140,20 +256,12 @@ class Consumer:
         if self._used:
             raise InvalidState("a consumer is used once", topic=self.topic, hint="make a new one")
         self._used = True
-        self._keeper = Keeper(
-            self.topic,
-            self.channel,
-            self.tag,
-            self._flow,
-            self._directory,
-            self.options,
-            self._arrived,
-            self._fail,
-        )
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._shielded, self._subscribe)
-        self._tasks.start_soon(self._shielded, self._directory.run)
+        self._start(self._subscribe)
+        self._start(self._directory.run)
+        if self._letters is not None:
+            self._start(self._letters.run)
         try:
             with anyio.move_on_after(self.options.start_timeout):
                 await self._keeper.started.wait()
@@ -168,17 +276,17 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        assert self._keeper is not None
-        self._stopping = True
+        tasks = self._opened()
         try:
             with anyio.CancelScope(shield=True):
-                await self._drain(self._keeper)
+                await self._drain()
         finally:
+            if self._workers is not None:
+                self._workers.cancel()
             for scope in self._scopes:
                 scope.cancel()
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
+            tasks.cancel_scope.cancel()
+            await tasks.__aexit__(None, None, None)
 
     def __aiter__(self) -> Self:
         return self
@@ -191,27 +299,46 @@ class Consumer:
             InvalidState: the consumer is not open.
             NsqError: nothing further will come.
         """
-        if self._tasks is None:
-            raise InvalidState("the consumer is not open", hint="use it inside 'async with Consumer(...) as consumer'")
-        while not self._queue:
+        self._opened()
+        inbox = self._inbox
+        if inbox.messages and _clock() - self._given > _SLICE:
+            self._keeper.flush()
+            await checkpoint()
+            self._given = _clock()
+        while True:
             if self._error is not None:
                 raise self._error
-            if self._stopping:
+            if inbox.stopped:
                 raise StopAsyncIteration
-            self._wake = anyio.Event()
-            await self._wake.wait()
-        return self._queue.popleft()
+            if not inbox.messages:
+                self._keeper.flush()
+                await inbox.wait()
+                self._given = _clock()
+                continue
+            message = inbox.messages.popleft()
+            if message.received >= message.owner.horizon:
+                return message
 
     # Inside
 
-    async def _shielded(self, function: Callable[[], Awaitable[object]]) -> None:
-        """Run a task that only `_drain` and its end may cancel, so that leaving is orderly."""
-        with anyio.CancelScope(shield=True) as scope:
-            self._scopes.append(scope)
-            await function()
+    def _opened(self) -> TaskGroup:
+        if self._tasks is None:
+            raise InvalidState("the consumer is not open", hint="use it inside 'async with Consumer(...) as consumer'")
+        return self._tasks
+
+    def _start(self, function: Callable[[], Awaitable[object]]) -> None:
+        """Start a task that only the end of `__aexit__` cancels, so that leaving is orderly."""
+        tasks = self._opened()
+        scope = anyio.CancelScope(shield=True)
+        self._scopes.append(scope)
+
+        async def run() -> None:
+            with scope:
+                await function()
+
+        tasks.start_soon(run)
 
     async def _subscribe(self) -> None:
-        assert self._keeper is not None
         try:
             async with anyio.create_task_group() as tasks:
                 await self._keeper.run(tasks)
@@ -219,61 +346,21 @@ class Consumer:
             self._fail(_first(errors))
 
     def _arrived(self, messages: list[Message]) -> None:
-        if not self._stopping:
-            self._queue.extend(messages)
-            self._wake.set()
+        self._inbox.put(messages)
+
+    def _ticked(self, now: float, late: float) -> None:
+        running = self._workers.running if self._workers is not None else []
+        self._delays.tick(now)
+        if self._toucher is not None:
+            self._toucher.tick((*running, *self._delays.held, *self._inbox.messages), now)
+        self._stall.tick(late, running, self.topic)
 
     def _fail(self, error: NsqError) -> None:
         if self._error is None:
             self._error = error
-        if self._keeper is not None:
-            self._keeper.started.set()
-        self._wake.set()
-        self._idle.set()
-
-    async def _work(self) -> None:
-        assert self._handler is not None
-        assert self._keeper is not None
-        handler, queue, keeper = self._handler, self._queue, self._keeper
-        try:
-            while not self._stopping:
-                if not queue:
-                    keeper.flush()
-                    if self._wake.is_set():
-                        self._wake = anyio.Event()
-                    await self._wake.wait()
-                    continue
-                message = queue.popleft()
-                try:
-                    await handler(message)
-                except Exception as error:
-                    self._handler_failed(message, error)
-                else:
-                    if not message.answered:
-                        message.finish_now()
-        finally:
-            self._workers -= 1
-            self._idle.set()
-
-    def _handler_failed(self, message: Message, error: Exception) -> None:
-        where = {"topic": message.topic, "partition": message.partition, "attempts": message.attempts}
-        logger.error("the handler failed on %r: %s", message, error, exc_info=error, extra=where)
-        if message.answered or message.expired:
-            return
-        delay = min(self.options.requeue_delay * message.attempts, self.options.max_requeue_delay)
-        assert self._tasks is not None
-        if message.in_order and delay:
-            self._tasks.start_soon(self._requeue_later, message, delay)
-        else:
-            message.requeue_now(delay)
-
-    async def _requeue_later(self, message: Message, delay: float) -> None:
-        """Wait here, because servers ignore the delay of a requeue on an ordered channel (captured: sub_ordered_requeue)."""
-        await anyio.sleep(delay)
-        try:
-            await message.requeue()
-        except MessageNotInFlight:
-            logger.info("a message came back before its delay had passed: %r", message)
+        self._keeper.started.set()
+        self._inbox.wake()
+        self._end.set()
 
     async def _listen(self) -> None:
         try:
@@ -281,30 +368,25 @@ class Consumer:
                 async for number in received:
                     logger.info("stopping on %s", signal.Signals(number).name)
                     self.stop()
+                    return
         except (NotImplementedError, RuntimeError, ValueError):
             logger.debug("no signals outside of the main thread")
 
-    async def _drain(self, keeper: Keeper) -> None:
+    async def _drain(self) -> None:
         """RDY 0; handlers end; answers go out; CLS; then the sockets."""
         self._flow.paused = True
-        keeper.level()
-        keeper.flush()
-        self._queue.clear()
-        self._wake.set()
-        with anyio.move_on_after(self.options.grace) as scope:
-            while self._workers:
-                self._idle = anyio.Event()
-                if self._workers:
-                    await self._idle.wait()
-        if scope.cancelled_caught:
-            logger.warning("handlers did not end within %g s", self.options.grace, extra={"topic": self.topic})
-        await keeper.close()
+        self._keeper.level()
+        self._keeper.flush()
+        self._inbox.stop()
+        if self._workers is not None:
+            with anyio.move_on_after(self.options.grace) as scope:
+                await self._workers.wait()
+            if scope.cancelled_caught:
+                logger.warning("handlers did not end within %g s", self.options.grace, extra={"topic": self.topic})
+        await self._keeper.close()
         await self._directory.aclose()
 
 
 def _first(errors: BaseExceptionGroup[NsqError]) -> NsqError:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, NsqError)
-    return error
+    first = errors.exceptions[0]
+    return first if isinstance(first, NsqError) else _first(first)

@@ -5,84 +5,154 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
+from attrs import define, field, frozen
 
-from nsqext.client.flow import ReadyFlow
-from nsqext.client.message import Message
-from nsqext.client.options import ConsumerOptions
+from nsqext.client.backoff import Backoff
+from nsqext.client.positions import Position, channel_exists, move_channel
 from nsqext.client.subscription import Subscription, SubscriptionPlan
 from nsqext.errors import (
+    AuthFailed,
+    AuthRequired,
     BadChannel,
     BadTopic,
     ChannelNotRegistered,
     ExtendForbidden,
     ExtendRequired,
     InvalidInput,
+    InvalidPartition,
+    InvalidSetting,
     LookupFailed,
+    NotLeader,
     NsqError,
     OrderRequired,
+    PartitionUnavailable,
+    TopicNotExist,
     Unauthorized,
 )
-from nsqext.lookup.directory import Directory
-from nsqext.lookup.table import TopicView
 from nsqext.types import Address
 
-__all__ = ("Keeper",)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.consumer_options import ConsumerOptions
+    from nsqext.client.flow import ReadyFlow
+    from nsqext.client.message import Message
+    from nsqext.lookup.directory import Directory
+    from nsqext.lookup.table import TopicView
+
+__all__ = ("Keeper", "Listener", "Source")
 
 logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25
-_ROTATE = 5.0
 _SETTLED = 5.0
 """Seconds after which a subscription counts as working, so that the next failure starts with a short pause."""
 
-_FATAL = (BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
+_FATAL = (AuthFailed, AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
+_REFUSED = (NotLeader, TopicNotExist)
 _SELF_HEALING = (ExtendForbidden, ExtendRequired, OrderRequired)
 
-Place = Hashable
+_clock = time.monotonic
+
+Key = int | Address
+
+
+@frozen
+class Source:
+    """What a consumer consumes.
+
+    Attributes:
+        topic: name of the topic.
+        channel: name of the channel.
+        tag: tag that is wanted.
+        options: the consumer's options.
+    """
+
+    topic: str
+    channel: str
+    tag: str | None
+    options: ConsumerOptions
+
+    def wants(self, key: Key) -> bool:
+        """Return whether a partition is to be consumed."""
+        chosen = self.options.partitions
+        return chosen is None or key in chosen
+
+
+@frozen
+class Listener:
+    """Whom the keeper tells.
+
+    Attributes:
+        arrived: takes messages.
+        failed: told when nothing further makes sense.
+        ticked: called a few times a second with the time, and the seconds by which this came too late.
+    """
+
+    arrived: Callable[[list[Message]], None]
+    failed: Callable[[NsqError], None]
+    ticked: Callable[[float, float], None]
+
+
+@define(eq=False)
+class _Place:
+    """A partition, or a node of the original NSQ.
+
+    Attributes:
+        key: which one.
+        pending: where its channel has to be moved to.
+        fresh: the start position was not seen to yet.
+        moved: set when the channel was moved.
+    """
+
+    key: Key
+    pending: Position | None = None
+    fresh: bool = True
+    moved: anyio.Event = field(factory=anyio.Event)
+
+    @property
+    def partition(self) -> int:
+        return self.key if isinstance(self.key, int) else -1
 
 
 class Keeper:
     """The subscriptions of one consumer.
 
     Args:
-        topic: name of the topic.
-        channel: name of the channel.
-        tag: tag that is wanted.
+        source: what is consumed.
         flow: shares the messages in flight out.
+        backoff: of the consumer.
         directory: where the partitions' leaders are found.
-        options: the consumer's options.
-        arrived: takes messages.
-        failed: told when nothing further makes sense.
+        listener: told what happens.
     """
 
     def __init__(
         self,
-        topic: str,
-        channel: str,
-        tag: str | None,
+        source: Source,
         flow: ReadyFlow[Subscription],
+        backoff: Backoff,
         directory: Directory,
-        options: ConsumerOptions,
-        arrived: Callable[[list[Message]], None],
-        failed: Callable[[NsqError], None],
+        listener: Listener,
     ) -> None:
-        self._topic = topic
-        self._channel = channel
-        self._tag = tag
+        self._source = source
+        self._options = source.options
+        self._topic = source.topic
         self._flow = flow
+        self._backoff = backoff
         self._directory = directory
-        self._options = options
-        self._arrived = arrived
-        self._failed = failed
-        self._live: dict[Place, Subscription] = {}
-        self._kept: set[Place] = set()
+        self._listener = listener
+        self._live: dict[Key, Subscription] = {}
+        self._places: dict[Key, _Place] = {}
         self._dirty: list[Subscription] = []
         self._wake_flusher = anyio.Event()
+        self._wake_upkeep = anyio.Event()
         self._changed = anyio.Event()
+        self._unwatch: Callable[[], None] | None = None
         self._wanted: int | None = None
         self.started = anyio.Event()
         """All partitions of the first view are subscribed, or nothing will be."""
@@ -93,25 +163,42 @@ class Keeper:
         """Those that work at the moment."""
         return [subscription for subscription in self._live.values() if subscription.live]
 
+    # Places
+
     async def run(self, tasks: TaskGroup) -> None:
         """Start a task for every partition that lookup lists, now and whenever one comes up.
 
         Raises:
             LookupFailed: no lookup address gave a usable answer the first time.
+            InvalidPartition: the topic has no partition that is wanted.
         """
-        self._directory.watch(self._topic, "r", self._view_changed)
+        self._unwatch = self._directory.watch(self._topic, "r", self._view_changed)
         tasks.start_soon(self._run_flusher)
         tasks.start_soon(self._run_upkeep)
         while not self.closing:
             changed = self._changed
             view = await self._find()
-            for place in (*view.leaders, *view.nodes):
-                if place not in self._kept:
-                    self._kept.add(place)
+            self._check_choice(view)
+            keys: list[Key] = [*view.leaders, *view.nodes]
+            for key in keys:
+                if key not in self._places and self._source.wants(key):
+                    place = self._places[key] = _Place(key)
                     tasks.start_soon(self._keep, place)
             if self._wanted is None:
-                self._wanted = len(self._kept)
+                self._wanted = len(self._places)
             await changed.wait()
+
+    def _check_choice(self, view: TopicView) -> None:
+        chosen = self._options.partitions
+        if chosen is None:
+            return
+        if view.nodes and not view.leaders:
+            raise InvalidSetting("the original NSQ has no partitions to choose from", topic=self._topic)
+        wrong = [partition for partition in chosen if partition >= view.partition_num > 0]
+        if wrong:
+            raise InvalidPartition(
+                f"the topic has {view.partition_num} partitions, not number {wrong[0]}", topic=self._topic
+            )
 
     async def _find(self) -> TopicView:
         """Return the first view that has something to subscribe to, however long it takes."""
@@ -139,71 +226,78 @@ class Keeper:
     def _view_changed(self, view: TopicView) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-        for place, subscription in self._live.items():
-            address = self._address(view, place)
-            if address is not None and address != subscription.plan.address and subscription.live:
-                logger.info(
-                    "the leader has moved to %s", address, extra={"topic": self._topic, "partition": subscription.partition}
-                )
-                subscription.stopped = True
-                subscription.end()
+        for key, subscription in list(self._live.items()):
+            if not subscription.live:
+                continue
+            address = _address(view, key)
+            if address is not None and address != subscription.plan.address:
+                reason = f"the leader has moved to {address}"
+            elif view.meta.partition_num and not subscription.plan.fits(view.meta):
+                # an upgraded topic goes silent for who did not ask for headers (captured: upgrade_ext)
+                reason = "the topic was changed"
+            else:
+                continue
+            logger.info("%s", reason, extra={"topic": self._topic, "partition": subscription.partition})
+            subscription.stopped = True
+            subscription.end()
 
-    def _address(self, view: TopicView, place: Place) -> Address | None:
-        if isinstance(place, Address):
-            return place if place in view.nodes else None
-        return view.leaders.get(place) if isinstance(place, int) else None
-
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: _Place) -> None:
         failures = 0
         while not self.closing:
             view = self._directory.peek(self._topic, "r")
-            address = self._address(view, place) if view is not None else None
-            started = time.monotonic()
-            error: NsqError | None = None
-            if address is not None and view is not None:
-                error = await self._subscribe(place, address, view)
-                if isinstance(error, _FATAL):
-                    self._failed(error)
-                    return
-                if self.closing:
-                    return
-            failures = 0 if time.monotonic() - started > _SETTLED else failures + 1
+            address = _address(view, place.key) if view is not None else None
+            if address is None or view is None:
+                del self._places[place.key]  # it comes back with a view that lists it
+                return
+            started = _clock()
+            error = await self._subscribe(place, address, view)
+            if isinstance(error, _FATAL):
+                self._listener.failed(error)
+                return
+            if self.closing:
+                return
+            failures = 0 if _clock() - started > _SETTLED else failures + 1
             if error is not None:
                 logger.warning(
-                    "subscription ended: %s", error, extra={"topic": self._topic, "channel": self._channel, "place": place}
+                    "subscription ended: %s",
+                    error,
+                    extra={"topic": self._topic, "channel": self._source.channel, "place": str(place.key)},
                 )
-            await self._find_again(view, failures, quick=isinstance(error, _SELF_HEALING))
+            elif place.pending is not None:
+                continue  # it ended because it is to begin somewhere else
+            await self._find_again(place, view, failures, error)
 
-    async def _find_again(self, view: TopicView | None, failures: int, *, quick: bool) -> None:
+    async def _find_again(self, place: _Place, view: TopicView, failures: int, error: NsqError | None) -> None:
         options = self._options
         longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
-        if not quick or failures > 1:
+        if failures > 1 or not isinstance(error, _SELF_HEALING):
             await anyio.sleep(random.uniform(0, longest))
+        suspect = place.key if isinstance(place.key, int) and isinstance(error, _REFUSED) else None
         try:
-            await self._directory.refresh(self._topic, "r", failed=view)
-        except NsqError as error:
-            logger.warning("lookup did not help: %s", error, extra={"topic": self._topic})
+            await self._directory.refresh(self._topic, "r", view, suspect)
+        except NsqError as failure:
+            logger.warning("lookup did not help: %s", failure, extra={"topic": self._topic})
 
-    async def _subscribe(self, place: Place, address: Address, view: TopicView) -> NsqError | None:
+    async def _subscribe(self, place: _Place, address: Address, view: TopicView) -> NsqError | None:
         """Subscribe and read until it ends; returns why."""
+        source = self._source
         plan = SubscriptionPlan(
-            topic=self._topic,
-            channel=self._channel,
-            partition=place if isinstance(place, int) else -1,
-            address=address,
-            meta=view.meta,
-            tag=self._tag,
-            options=self._options,
+            source.topic, source.channel, place.partition, address, view.meta, source.tag, self._options
         )
-        if self._tag is not None and not view.meta.extend_support:
-            logger.warning("the topic has no tags, all messages come", extra={"topic": self._topic, "tag": self._tag})
-        subscription = Subscription(plan, self._arrived, self._mark)
+        if source.tag is not None and not view.meta.extend_support:
+            logger.warning("the topic has no tags, all messages come", extra={"topic": self._topic, "tag": source.tag})
+        backoff = self._backoff
+        if self._options.backoff.mode == "connection":
+            backoff = Backoff(self._options.backoff)
+        subscription = Subscription(plan, self, backoff)
         try:
+            await self._see_to_start(place, view, address)
             await subscription.open()
-            self._live[place] = subscription
-            self._flow.add(subscription, subscription.max_rdy)
+            await self._move(place, subscription, view)
+            self._live[place.key] = subscription
+            self._flow.add(subscription, subscription.max_rdy, backoff, _clock())
             self.level()
-            if len(self._live) == self._wanted:
+            if self._wanted is not None and len(self._live) >= self._wanted:
                 self.flush()
                 self.started.set()
             await subscription.read()
@@ -211,19 +305,75 @@ class Keeper:
             return None if subscription.stopped else error
         finally:
             subscription.end()
-            self._live.pop(place, None)
+            if self._live.get(place.key) is subscription:
+                del self._live[place.key]
             self._flow.remove(subscription)
             self.level()
         return None
 
+    # Positions
+
+    async def _see_to_start(self, place: _Place, view: TopicView, address: Address) -> None:
+        start = self._options.start_of(place.partition)
+        if not place.fresh or start is None:
+            return
+        http = _http(view, place.partition, address)
+        if self._options.start_existing or not await channel_exists(
+            http, self._topic, place.partition, self._source.channel
+        ):
+            place.pending = start
+        place.fresh = False
+
+    async def _move(self, place: _Place, subscription: Subscription, view: TopicView) -> None:
+        if place.pending is None:
+            return
+        http = _http(view, place.partition, subscription.plan.address)
+        subscription.start = position = place.pending
+        await move_channel(http, self._topic, place.partition, self._source.channel, position)
+        place.pending = None
+        place.moved.set()
+
+    async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
+        """Let the channel read on from a place; returns when it does at all partitions.
+
+        Raises:
+            InvalidPartition: a partition that is not consumed here.
+        """
+        keys: Iterable[Key] = self._places if partitions is None else partitions
+        places = []
+        for key in keys:
+            if key not in self._places:
+                raise InvalidPartition(f"partition {key} is not consumed here", topic=self._topic)
+            places.append(self._places[key])
+        if any(isinstance(place.key, Address) for place in places):
+            raise InvalidSetting("the original NSQ cannot seek", topic=self._topic)
+        for place in places:
+            place.pending, place.moved = position, anyio.Event()
+        for place in places:
+            subscription = self._live.get(place.key)
+            if subscription is not None:
+                await subscription.close()
+        for place in places:
+            await place.moved.wait()
+
     # RDY and answers
+
+    def arrived(self, subscription: Subscription, messages: list[Message], now: float) -> None:
+        """Pass the messages of one read on."""
+        self._listener.arrived(messages)
+        if self._flow.delivered(subscription, now):
+            self.level()
 
     def level(self) -> None:
         """Tell every connection its share."""
-        for subscription, share in self._flow.shares().items():
+        now = _clock()
+        for subscription, share in self._flow.shares(now).items():
             subscription.set_ready(share)
+        if self._next_tick(now) < _TICK:
+            self._wake_upkeep.set()
 
-    def _mark(self, subscription: Subscription) -> None:
+    def mark(self, subscription: Subscription) -> None:
+        """Note that a subscription has something to send."""
         self._dirty.append(subscription)
         self._wake_flusher.set()
 
@@ -240,21 +390,53 @@ class Keeper:
             self._wake_flusher = anyio.Event()
             self.flush()
 
+    def _backoffs(self) -> list[Backoff]:
+        return [self._backoff, *(subscription.backoff for subscription in self._live.values())]
+
+    def _next_tick(self, now: float) -> float:
+        return min((max(0.0, backoff.until - now) for backoff in self._backoffs() if backoff.until), default=_TICK)
+
     async def _run_upkeep(self) -> None:
-        rotated = time.monotonic()
         while True:
-            await anyio.sleep(_TICK)
+            started = _clock()
+            pause = min(_TICK, self._next_tick(started))
+            self._wake_upkeep = anyio.Event()
+            with anyio.move_on_after(pause) as scope:
+                await self._wake_upkeep.wait()
+            now = _clock()
             for subscription in self.subscriptions:
-                subscription.tick()
-            if self._flow.scarce and time.monotonic() - rotated > _ROTATE:
-                rotated = time.monotonic()
-                self._flow.rotate()
-                self.level()
+                subscription.tick(now)
+            for backoff in self._backoffs():
+                backoff.tick(now)
+            self.level()
+            self._listener.ticked(now, now - started - pause if scope.cancelled_caught else 0.0)
 
     async def close(self) -> None:
         """Take leave of every node, all at the same time."""
         self.closing = True
+        if self._unwatch is not None:
+            self._unwatch()
         self.flush()
         async with anyio.create_task_group() as tasks:
             for subscription in self.subscriptions:
                 tasks.start_soon(subscription.close)
+
+
+def _address(view: TopicView, key: Key) -> Address | None:
+    if isinstance(key, Address):
+        return key if key in view.nodes else None
+    return view.leaders.get(key)
+
+
+def _http(view: TopicView, partition: int, address: Address) -> Address:
+    if partition < 0:
+        raise InvalidSetting("the original NSQ has no start positions", topic=view.topic)
+    http = view.http.get(address)
+    if http is None:
+        raise PartitionUnavailable(
+            "lookup does not tell the HTTP address of the leader",
+            topic=view.topic,
+            partition=partition,
+            node=str(address),
+        )
+    return http

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
+from nsqext.client.control import check_delay
+from nsqext.errors import InvalidState, MessageNotInFlight
 from nsqext.protocol.headers import RESERVED_PREFIX, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 
-__all__ = ("Message",)
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ("Message", "Owner")
 
 logger = logging.getLogger("nsqext.consumer")
 
-_MAX_DELAY = 3 * 24 * 3600.0
-
 
 class Owner(Protocol):
-    """The subscription that a message came from."""
+    """The subscription that a message came from.
+
+    Attributes:
+        horizon: messages that arrived before this time are no longer ours.
+        msg_timeout: seconds that a message may be in flight.
+        max_msg_timeout: seconds that it may be in flight, however often it is touched.
+        ignore_lost: answering a message that is no longer ours does nothing, rather than raise.
+    """
 
     topic: str
     partition: int
     node: str
     in_order: bool
+    horizon: float
+    msg_timeout: float
+    max_msg_timeout: float
+    ignore_lost: bool
 
-    def respond(self, message: Message, command: str, delay: float = 0.0) -> None:
-        """Send FIN, REQ or TOUCH."""
+    def finish(self, message: Message) -> None:
+        """Send FIN."""
+
+    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+        """Send REQ; with ``backoff`` it counts as a failure."""
+
+    def touch(self, message: Message) -> None:
+        """Send TOUCH."""
+
+    def blame(self, failed: bool) -> None:
+        """Note a failure, or a message given back without blame, whose REQ comes later."""
 
     def expired(self, message: Message) -> bool:
         """Return whether the message went back to the server."""
@@ -47,36 +68,38 @@ class Message(RawMessage):
         offset: byte offset in the partition's queue; -1 where the subscription does not tell.
         size: bytes of its record in the queue; 0 where the subscription does not tell.
         header: bytes of the extend header as they were published.
-        received: when it arrived, in seconds of the monotonic clock.
+        received: when it arrived or was touched last, in seconds of the monotonic clock.
+        answered: whether it was finished or requeued.
+        owner: the subscription that it came over.
     """
 
-    __slots__ = ("_headers", "_owner", "answered", "received")
+    __slots__ = ("_headers", "answered", "owner", "received")
 
     def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+        self.owner: Owner = owner
         self._headers: dict[str, Any] | None = None
-        self.answered = False
-        self.received = 0.0
+        self.answered: bool = False
+        self.received: float = 0.0
 
     @property
     def topic(self) -> str:
         """Topic it was published to."""
-        return self._owner.topic
+        return self.owner.topic
 
     @property
     def partition(self) -> int:
         """Partition it came from; -1 at the original NSQ."""
-        return self._owner.partition
+        return self.owner.partition
 
     @property
     def node(self) -> str:
         """``host:port`` of the node that delivered it."""
-        return self._owner.node
+        return self.owner.node
 
     @property
     def in_order(self) -> bool:
         """Whether the next message of its partition waits for the answer to this one."""
-        return self._owner.in_order
+        return self.owner.in_order
 
     @property
     def headers(self) -> Mapping[str, Any]:
@@ -108,65 +131,81 @@ class Message(RawMessage):
 
     @property
     def expired(self) -> bool:
-        """Whether it is no longer ours: its timeout has passed, or its connection is gone; it will be delivered again."""
-        return self._owner.expired(self)
+        """Whether it is no longer ours, because its timeout has passed or its connection is gone: it comes again."""
+        return self.owner.expired(self)
 
     async def finish(self) -> None:
         """Acknowledge it: it will not be delivered again.
 
         Raises:
             InvalidState: it was answered before.
-            MessageNotInFlight: it is no longer ours, see `expired`.
+            MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.
         """
-        self._answer("FIN")
-
-    def finish_now(self) -> None:
-        """Finish it after its handler returned; one that is no longer ours is left to its next delivery."""
+        self._check()
         try:
-            self._owner.respond(self, "FIN")
+            self.owner.finish(self)
         except MessageNotInFlight as error:
-            logger.warning("a handled message will come again: %s", error)
+            self._lost(error)
         self.answered = True
 
-    def requeue_now(self, delay: float) -> None:
-        """Requeue it after its handler raised; one that is no longer ours is left to its next delivery."""
-        try:
-            self._owner.respond(self, "REQ", delay)
-        except MessageNotInFlight as error:
-            logger.warning("a message that was not handled will come again: %s", error)
-        self.answered = True
-
-    async def requeue(self, delay: float = 0.0) -> None:
+    async def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
         """Give it back: it will be delivered again, with one attempt more.
 
         Args:
             delay: seconds until then; servers take up to three days, and ordered channels none.
+            backoff: slow the consumer down, as a handler that raises does.
 
         Raises:
             InvalidInput: the delay is negative or too long.
             InvalidState: it was answered before.
-            MessageNotInFlight: it is no longer ours, see `expired`.
+            MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.
         """
-        if not 0 <= delay <= _MAX_DELAY:
-            raise InvalidInput(f"a requeue delay of {delay!r} s is not within 0..{_MAX_DELAY:g}")
-        self._answer("REQ", delay)
+        check_delay(delay)
+        self._check()
+        try:
+            self.owner.requeue(self, delay, backoff=backoff)
+        except MessageNotInFlight as error:
+            self._lost(error)
+        self.answered = True
 
     async def touch(self) -> None:
         """Start its timeout anew.
 
         Raises:
             InvalidState: it was answered before.
-            MessageNotInFlight: it is no longer ours, see `expired`.
+            MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.
         """
-        if self.answered:
-            raise InvalidState("the message was answered already", topic=self.topic, partition=self.partition)
-        self._owner.respond(self, "TOUCH")
+        self._check()
+        try:
+            self.owner.touch(self)
+        except MessageNotInFlight as error:
+            self._lost(error)
 
-    def _answer(self, command: str, delay: float = 0.0) -> None:
-        if self.answered:
-            raise InvalidState("the message was answered already", topic=self.topic, partition=self.partition)
-        self._owner.respond(self, command, delay)
+    def finish_now(self) -> None:
+        """Finish it after its handler returned; one that is no longer ours is left to its next delivery."""
+        try:
+            self.owner.finish(self)
+        except MessageNotInFlight as error:
+            logger.warning("a handled message will come again: %s", error)
         self.answered = True
 
+    def requeue_now(self, delay: float, *, backoff: bool) -> None:
+        """Requeue it after its handler raised; one that is no longer ours is left to its next delivery."""
+        try:
+            self.owner.requeue(self, delay, backoff=backoff)
+        except MessageNotInFlight as error:
+            logger.warning("a message that was not handled will come again: %s", error)
+        self.answered = True
+
+    def _check(self) -> None:
+        if self.answered:
+            raise InvalidState("the message was answered already", topic=self.topic, partition=self.partition)
+
+    def _lost(self, error: MessageNotInFlight) -> None:
+        if not self.owner.ignore_lost:
+            raise error
+        logger.info("an answer was not sent: %s", error)
+
     def __repr__(self) -> str:
-        return f"<Message {self.topic}[{self.partition}] id={self.id.hex()} attempts={self.attempts} {len(self.body)} bytes>"
+        place = f"{self.topic}[{self.partition}]"
+        return f"<Message {place} id={self.id.hex()} attempts={self.attempts} {len(self.body)} bytes>"

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from attrs import frozen
 
 from nsqext.client.message import Message
-from nsqext.client.options import ConsumerOptions
-from nsqext.errors import MessageNotInFlight, NsqError, ProtocolError
+from nsqext.client.order import OrderCheck
+from nsqext.client.tracelog import trace_log
+from nsqext.errors import InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.commands import CLS, rdy, sub
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.protocol.messages import decode_into
-from nsqext.transport.connection import Connection
 from nsqext.transport.handshake import open_connection
-from nsqext.types import Address, TopicMeta
 
-__all__ = ("Subscription", "SubscriptionPlan")
+if TYPE_CHECKING:
+    from nsqext.client.backoff import Backoff
+    from nsqext.client.consumer_options import ConsumerOptions
+    from nsqext.client.positions import Position
+    from nsqext.transport.connection import Connection
+    from nsqext.types import Address, TopicMeta
+
+__all__ = ("Hub", "Subscription", "SubscriptionPlan")
 
 logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_FLUSH_BYTES = 16384
+_MANY = 750  # answers that are worth a send of their own
 _READ_SIZE = 65536
 
 
@@ -63,7 +69,10 @@ class SubscriptionPlan:
         return "SUB_ADVANCED" if self.options.queue_position and self.partition >= 0 else "SUB"
 
     def identify(self) -> IdentifyRequest:
-        """Return what to tell the server: extend support has to follow the topic (captured: sub_ext_need, sub_ext_forbidden)."""
+        """Return what to tell the server.
+
+        Extend support has to follow the topic (captured: sub_ext_need, sub_ext_forbidden).
+        """
         extend = self.meta.extend_support
         return IdentifyRequest(
             msg_timeout=self.options.msg_timeout,
@@ -73,60 +82,83 @@ class SubscriptionPlan:
             ext_filter=self.options.ext_filter if extend else None,
         )
 
+    def fits(self, meta: TopicMeta) -> bool:
+        """Return whether a subscription that was made so is right for a topic with another meta."""
+        return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered
+
+
+class Hub(Protocol):
+    """What a subscription reports to."""
+
+    def arrived(self, subscription: Subscription, messages: list[Message], now: float) -> None:
+        """Take the messages of one read."""
+
+    def mark(self, subscription: Subscription) -> None:
+        """Note that there is something to be flushed."""
+
+    def level(self) -> None:
+        """Share out anew what may be in flight."""
+
 
 class Subscription:
     """A connection that is subscribed; the owner of the messages that came over it.
 
     Args:
         plan: what to subscribe to.
-        arrived: takes the messages of each read.
-        dirty: told when there is something to be flushed.
+        hub: what it reports to.
+        backoff: told how messages ended; of the consumer, or its own.
     """
 
     __slots__ = (
         "_acks",
-        "_arrived",
         "_connection",
         "_detail",
-        "_dirty",
+        "_hub",
+        "_order",
         "_rdy",
-        "_size",
+        "backoff",
+        "horizon",
+        "ignore_lost",
         "in_flight",
         "in_order",
         "live",
+        "max_msg_timeout",
         "max_rdy",
         "msg_timeout",
         "node",
         "partition",
         "plan",
         "ready",
+        "start",
         "stopped",
         "topic",
     )
 
-    def __init__(
-        self,
-        plan: SubscriptionPlan,
-        arrived: Callable[[list[Message]], None],
-        dirty: Callable[[Subscription], None],
-    ) -> None:
-        self.plan = plan
-        self.topic = plan.topic
-        self.partition = plan.partition
-        self.node = str(plan.address)
-        self.in_order = plan.ordered
-        self.in_flight = 0
-        self.live = False
-        self.stopped = False
+    def __init__(self, plan: SubscriptionPlan, hub: Hub, backoff: Backoff) -> None:
+        self.plan: SubscriptionPlan = plan
+        self.topic: str = plan.topic
+        self.partition: int = plan.partition
+        self.node: str = str(plan.address)
+        self.in_order: bool = plan.ordered
+        self.backoff: Backoff = backoff
+        self.in_flight: int = 0
+        """Messages that came and were not answered."""
+        self.live: bool = False
+        self.stopped: bool = False
         """Ended because somebody here wanted it."""
-        self.max_rdy = 2500
-        self.msg_timeout = 60.0
-        self.ready = 0
-        self._arrived = arrived
-        self._dirty = dirty
+        self.horizon: float = float("-inf")
+        """Messages that arrived before this time are no longer ours: they timed out, or the connection is gone."""
+        self.ignore_lost: bool = plan.options.delivery.on_lost == "ignore"
+        self.max_rdy: int = 2500
+        self.msg_timeout: float = 60.0
+        self.max_msg_timeout: float = 900.0
+        self.ready: int = 0
+        self.start: Position | None = None
+        """Where the channel was moved to; messages from before are finished unseen."""
+        self._hub = hub
         self._detail = plan.verb != "SUB"
+        self._order = OrderCheck(plan.options.failure.report_attempts) if plan.ordered else None
         self._acks: list[bytes] = []
-        self._size = 0
         self._rdy: int | None = None
         self._connection: Connection | None = None
 
@@ -149,8 +181,11 @@ class Subscription:
             connection.close()
             raise
         self._connection = connection
-        self.max_rdy = negotiated.max_rdy_count
+        # an ordered channel sends one after the other, and its first message twice to those who ask for more
+        # (captured: sub_ordered_first_reset_duplicate)
+        self.max_rdy = 1 if self.in_order else negotiated.max_rdy_count
         self.msg_timeout = negotiated.msg_timeout
+        self.max_msg_timeout = negotiated.max_msg_timeout
         self.live = True
 
     async def read(self) -> None:
@@ -159,9 +194,11 @@ class Subscription:
         Raises:
             NsqError: why it ended.
         """
-        assert self._connection is not None
+        connection = self._connection
+        if connection is None:
+            raise InvalidState("the subscription is not open", topic=self.topic, partition=self.partition)
         try:
-            await self._connection.read_forever()
+            await connection.read_forever()
         except NsqError as error:
             raise error.at(topic=self.topic, partition=self.partition, node=self.node) from error.__cause__
         finally:
@@ -169,55 +206,116 @@ class Subscription:
 
     def _deliver(self, frames: list[bytes]) -> None:
         now = _clock()
-        extend, detail = self.plan.meta.extend_support, self._detail
+        self.horizon = now - self.msg_timeout
+        extend, detail, order = self.plan.meta.extend_support, self._detail, self._order
         messages: list[Message] = []
+        failure: NsqError | None = None
         try:
             for data in frames:
                 message = Message(self)
                 decode_into(message, data, extend, detail)
                 message.received = now
+                if order is not None:
+                    order.check(message)
                 messages.append(message)
-        except ProtocolError as error:
-            assert self._connection is not None
-            self._connection.protocol.fail(error)
+        except NsqError as error:
+            failure = error
         self.in_flight += len(messages)
-        self._arrived(messages)
+        if self.start is not None:
+            messages = self._skip(self.start, messages)
+        if trace_log.active and trace_log.wants(self.topic):
+            trace_log.consumed(messages, self.plan.channel, self.local_address)
+        self._hub.arrived(self, messages, now)
+        if failure is not None:
+            self._break(failure)
+
+    def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
+        """Finish what lies before the start: the server had read it ahead of the move (captured: channel_setoffset)."""
+        for number, message in enumerate(messages):
+            if start.reached_by(message):
+                self.start = None
+                return messages[number:]
+            message.finish_now()
+        return []
+
+    def _break(self, error: NsqError) -> None:
+        """End the connection because of what came over it."""
+        if self._connection is not None:
+            self._connection.protocol.fail(error)
+            self._connection.close()
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this end; empty after the end."""
+        return self._connection.local_address if self._connection is not None else ""
 
     # Answers
 
-    def respond(self, message: Message, command: str, delay: float = 0.0) -> None:
-        """Send FIN, REQ or TOUCH with the next flush.
+    def finish(self, message: Message) -> None:
+        """Send FIN with the next flush.
 
         Raises:
-            MessageNotInFlight: the connection that the message came over is gone.
+            MessageNotInFlight: the message is no longer ours.
         """
-        if not self.live:
-            raise MessageNotInFlight(
-                f"the message {message.id.hex()} cannot be answered, its connection is gone",
-                topic=self.topic,
-                partition=self.partition,
-                node=self.node,
-                hint="it will be delivered again",
-            )
+        if message.received < self.horizon:
+            raise self._lost(message)
         acks = self._acks
         if not acks and self._rdy is None:
-            self._dirty(self)
-        if command == "FIN":
-            acks.append(b"FIN %b\n" % message.id)
-            self.in_flight -= 1
-        elif command == "REQ":
-            acks.append(b"REQ %b %d\n" % (message.id, round(delay * 1000)))
-            self.in_flight -= 1
-        else:
-            acks.append(b"TOUCH %b\n" % message.id)
-            message.received = _clock()
-        self._size += 21
-        if self._size > _FLUSH_BYTES:
+            self._hub.mark(self)
+        acks.append(b"FIN %b\n" % message.id)
+        self.in_flight -= 1
+        if self.backoff.level and self.backoff.succeeded(_clock()):
+            self._hub.level()
+        if len(acks) > _MANY:
             self.flush()
+
+    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+        """Send REQ with the next flush; with ``backoff`` it counts as a failure.
+
+        Raises:
+            MessageNotInFlight: the message is no longer ours.
+        """
+        self.blame(backoff)
+        if message.received < self.horizon:
+            raise self._lost(message)
+        self._append(b"REQ %b %d\n" % (message.id, round(delay * 1000)))
+        self.in_flight -= 1
+
+    def blame(self, failed: bool) -> None:
+        """Tell the backoff that a message failed, or was given back without blame."""
+        now = _clock()
+        if self.backoff.failed(now) if failed else self.backoff.passed(now):
+            self._hub.level()
+
+    def touch(self, message: Message) -> None:
+        """Send TOUCH with the next flush.
+
+        Raises:
+            MessageNotInFlight: the message is no longer ours.
+        """
+        if message.received < self.horizon:
+            raise self._lost(message)
+        self._append(b"TOUCH %b\n" % message.id)
+        message.received = _clock()
+
+    def _append(self, command: bytes) -> None:
+        if not self._acks and self._rdy is None:
+            self._hub.mark(self)
+        self._acks.append(command)
+
+    def _lost(self, message: Message) -> MessageNotInFlight:
+        reason = "its timeout has passed" if self.live else "its connection is gone"
+        return MessageNotInFlight(
+            f"the message {message.id.hex()} cannot be answered, {reason}",
+            topic=self.topic,
+            partition=self.partition,
+            node=self.node,
+            hint="it will be delivered again",
+        )
 
     def expired(self, message: Message) -> bool:
         """Return whether the message went back to the server."""
-        return not self.live or _clock() - message.received > self.msg_timeout
+        return message.received < max(self.horizon, _clock() - self.msg_timeout)
 
     def set_ready(self, count: int) -> None:
         """Ask for so many messages in flight, with the next flush."""
@@ -225,7 +323,7 @@ class Subscription:
             return
         self.ready = count
         if not self._acks and self._rdy is None:
-            self._dirty(self)
+            self._hub.mark(self)
         self._rdy = count
 
     def flush(self) -> None:
@@ -240,16 +338,16 @@ class Subscription:
         if parts:
             connection.write(b"".join(parts))
             parts.clear()
-            self._size = 0
         connection.flush()
 
     # Upkeep and end
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """Look after the connection; log answers that the server refused."""
         connection = self._connection
         if connection is None or not self.live:
             return
+        self.horizon = now - self.msg_timeout
         connection.tick()
         notices = connection.protocol.notices
         for notice in notices:
@@ -285,5 +383,6 @@ class Subscription:
     def end(self) -> None:
         """Close the connection at once; messages that came over it are no longer ours."""
         self.live = False
+        self.horizon = float("inf")
         if self._connection is not None:
             self._connection.close()

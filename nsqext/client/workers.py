@@ -1,0 +1,141 @@
+"""Runs the handler on the messages that arrive: a fixed number of tasks, none for a single message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import get_cancelled_exc_class
+from anyio.lowlevel import checkpoint
+
+from nsqext.client.message import Message
+from nsqext.errors import InvalidState
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.inbox import Inbox
+    from nsqext.client.stall import StallWatch
+    from nsqext.client.verdict import Verdict
+
+__all__ = ("Handler", "Workers")
+
+Handler = Callable[[Message], Awaitable[object]]
+
+_clock = time.monotonic
+_SLICE = 0.02
+"""Seconds after which a worker whose handlers never wait lets others have a turn, and sends what is finished."""
+
+
+class _Slot:
+    """What one worker is at."""
+
+    __slots__ = ("message", "scope")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.scope = anyio.CancelScope(shield=True)
+
+
+class Workers:
+    """The tasks that run a handler.
+
+    Args:
+        handler: what is run.
+        inbox: where messages come from.
+        verdict: decides about messages whose handler raised.
+        stall: told of handlers that took long.
+        flush: sends all answers.
+    """
+
+    def __init__(
+        self, handler: Handler, inbox: Inbox, verdict: Verdict, stall: StallWatch, flush: Callable[[], None]
+    ) -> None:
+        self._handler = handler
+        self._inbox = inbox
+        self._verdict = verdict
+        self._stall = stall
+        self._flush = flush
+        self._slots: list[_Slot] = []
+        self._busy = 0
+        self._ended = anyio.Event()
+
+    def start(self, tasks: TaskGroup, count: int) -> None:
+        """Start so many of them. They are shielded: only `cancel` ends them early."""
+        for _ in range(count):
+            slot = _Slot()
+            self._slots.append(slot)
+            self._busy += 1
+            tasks.start_soon(self._run, slot)
+
+    @property
+    def running(self) -> list[Message]:
+        """Messages whose handlers are at work."""
+        return [slot.message for slot in self._slots if slot.message is not None]
+
+    async def wait(self) -> None:
+        """Wait until all have ended, which they do when the inbox is stopped."""
+        while self._busy:
+            self._ended = anyio.Event()
+            await self._ended.wait()
+
+    def cancel(self) -> None:
+        """Cancel the handlers; their messages stay unanswered."""
+        for slot in self._slots:
+            slot.scope.cancel()
+
+    async def _run(self, slot: _Slot) -> None:
+        try:
+            with slot.scope:
+                await self._work(slot)
+        finally:
+            slot.message = None
+            self._busy -= 1
+            self._ended.set()
+
+    async def _work(self, slot: _Slot) -> None:
+        inbox, handler, worn_out = self._inbox, self._handler, self._verdict.worn_out
+        messages = inbox.messages
+        since = _clock()
+        while not inbox.stopped:
+            if not messages:
+                self._flush()
+                await inbox.wait()
+                since = _clock()
+                continue
+            message = messages.popleft()
+            if message.received < message.owner.horizon:
+                continue  # it waited here too long, or its connection is gone: it comes again
+            slot.message = message
+            try:
+                if message.attempts > 1 and worn_out(message):
+                    await self._verdict.give_up(message, None)
+                else:
+                    await handler(message)
+            except Exception as error:
+                await self._verdict.failed(message, error)
+            except get_cancelled_exc_class() as error:
+                if slot.scope.cancel_called:
+                    raise
+                await self._verdict.failed(message, _interrupted(error))
+            else:
+                if not message.answered:
+                    message.finish_now()
+            now = _clock()
+            if now - since > _SLICE:
+                self._stall.took(message, now - since)
+                self._flush()
+                await checkpoint()
+                since = _clock()
+            slot.message = None
+
+
+def _interrupted(error: BaseException) -> InvalidState:
+    """Return what to report of a handler that let a cancellation out which nobody here asked for."""
+    failure = InvalidState(
+        "the handler was cancelled from outside", hint="it waited for a task that somebody else cancelled"
+    )
+    failure.__cause__ = error
+    return failure

@@ -31,11 +31,11 @@ class KeyedBacklog(Backlog):
         self._keys = channel.keys
 
     def _must_wait(self) -> bool:
-        return self.is_full()
+        return self._keys.waiting >= self._options.rules.replay_limit
 
     def is_full(self) -> bool:
-        """Return whether the replay set takes no more."""
-        return self._keys.waiting >= self._options.rules.replay_limit
+        """Return whether as many messages wait for delays as may wait in the replay set."""
+        return self.flights.deferred >= self._options.rules.replay_limit
 
     def confirm(self, flight: Flight) -> None:
         """Note that a message is finished."""
@@ -47,8 +47,8 @@ class KeyedBacklog(Backlog):
         flight.owner = None
         flight.deferred = False
         self.requeues += 1
-        self._keys.release(flight)
         self._keys.put(flight)
+        self._keys.release(flight)
 
     def drain(self) -> None:
         """Forget what is on its way."""

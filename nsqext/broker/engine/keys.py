@@ -55,7 +55,7 @@ class KeyLine:
         flying: messages at the client that holds the key.
         blocked: messages that came back and wait for their delay; what is behind them waits, too.
         holder: the client that holds the key; None for nobody.
-        queued: it stands in the line of a client.
+        queued: the client in whose line it stands; None for nobody.
     """
 
     __slots__ = ("blocked", "flying", "holder", "key", "pending", "position", "queued")
@@ -67,7 +67,7 @@ class KeyLine:
         self.flying: set[Flight] = set()
         self.blocked: set[Flight] = set()
         self.holder: Client | None = None
-        self.queued = False
+        self.queued: Client | None = None
 
     def put(self, flight: Flight) -> None:
         """Take a message in at its place in the order of the queue."""
@@ -136,7 +136,7 @@ class KeyGroups(Groups):
         for heap in self._heaps.values():
             heap.clear()
         for line in self._key_lines.values():
-            line.queued = False
+            line.queued = None
             self._queue(line)
 
     def offer(self, client: Client) -> None:
@@ -183,16 +183,18 @@ class KeyGroups(Groups):
             flight.line = line
         line.put(flight)
         self.waiting += 1
+        if line.pending[0] is flight:
+            line.queued = None  # it may be for another client than the one behind it
         self._queue(line)
 
     def _queue(self, line: KeyLine) -> None:
-        if line.queued or not line.runs:
+        if line.queued is not None or not line.runs:
             return
         first = line.pending[0]
         client = self.serves(first, line)
         if client is not None and line.holder in (None, client):
             heappush(self._heaps[client], (first.entry.offset, id(line), line))
-            line.queued = True
+            line.queued = client
             self._ready[client] = None
 
     def next_for(self, client: Client) -> Flight | None:
@@ -200,7 +202,9 @@ class KeyGroups(Groups):
         heap = self._heaps.get(client)
         while heap:
             line = heappop(heap)[2]
-            line.queued = False
+            if line.queued is not client:
+                continue  # it was queued anew meanwhile
+            line.queued = None
             if not line.runs or self.serves(line.pending[0], line) is not client:
                 self._queue(line)  # something older came back, for somebody else perhaps
                 continue

@@ -61,6 +61,8 @@ def run(
     http_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP; once for each.")] = None,
     host: Annotated[str, typer.Option(help="Where everything else listens.")] = "127.0.0.1",
     data_path: Annotated[Path | None, typer.Option(help="Folder for messages; in memory without it.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that ask for TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     topic: Annotated[
         list[str] | None, typer.Option(help="A topic to create: NAME:partitions=2,replicas=2,extend,channel=billing.")
     ] = None,
@@ -68,7 +70,12 @@ def run(
 ) -> None:
     """Run a whole NSQ in one process: nsqd and nsqlookupd of either generation."""
     from nsqext.broker import Cluster, ClusterOptions
+    from nsqext.broker.standalone import TlsFiles
 
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidSetting(
+            "a certificate needs its key, and a key its certificate", hint="give --tls-cert and --tls-key"
+        )
     topics = [parse_topic(text) for text in topic or ()]
     options = ClusterOptions(
         host=host,
@@ -77,6 +84,7 @@ def run(
         nsqd_tcp=tuple(tcp_address or ()),
         nsqd_http=tuple(http_address or ()),
         lease=lease,
+        tls=TlsFiles(tls_cert, tls_key).context() if tls_cert and tls_key else None,
     )
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ def _logger(prefix: str, level: str) -> Log:
     return log
 
 
-def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Awaitable[None]]) -> None:
+def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Coroutine[Any, Any, None]]) -> None:
     """Run a program until SIGTERM or SIGINT; it ends with status 1 when it cannot start.
 
     Args:

@@ -27,6 +27,7 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
         if twin.state() != state:
             twin.hand = None
             twin.restore(state, ())
+            follower.note_progress()
 
 
 def pass_channels(old: Partition, new: Partition) -> None:

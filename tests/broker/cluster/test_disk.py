@@ -1,0 +1,195 @@
+"""A cluster with a data path: stopped, killed, and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
+from tests.broker.cluster.talking import Talker, eventually, lookup, partitions
+
+
+def publish(cluster: Cluster, topic: str, *bodies: bytes) -> None:
+    with Talker(cluster.nodes[cluster.leader(topic)].tcp) as talker:
+        for body in bodies:
+            assert talker.ask(f"PUB {topic} 0", body) == b"OK"
+
+
+def consume(cluster: Cluster, topic: str, count: int) -> list[bytes]:
+    with Talker(cluster.nodes[cluster.leader(topic)].tcp) as talker:
+        assert talker.subscribe(topic) == b"OK"
+        found = []
+        for _ in range(count):
+            message_id, _, body = talker.message()
+            talker.finish(message_id)
+            found.append(body)
+        talker.ask("CLS")
+        return found
+
+
+def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", replicas=2, extend=True, channels=["ch"])
+        cluster.create_topic("gone")
+        cluster.delete_topic("gone")
+        publish(cluster, "t", b"one", b"two", b"three")
+        leader, epoch = cluster.leader("t"), cluster.epoch("t")
+    with Cluster(3, data_path=tmp_path) as cluster:
+        assert (cluster.leader("t"), cluster.epoch("t") > epoch) == (leader, True)
+        found = lookup(cluster.lookupd[0], "/lookup", topic="t", access="w", metainfo="true")
+        assert (found["meta"]["extend_support"], found["meta"]["replica"], list(found["partitions"])) == (
+            True,
+            2,
+            ["0"],
+        )
+        assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
+        with Talker(cluster.nodes[leader].tcp) as talker:
+            talker.send("IDENTIFY", orjson.dumps({"extend_support": True}))
+            assert talker.frame()[1] == b"OK"
+            assert talker.subscribe("t") == b"OK"
+            assert [talker.message()[2][1:] for _ in range(3)] == [b"one", b"two", b"three"]
+
+
+def test_what_was_finished_stays_finished(tmp_path: Path) -> None:
+    with Cluster(1, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        publish(cluster, "t", b"one", b"two", b"three")
+        assert consume(cluster, "t", 2) == [b"one", b"two"]
+    with Cluster(1, data_path=tmp_path) as cluster:
+        assert consume(cluster, "t", 1) == [b"three"]
+
+
+def test_a_deleted_topic_comes_back_empty(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Cluster(1, data_path=tmp_path) as cluster:
+            cluster.create_topic("t", channels=["ch"])
+            publish(cluster, "t", b"old")
+            cluster.delete_topic("t")
+            cluster.create_topic("t", channels=["ch"])
+            publish(cluster, "t", b"new")
+            assert consume(cluster, "t", 1) == [b"new"]
+
+
+def test_a_follower_keeps_what_channels_have_before_them(tmp_path: Path) -> None:
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        publish(cluster, "t", *(b"%d" % number for number in range(50)))
+        assert len(consume(cluster, "t", 20)) == 20
+        first = cluster.leader("t")
+        followers = [name for name in cluster.nodes if name != first]
+        eventually(lambda: [_finished(tmp_path / name) for name in followers], lambda counts: counts == [20, 20])
+        cluster.kill(first)
+        eventually(lambda: cluster.leader("t"), lambda name: name != first)
+        cluster.wait_writable("t")
+        assert consume(cluster, "t", 30) == [b"%d" % number for number in range(20, 50)]
+
+
+def _finished(node: Path) -> int:
+    """Return how far the channel is on a node's disk."""
+    kept = orjson.loads((node / "t" / "t-0.channels.json").read_bytes())
+    return sum(channel["count"] for channel in kept["channels"])
+
+
+def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
+    with Cluster(1, generation="nsq", data_path=tmp_path) as cluster, Talker(cluster.nodes["n1"].tcp) as talker:
+        assert talker.ask("PUB t", b"kept") == b"OK"
+    with Cluster(1, generation="nsq", data_path=tmp_path) as cluster:
+        eventually(lambda: lookup(cluster.lookupd[0], "/topics")["topics"], lambda topics: topics == ["t"])
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("SUB t ch") == b"OK"
+            talker.send("RDY 1")
+            assert talker.message()[2] == b"kept"
+
+
+def test_a_cluster_that_is_too_small_says_so(tmp_path: Path) -> None:
+    with Cluster(3, data_path=tmp_path) as cluster:
+        for number in range(3):
+            cluster.create_topic(f"t{number}")
+    with pytest.raises(InvalidSetting, match="nobody here has all messages"):
+        Cluster(1, data_path=tmp_path).start()
+    with Cluster(3, data_path=tmp_path) as cluster:
+        assert len(partitions(cluster.lookupd[0], "t1", "r")) == 1
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{}")
+    with pytest.raises(InvalidSetting, match=r"cluster\.json cannot be read"):
+        Cluster(1, data_path=tmp_path).start()
+
+
+class Broker:
+    """`nsqext broker` in a process of its own."""
+
+    def __init__(self, path: Path) -> None:
+        root = str(Path(__file__).parents[3])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "nsqext", "broker", "--data-path", str(path), "--topic", "t:replicas=3,channel=ch"],
+            env={**os.environ, "PYTHONPATH": root},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.lookupd = ""
+        while (line := self.process.stdout.readline().strip()) != "ready":
+            assert line, "the broker ended"
+            if line.startswith("nsqlookupd"):
+                self.lookupd = line.rpartition(" ")[2]
+
+    @property
+    def leader(self) -> str:
+        """Where the partition's leader is."""
+        return f"127.0.0.1:{eventually(lambda: partitions(self.lookupd, 't'))['0']}"
+
+    def kill(self) -> None:
+        """End it without a warning."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=10)
+
+
+def _publish_until_it_breaks(address: str, first: int, acknowledged: list[bytes]) -> None:
+    with Talker(address) as talker:
+        for number in range(first, first + 1_000_000):
+            body = b"%d" % number
+            try:
+                if talker.ask("PUB t 0", body) == b"OK":
+                    acknowledged.append(body)
+            except (OSError, EOFError):
+                return
+
+
+@pytest.mark.timeout(120)
+def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    acknowledged: list[bytes] = []
+    for turn in range(int(os.environ.get("NSQEXT_KILLS", "3"))):
+        broker = Broker(tmp_path)
+        try:
+            first = turn * 1_000_000
+            publisher = threading.Thread(target=_publish_until_it_breaks, args=(broker.leader, first, acknowledged))
+            publisher.start()
+            time.sleep(chance.uniform(0.05, 0.5))
+        finally:
+            broker.kill()
+        publisher.join(10)
+    broker = Broker(tmp_path)
+    try:
+        seen: set[bytes] = set()
+        with Talker(broker.leader) as talker:
+            assert talker.subscribe("t", ready=2000) == b"OK"
+            while not seen.issuperset(acknowledged):
+                message_id, _, body = talker.message()
+                talker.finish(message_id)
+                seen.add(body)
+    finally:
+        broker.kill()
+    assert len(acknowledged) > 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqext.broker.engine.kinds import admit, make_kind
 from nsqext.broker.engine.position import StartPosition
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.nsqd.auth import check_auth, recheck_auth
@@ -18,6 +19,7 @@ from nsqext.protocol.states import State, check_state
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from nsqext.broker.engine.channel import Channel
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.parser import Command
@@ -84,7 +86,7 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     hosted = _check_hosted(session, place, ordered=mode.ordered)
     if mode.ordered and session.settings.sample_rate:
         raise Fault("E_INVALID", "order consume is not allowed while sample rate is not 0")
-    channel = session.node.channel(hosted, place.channel)
+    channel = _channel(session, hosted, place.channel)
     extend = session.settings.extend_support and hosted.partition.extend
     if not hosted.partition.extend:
         session.settings.desired_tag = ""
@@ -100,6 +102,16 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     session.state = State.SUBSCRIBED
     session.switch_to_consumer(place.channel)
     session.answer(OK)
+
+
+def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
+    """Return the channel, of the type that the client asked for in IDENTIFY."""
+    session.node.channel(hosted, name)
+    settings = session.settings
+    try:
+        return admit(hosted.partition, name, make_kind(settings.dispatch, settings.key_header))
+    except Refusal as refusal:
+        raise Fault("E_INVALID", refusal.text) from None
 
 
 class _Place(NamedTuple):

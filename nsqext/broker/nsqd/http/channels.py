@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nsqext.broker.engine.kinds import admit, make_kind
 from nsqext.broker.engine.position import StartPosition
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.nsqd.http.site import Site, refuse
@@ -28,7 +29,12 @@ class _Channels(Site):
         self.check_leader(hosted)
         if not hosted.auto_create_channels:
             raise HttpFault(403, f"channel {name} not registered. channel should be initialized before use.")
-        self.node.channel(hosted, name)
+        try:
+            kind = make_kind(call.arg("dispatch"), call.arg("key_header"), fixed=True)
+            self.node.channel(hosted, name)
+            admit(hosted.partition, name, kind)
+        except Refusal as refusal:
+            raise HttpFault(400, refusal.text) from None
 
     def delete(self, call: Call) -> None:
         hosted, name = self.channel_args(call)
@@ -73,11 +79,11 @@ class _Channels(Site):
         self.switch(lambda _: channel.set_offset(position), call, led=True)
 
     def set_order(self, call: Call) -> None:
-        _, channel = self.channel(call)
+        self.channel(call)
         order = call.arg("order")
         if order not in ("true", "false"):
             raise HttpFault(400, "INVALID_OPTION")
-        channel.set_ordered(order == "true")
+        self.switch(lambda channel: channel.set_ordered(order == "true"), call)
 
     def set_client_limit(self, call: Call) -> None:
         _, channel = self.channel(call)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.nsqd.http.site import Site
 from nsqext.broker.nsqd.texts import parse_bool, parse_int
 from nsqext.broker.web import Call, Form, HttpFault, route
+from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.states import State
 
 if TYPE_CHECKING:
@@ -90,6 +91,28 @@ def _client(stats: ClientStats, session: Session) -> dict[str, Any]:
         "msg_timeout": round(settings.msg_timeout * _NS),
         "ext_filter": _filter(settings.ext_filter),
         "limited_rdy": stats.limit,
+    }
+
+
+def _keys(stats: ChannelStats) -> dict[str, Any]:
+    """Return what only channels of type key_failover have; the real server knows none of it."""
+    return {
+        "dispatch": stats.dispatch,
+        "key_header": stats.key_header,
+        "replay_count": stats.replay_count,
+        "held_keys": stats.held_keys,
+        "key_ranges": [
+            {
+                "low": found.low,
+                "high": found.high,
+                "tag": found.tag,
+                "client_id": found.client,
+                "remote_address": found.name,
+                "rate": found.rate,
+                "waiting": found.waiting,
+            }
+            for found in stats.key_ranges
+        ],
     }
 
 
@@ -200,7 +223,7 @@ class _Stats(Site):
             "e2e_processing_latency": _NO_LATENCY,
             "msg_consume_latency_stats": stats.consume_latency,
             "msg_delivery_latency_stats": stats.delivery_latency,
-        }
+        } | (_keys(stats) if stats.dispatch == KEY_FAILOVER else {})
 
     def _text(self, topics: list[dict[str, Any]]) -> str:
         now = self.node.options.wall()

@@ -16,7 +16,8 @@ from nsqext.client.backoff import Backoff
 from nsqext.client.consumer_options import ConsumerOptions
 from nsqext.client.flow import ReadyFlow
 from nsqext.client.inbox import Inbox
-from nsqext.client.keeper import Keeper, Listener, Source
+from nsqext.client.keeper import Keeper
+from nsqext.client.places import Listener, Source
 from nsqext.client.stall import StallWatch
 from nsqext.client.subscription import Subscription
 from nsqext.client.touch import Toucher

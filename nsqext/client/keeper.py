@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import define, field, frozen
 
 from nsqext.client.backoff import Backoff
+from nsqext.client.flusher import Flusher
+from nsqext.client.places import Key, Listener, Place, Source
+from nsqext.client.plan import SubscriptionPlan
 from nsqext.client.positions import Position, channel_exists, move_channel
-from nsqext.client.subscription import Subscription, SubscriptionPlan
+from nsqext.client.subscription import Subscription
 from nsqext.errors import (
     AuthFailed,
     AuthRequired,
@@ -39,13 +41,12 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer_options import ConsumerOptions
     from nsqext.client.flow import ReadyFlow
     from nsqext.client.message import Message
     from nsqext.lookup.directory import Directory
     from nsqext.lookup.table import TopicView
 
-__all__ = ("Keeper", "Listener", "Source")
+__all__ = ("Keeper",)
 
 logger = logging.getLogger("nsqext.consumer")
 
@@ -58,66 +59,6 @@ _REFUSED = (NotLeader, TopicNotExist)
 _SELF_HEALING = (ExtendForbidden, ExtendRequired, OrderRequired)
 
 _clock = time.monotonic
-
-Key = int | Address
-
-
-@frozen
-class Source:
-    """What a consumer consumes.
-
-    Attributes:
-        topic: name of the topic.
-        channel: name of the channel.
-        tag: tag that is wanted.
-        options: the consumer's options.
-    """
-
-    topic: str
-    channel: str
-    tag: str | None
-    options: ConsumerOptions
-
-    def wants(self, key: Key) -> bool:
-        """Return whether a partition is to be consumed."""
-        chosen = self.options.partitions
-        return chosen is None or key in chosen
-
-
-@frozen
-class Listener:
-    """Whom the keeper tells.
-
-    Attributes:
-        arrived: takes messages.
-        failed: told when nothing further makes sense.
-        ticked: called a few times a second with the time, and the seconds by which this came too late.
-    """
-
-    arrived: Callable[[list[Message]], None]
-    failed: Callable[[NsqError], None]
-    ticked: Callable[[float, float], None]
-
-
-@define(eq=False)
-class _Place:
-    """A partition, or a node of the original NSQ.
-
-    Attributes:
-        key: which one.
-        pending: where its channel has to be moved to.
-        fresh: the start position was not seen to yet.
-        moved: set when the channel was moved.
-    """
-
-    key: Key
-    pending: Position | None = None
-    fresh: bool = True
-    moved: anyio.Event = field(factory=anyio.Event)
-
-    @property
-    def partition(self) -> int:
-        return self.key if isinstance(self.key, int) else -1
 
 
 class Keeper:
@@ -147,9 +88,8 @@ class Keeper:
         self._directory = directory
         self._listener = listener
         self._live: dict[Key, Subscription] = {}
-        self._places: dict[Key, _Place] = {}
-        self._dirty: list[Subscription] = []
-        self._wake_flusher = anyio.Event()
+        self._places: dict[Key, Place] = {}
+        self._flusher = Flusher()
         self._wake_upkeep = anyio.Event()
         self._changed = anyio.Event()
         self._unwatch: Callable[[], None] | None = None
@@ -173,7 +113,7 @@ class Keeper:
             InvalidPartition: the topic has no partition that is wanted.
         """
         self._unwatch = self._directory.watch(self._topic, "r", self._view_changed)
-        tasks.start_soon(self._run_flusher)
+        tasks.start_soon(self._flusher.run)
         tasks.start_soon(self._run_upkeep)
         while not self.closing:
             changed = self._changed
@@ -182,7 +122,7 @@ class Keeper:
             keys: list[Key] = [*view.leaders, *view.nodes]
             for key in keys:
                 if key not in self._places and self._source.wants(key):
-                    place = self._places[key] = _Place(key)
+                    place = self._places[key] = Place(key)
                     tasks.start_soon(self._keep, place)
             if self._wanted is None:
                 self._wanted = len(self._places)
@@ -241,7 +181,7 @@ class Keeper:
             subscription.stopped = True
             subscription.end()
 
-    async def _keep(self, place: _Place) -> None:
+    async def _keep(self, place: Place) -> None:
         failures = 0
         while not self.closing:
             view = self._directory.peek(self._topic, "r")
@@ -267,7 +207,7 @@ class Keeper:
                 continue  # it ended because it is to begin somewhere else
             await self._find_again(place, view, failures, error)
 
-    async def _find_again(self, place: _Place, view: TopicView, failures: int, error: NsqError | None) -> None:
+    async def _find_again(self, place: Place, view: TopicView, failures: int, error: NsqError | None) -> None:
         options = self._options
         longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
         if failures > 1 or not isinstance(error, _SELF_HEALING):
@@ -278,7 +218,7 @@ class Keeper:
         except NsqError as failure:
             logger.warning("lookup did not help: %s", failure, extra={"topic": self._topic})
 
-    async def _subscribe(self, place: _Place, address: Address, view: TopicView) -> NsqError | None:
+    async def _subscribe(self, place: Place, address: Address, view: TopicView) -> NsqError | None:
         """Subscribe and read until it ends; returns why."""
         source = self._source
         plan = SubscriptionPlan(
@@ -313,7 +253,7 @@ class Keeper:
 
     # Positions
 
-    async def _see_to_start(self, place: _Place, view: TopicView, address: Address) -> None:
+    async def _see_to_start(self, place: Place, view: TopicView, address: Address) -> None:
         start = self._options.start_of(place.partition)
         if not place.fresh or start is None:
             return
@@ -324,7 +264,7 @@ class Keeper:
             place.pending = start
         place.fresh = False
 
-    async def _move(self, place: _Place, subscription: Subscription, view: TopicView) -> None:
+    async def _move(self, place: Place, subscription: Subscription, view: TopicView) -> None:
         if place.pending is None:
             return
         http = _http(view, place.partition, subscription.plan.address)
@@ -374,21 +314,11 @@ class Keeper:
 
     def mark(self, subscription: Subscription) -> None:
         """Note that a subscription has something to send."""
-        self._dirty.append(subscription)
-        self._wake_flusher.set()
+        self._flusher.mark(subscription)
 
     def flush(self) -> None:
         """Send all answers that were given."""
-        dirty, self._dirty = self._dirty, []
-        for subscription in dirty:
-            subscription.flush()
-
-    async def _run_flusher(self) -> None:
-        """Send answers as soon as the event loop has a moment, many together."""
-        while True:
-            await self._wake_flusher.wait()
-            self._wake_flusher = anyio.Event()
-            self.flush()
+        self._flusher.flush()
 
     def _backoffs(self) -> list[Backoff]:
         return [self._backoff, *(subscription.backoff for subscription in self._live.values())]

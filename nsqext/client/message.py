@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqext.client.control import check_delay
 from nsqext.errors import InvalidState, MessageNotInFlight
+from nsqext.protocol.compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import RESERVED_PREFIX, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 
@@ -196,6 +197,18 @@ class Message(RawMessage):
         except MessageNotInFlight as error:
             logger.warning("a message that was not handled will come again: %s", error)
         self.answered = True
+
+    def unpack(self) -> None:
+        """Restore a body that the publishing client compressed, and take the headers away that say so.
+
+        Raises:
+            ProtocolError: the body is damaged, or grows too large.
+            InvalidSetting: a package is missing that knows the compression.
+        """
+        headers = self._all_headers()
+        if is_compressed(headers):
+            self.body = decompress_body(headers, self.body)
+            self._headers = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
 
     def _check(self) -> None:
         if self.answered:

@@ -7,84 +7,30 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
-from attrs import frozen
 
 from nsqext.client.message import Message
 from nsqext.client.order import OrderCheck
 from nsqext.client.tracelog import trace_log
-from nsqext.errors import InvalidState, MessageNotInFlight, NsqError
+from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.protocol.commands import CLS, rdy, sub
-from nsqext.protocol.identify import IdentifyRequest
+from nsqext.protocol.compression import COMPRESS_HEADER
 from nsqext.protocol.messages import decode_into
 from nsqext.transport.handshake import open_connection
 
 if TYPE_CHECKING:
     from nsqext.client.backoff import Backoff
-    from nsqext.client.consumer_options import ConsumerOptions
+    from nsqext.client.plan import SubscriptionPlan
     from nsqext.client.positions import Position
     from nsqext.transport.connection import Connection
-    from nsqext.types import Address, TopicMeta
 
-__all__ = ("Hub", "Subscription", "SubscriptionPlan")
+__all__ = ("Hub", "Subscription")
 
 logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _MANY = 750  # answers that are worth a send of their own
 _READ_SIZE = 65536
-
-
-@frozen
-class SubscriptionPlan:
-    """What to subscribe to, and how.
-
-    Attributes:
-        topic: name of the topic.
-        channel: name of the channel.
-        partition: the partition; -1 at the original NSQ.
-        address: the node that leads it.
-        meta: the topic's meta; decides extend support and order.
-        tag: tag that is wanted.
-        options: the consumer's options.
-    """
-
-    topic: str
-    channel: str
-    partition: int
-    address: Address
-    meta: TopicMeta
-    tag: str | None
-    options: ConsumerOptions
-
-    @property
-    def ordered(self) -> bool:
-        """Whether to subscribe in order."""
-        return self.meta.ordered if self.options.ordered is None else self.options.ordered
-
-    @property
-    def verb(self) -> str:
-        """The subscribe command that fits (smart client note, ordered consumption)."""
-        if self.ordered:
-            return "SUB_ORDERED"
-        return "SUB_ADVANCED" if self.options.queue_position and self.partition >= 0 else "SUB"
-
-    def identify(self) -> IdentifyRequest:
-        """Return what to tell the server.
-
-        Extend support has to follow the topic (captured: sub_ext_need, sub_ext_forbidden).
-        """
-        extend = self.meta.extend_support
-        return IdentifyRequest(
-            msg_timeout=self.options.msg_timeout,
-            sample_rate=self.options.sample_rate,
-            extend_support=extend,
-            desired_tag=self.tag if extend else None,
-            ext_filter=self.options.ext_filter if extend else None,
-        )
-
-    def fits(self, meta: TopicMeta) -> bool:
-        """Return whether a subscription that was made so is right for a topic with another meta."""
-        return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered
+_COMPRESSED = COMPRESS_HEADER.encode()
 
 
 class Hub(Protocol):
@@ -207,7 +153,8 @@ class Subscription:
     def _deliver(self, frames: list[bytes]) -> None:
         now = _clock()
         self.horizon = now - self.msg_timeout
-        extend, detail, order = self.plan.meta.extend_support, self._detail, self._order
+        plan, order = self.plan, self._order
+        extend, detail = plan.meta.extend_support, self._detail
         messages: list[Message] = []
         failure: NsqError | None = None
         try:
@@ -217,6 +164,8 @@ class Subscription:
                 message.received = now
                 if order is not None:
                     order.check(message)
+                if extend and _COMPRESSED in message.header and plan.options.delivery.decompress:
+                    _unpack(message)
                 messages.append(message)
         except NsqError as error:
             failure = error
@@ -224,7 +173,7 @@ class Subscription:
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
-            trace_log.consumed(messages, self.plan.channel, self.local_address)
+            trace_log.consumed(messages, plan.channel, self.local_address)
         self._hub.arrived(self, messages, now)
         if failure is not None:
             self._break(failure)
@@ -386,3 +335,11 @@ class Subscription:
         self.horizon = float("inf")
         if self._connection is not None:
             self._connection.close()
+
+
+def _unpack(message: Message) -> None:
+    """Restore a compressed body; where that does not work, it stays as it is, with the headers that say so."""
+    try:
+        message.unpack()
+    except (InvalidSetting, ProtocolError) as error:
+        logger.warning("a body stays compressed: %s: %r", error, message, extra={"topic": message.topic})

@@ -1,0 +1,81 @@
+"""What a consumer consumes, the places that it is found at, and who is told what happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import define, field, frozen
+
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.client.consumer_options import ConsumerOptions
+    from nsqext.client.message import Message
+    from nsqext.client.positions import Position
+    from nsqext.errors import NsqError
+
+__all__ = ("Key", "Listener", "Place", "Source")
+
+Key = int | Address
+
+
+@frozen
+class Source:
+    """What a consumer consumes.
+
+    Attributes:
+        topic: name of the topic.
+        channel: name of the channel.
+        tag: tag that is wanted.
+        options: the consumer's options.
+    """
+
+    topic: str
+    channel: str
+    tag: str | None
+    options: ConsumerOptions
+
+    def wants(self, key: Key) -> bool:
+        """Return whether a partition is to be consumed."""
+        chosen = self.options.partitions
+        return chosen is None or key in chosen
+
+
+@frozen
+class Listener:
+    """Whom the keeper tells.
+
+    Attributes:
+        arrived: takes messages.
+        failed: told when nothing further makes sense.
+        ticked: called a few times a second with the time, and the seconds by which this came too late.
+    """
+
+    arrived: Callable[[list[Message]], None]
+    failed: Callable[[NsqError], None]
+    ticked: Callable[[float, float], None]
+
+
+@define(eq=False)
+class Place:
+    """A partition, or a node of the original NSQ.
+
+    Attributes:
+        key: which one.
+        pending: where its channel has to be moved to.
+        fresh: the start position was not seen to yet.
+        moved: set when the channel was moved.
+    """
+
+    key: Key
+    pending: Position | None = None
+    fresh: bool = True
+    moved: anyio.Event = field(factory=anyio.Event)
+
+    @property
+    def partition(self) -> int:
+        """Its number; -1 for a node of the original NSQ."""
+        return self.key if isinstance(self.key, int) else -1

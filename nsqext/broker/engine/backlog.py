@@ -126,7 +126,8 @@ class Backlog:
         if flight.delayed:
             self.from_delay.discard(entry.record.internal_id)
             self.delayed.remove(entry.record.internal_id)
-        elif self.confirmed.add(entry.offset, entry.size, entry.count):
+        else:
+            self.confirmed.add(entry.offset, entry.size, entry.count)
             self._partition.note_progress()
 
     def is_finished(self, flight: Flight) -> bool:
@@ -136,6 +137,8 @@ class Backlog:
             return False
         if self.delayed.messages and not self.ordered and entry.record.internal_id in self.delayed.messages:
             return True
+        if entry.offset < self.confirmed.offset:
+            return not flight.kept
         return bool(self.confirmed.starts) and self.confirmed.covers(entry.offset, entry.size)
 
     # back

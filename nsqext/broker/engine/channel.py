@@ -160,7 +160,7 @@ class Channel(Dispatcher):
         Raises:
             Refusal: with the real server's text.
         """
-        self.backlog.jump(*position.find(self._partition.log, coordinated=self._options.coordinated))
+        self._jump(position.find(self._partition.log, coordinated=self._options.coordinated))
         self.pump()
 
     def empty(self) -> None:
@@ -270,6 +270,7 @@ class Channel(Dispatcher):
         for message in delayed:
             self.backlog.delayed.restore(message)
         self.cut(end_offset, end_count)
+        self._partition.note_restored()
 
     def cut(self, offset: int, count: int) -> None:
         """Forget what lies behind the end of a queue that was cut off there."""

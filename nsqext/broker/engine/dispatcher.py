@@ -112,9 +112,14 @@ class Dispatcher:
         if ordered:
             self._order()
         if place is not None:
-            self.backlog.jump(*place)
+            self._jump(place)
         self._groups.add(client)
         self.pump()
+
+    def _jump(self, place: tuple[int, int]) -> None:
+        if self.hand is not None:
+            self.hand.kept = True
+        self.backlog.jump(*place)
 
     def _order(self) -> None:
         """Become ordered: begin to read again from the confirmed position.

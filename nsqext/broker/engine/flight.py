@@ -29,6 +29,7 @@ class Flight:
         deferred: it waits for its delay and belongs to nobody.
         delayed: it came back from the delayed queue.
         behind: messages that have to be read before it is given out again (original generation).
+        kept: it was in hand when the read position was moved, and goes out all the same.
         tag: its dispatch tag; None while nobody looked.
         line: the messages of its key; None while nobody looked, and on channels that know no keys.
     """
@@ -41,6 +42,7 @@ class Flight:
         "delayed",
         "delivered",
         "entry",
+        "kept",
         "line",
         "owner",
         "tag",
@@ -55,6 +57,7 @@ class Flight:
         self.deferred = False
         self.delayed = delayed
         self.behind = 0
+        self.kept = False
         self.tag: str | None = None
         self.line: KeyLine | None = None
 

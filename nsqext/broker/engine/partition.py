@@ -72,6 +72,7 @@ class Partition:
         self._counter = FIRST_COUNTER
         self._delays: dict[int, float] = {}
         self._closed = False
+        self._owes = False
         self._storage: Storage | None = None
         if self.options.data_path is not None and not is_ephemeral(topic):
             self._storage = Storage(self.options.data_path, topic, partition, self.options.disk)
@@ -222,7 +223,10 @@ class Partition:
         channel = self.channels.get(name)
         if channel is None:
             channel = self._make_channel(name, self.readable_offset, self.readable, kind)
-            self.note_channels()
+            if self.suspended:
+                self._owes = True  # a replica is told where the channel is at once: its end is no place to come back to
+            else:
+                self.note_channels()
             if self._original:
                 self._pass_on()
         return channel
@@ -366,11 +370,18 @@ class Partition:
         return None if self._storage is None else self._storage.journal(channel)
 
     def note_progress(self) -> None:
-        """Hear that a confirmed position moved: it is written with the next interval."""
+        """Hear that a message was finished or the position moved: it is written with the next interval."""
         if self._storage is not None:
             self._storage.dirty = True
 
+    def note_restored(self) -> None:
+        """Hear that a channel was told where it is: that is written at once when it is new."""
+        self.note_progress()
+        if self._owes:
+            self.note_channels()
+
     def note_channels(self) -> None:
         """Hear that channels came, went or were switched: that is written at once."""
+        self._owes = False
         if self._storage is not None:
             self._save(self._storage)

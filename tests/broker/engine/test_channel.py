@@ -155,3 +155,16 @@ def test_what_a_client_had_goes_to_others_with_its_attempts() -> None:
     bench.channel().unsubscribe(first)
     second = bench.consume(2, ready=10)
     assert second.attempts() == [("m2", 1), ("m0", 1), ("m1", 1)]
+
+
+def test_what_was_finished_before_is_not_delivered_from_the_hand() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0", "m1")
+    bench.finish(consumer, [3])
+    bench.partition.suspend()
+    bench.partition.resume()
+    consumer = bench.consume(2, ready=1)
+    assert consumer.bodies() == ["m0"]
+    bench.finish(consumer, [2])
+    assert consumer.bodies() == []

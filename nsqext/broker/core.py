@@ -18,6 +18,7 @@ from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.ports import Ports, split_address
 from nsqext.broker.running import RunningLookupd, RunningNode
 from nsqext.errors import InvalidInput, InvalidState
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import TopicSpec
     from nsqext.broker.lookupd.lookupd import Lookupd
     from nsqext.broker.lookupd.original import OriginalLookupd
+    from nsqext.broker.lookupd.registrar import Registrar
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.protocol.negotiate import ServerLimits
-    from nsqext.types import Address
 
 __all__ = ("Core", "NodeChange")
 
@@ -88,16 +89,22 @@ class Core(ABC):
             name = f"l{number + 1}"
             http = self._address(self.options.lookupd_http, number)
             tcp = self._address(self.options.lookupd_tcp, number)
-            self.lookupds[name] = RunningLookupd(self.make_lookupd(name, tcp, http))
+            lookupd = self.make_lookupd(name, self._shown(tcp), self._shown(http))
+            self.lookupds[name] = RunningLookupd(lookupd, tcp, http)
         for number in range(self.shape.nodes):
             name = f"n{number + 1}"
             tcp, http = self._address(self.options.nsqd_tcp, number), self._address(self.options.nsqd_http, number)
             node = Node(name, self._node_options(name), NodeFaults())
-            self.nodes[name] = self.make_node(Member(name, node, tcp, http, number + 1))
+            member = Member(name, node, self._shown(tcp), self._shown(http), number + 1)
+            self.nodes[name] = RunningNode(member, tcp, http, self.make_registrar(member))
 
     def _address(self, given: tuple[str, ...], number: int) -> Address:
         wanted = given[number] if number < len(given) else ":0"
         return self.ports.take(split_address(wanted, self.options.host))
+
+    def _shown(self, address: Address) -> Address:
+        """Return an address as clients are told it."""
+        return Address(self.options.broadcast_address or address.host, address.port)
 
     def _node_options(self, name: str) -> NodeOptions:
         options = self.options
@@ -105,7 +112,7 @@ class Core(ABC):
             limits=self.limits,
             clock=self.clock.now,
             wall=self.clock.wall,
-            broadcast_address=options.host,
+            broadcast_address=options.broadcast_address or options.host,
             tls=options.tls,
             auth_addresses=options.auth_addresses,
             data_path=self.shape.data_path / name if self.shape.data_path else None,
@@ -134,8 +141,8 @@ class Core(ABC):
         """Make a lookup node."""
 
     @abstractmethod
-    def make_node(self, member: Member) -> RunningNode:
-        """Make a node of a member."""
+    def make_registrar(self, member: Member) -> Registrar | None:
+        """Get to know a node; returns what tells lookup of it, where something has to."""
 
     @abstractmethod
     def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:

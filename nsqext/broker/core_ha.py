@@ -15,7 +15,6 @@ from nsqext.broker.coordinator.joining import join
 from nsqext.broker.coordinator.keeping import Keeper
 from nsqext.broker.core import Core, NodeChange
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
-from nsqext.broker.running import RunningNode
 from nsqext.errors import InvalidInput, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.negotiate import ServerLimits
 
@@ -54,12 +53,11 @@ class CoordinatedCore(Core):
         self.group.elect()
         return lookupd
 
-    def make_node(self, member: Member) -> RunningNode:
-        """Make a node that the coordinator knows."""
+    def make_registrar(self, member: Member) -> None:
+        """Have the coordinator know a node; lookup asks the coordinator."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
         member.node.coordinator_stats = partial(self.coordinator.stats, member.name)
-        return RunningNode(member)
 
     def make(self) -> None:
         """Make everything, and open what is on the disk."""

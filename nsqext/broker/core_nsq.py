@@ -11,7 +11,6 @@ from nsqext.broker.core import Core, NodeChange
 from nsqext.broker.lookupd.original import OriginalLookupd
 from nsqext.broker.lookupd.registrar import Registrar
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.running import RunningNode
 from nsqext.errors import InvalidInput, TopicNotFound
 from nsqext.protocol.negotiate import ServerLimits
 
@@ -35,14 +34,13 @@ class OriginalCore(Core):
         """Make a lookup node."""
         options = self.options
         registry = Registry(self.clock.wall, options.inactive_producer_timeout, options.tombstone_lifetime)
-        return OriginalLookupd(name, registry, self.limits.version, options.host, tcp, http)
+        return OriginalLookupd(name, registry, self.limits.version, tcp.host, tcp, http)
 
-    def make_node(self, member: Member) -> RunningNode:
-        """Make a node that registers at every lookup node."""
+    def make_registrar(self, member: Member) -> Registrar:
+        """Have a node register at every lookup node."""
         member.node.switches.lookupd_addresses = [str(running.lookupd.tcp) for running in self.lookupds.values()]
         member.node.load()
-        registrar = Registrar(member.node, member.tcp, member.http, self.options.lookup_ping)
-        return RunningNode(member, registrar)
+        return Registrar(member.node, member.tcp, member.http, self.options.lookup_ping)
 
     def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Nothing runs beside the servers."""

@@ -25,6 +25,7 @@ class ClusterOptions:
 
     Attributes:
         host: where everything listens.
+        broadcast_address: host that clients are told to connect to; empty for ``host``.
         lookupd_http: ``host:port`` of the lookup nodes' HTTP, in order; free ports for those that are not named.
         lookupd_tcp: the same for their TCP.
         nsqd_tcp: the same for the nodes' TCP.
@@ -42,6 +43,7 @@ class ClusterOptions:
     """
 
     host: str = "127.0.0.1"
+    broadcast_address: str = ""
     lookupd_http: tuple[str, ...] = ()
     lookupd_tcp: tuple[str, ...] = ()
     nsqd_tcp: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.lookupd.lookupd import Lookupd
     from nsqext.broker.lookupd.registrar import Registrar
+    from nsqext.types import Address
 
 __all__ = ("RunningLookupd", "RunningNode")
 
@@ -59,11 +60,15 @@ class RunningNode:
 
     Attributes:
         member: the node.
+        tcp: where it listens.
+        http: where its HTTP API listens.
         registrar: what tells lookup nodes of it; the original generation has one.
         server: its server; None while it is down.
     """
 
     member: Member
+    tcp: Address
+    http: Address
     registrar: Registrar | None = None
     server: NsqdServer | None = None
     _jobs: _Jobs = field(factory=_Jobs, alias="jobs")
@@ -73,7 +78,7 @@ class RunningNode:
         """Listen on the node's addresses; returns when connections are taken."""
         node = self.member.node
         node.exiting = False
-        self.server = NsqdServer(node, str(self.member.tcp), str(self.member.http))
+        self.server = NsqdServer(node, str(self.tcp), str(self.http))
         await self._jobs.start(tasks, self.server.serve)
         if self.registrar is not None:
             await self._jobs.start(tasks, self._register, self.registrar)
@@ -101,11 +106,20 @@ class RunningNode:
 
 @define(eq=False)
 class RunningLookupd:
-    """One nsqlookupd of the cluster and, while it is alive, its servers."""
+    """One nsqlookupd of the cluster and, while it is alive, its servers.
+
+    Attributes:
+        lookupd: the lookup node.
+        tcp: where it listens for nodes; only the original generation does.
+        http: where it listens for everybody else.
+        server: its HTTP server; None while it is down.
+    """
 
     lookupd: Lookupd | OriginalLookupd
+    tcp: Address
+    http: Address
     server: HttpServer | None = None
-    tcp: LookupTcp | None = None
+    _tcp_server: LookupTcp | None = field(default=None, alias="tcp_server")
     _jobs: _Jobs = field(factory=_Jobs, alias="jobs")
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -113,17 +127,17 @@ class RunningLookupd:
         lookupd = self.lookupd
         if isinstance(lookupd, OriginalLookupd):
             self.server = HttpServer(original_app(lookupd))
-            self.tcp = LookupTcp(lookupd)
-            await self._jobs.start(tasks, self.tcp.serve, listen(str(lookupd.tcp)))
+            self._tcp_server = LookupTcp(lookupd)
+            await self._jobs.start(tasks, self._tcp_server.serve, listen(str(self.tcp)))
         else:
             self.server = HttpServer(lookupd_app(lookupd))
-        await self._jobs.start(tasks, self.server.serve, listen(str(lookupd.http)))
+        await self._jobs.start(tasks, self.server.serve, listen(str(self.http)))
 
     async def kill(self) -> None:
         """Close everything at once."""
         server, self.server = self.server, None
-        if self.tcp is not None:
-            self.tcp.kill()
+        if self._tcp_server is not None:
+            self._tcp_server.kill()
         if server is not None:
             server.kill()
             await self._jobs.wait()

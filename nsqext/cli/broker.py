@@ -60,6 +60,7 @@ def run(
     tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd; once for each.")] = None,
     http_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP; once for each.")] = None,
     host: Annotated[str, typer.Option(help="Where everything else listens.")] = "127.0.0.1",
+    broadcast_address: Annotated[str, typer.Option(help="Host that clients are told to connect to.")] = "",
     data_path: Annotated[Path | None, typer.Option(help="Folder for messages; in memory without it.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that ask for TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
@@ -79,6 +80,7 @@ def run(
     topics = [parse_topic(text) for text in topic or ()]
     options = ClusterOptions(
         host=host,
+        broadcast_address=broadcast_address,
         lookupd_http=tuple(lookupd_http_address or ()),
         lookupd_tcp=tuple(lookupd_tcp_address or ()),
         nsqd_tcp=tuple(tcp_address or ()),

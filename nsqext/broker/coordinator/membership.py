@@ -50,7 +50,8 @@ def thawed(coordinator: Coordinator, member: Member) -> None:
     for replicas in coordinator.sets_of(member.name):
         if replicas.state.leader == member.name:
             _drop_absent(coordinator, replicas)
-        replicas.notify()
+        else:
+            coordinator.apply(replicas)
 
 
 def returned(coordinator: Coordinator, member: Member) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define, field
 
+from nsqext.broker.coordinator.handover import mirror_channels
+from nsqext.broker.engine.refusal import QueueFull
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
@@ -93,13 +95,21 @@ class ReplicaSet:
             target = self.hosts[name].partition
             if target.log.start_offset < source.log.start_offset:
                 target.log.trim(source.log.start_offset)
-            if stored is not None and target.log.end_offset == stored.offset and self._is_aligned(name):
-                target.append_replica(stored.entries)
-            else:
-                self.align(name)
-                while not copy(source, target):
-                    pass
+            try:
+                self._give(name, target, stored)
+            except QueueFull:
+                # what the leader let go already, because its channels have finished it, may go here, too
+                mirror_channels(source, target)
+                self._give(name, target, stored)
         return complete
+
+    def _give(self, name: str, target: Partition, stored: Stored | None) -> None:
+        if stored is not None and target.log.end_offset == stored.offset and self._is_aligned(name):
+            target.append_replica(stored.entries)
+            return
+        self.align(name)
+        while not copy(self.leader, target):
+            pass
 
     def _is_aligned(self, name: str) -> bool:
         return self._aligned.get(name) == self.state.epoch

@@ -31,12 +31,12 @@ def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
         hosted: the partition.
         code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a node that drains.
     """
+    if node.exiting:
+        raise Fault(code, "exiting", fatal=False)
     if not node.may_write(hosted):
         raise Fault("E_FAILED_ON_NOT_LEADER", "", fatal=False)
     if not hosted.writable:
         raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
-    if node.exiting:
-        raise Fault(code, "exiting", fatal=False)
 
 
 def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> Stored:

@@ -133,6 +133,16 @@ def test_a_taken_address_is_refused_clearly() -> None:
         Cluster(1, options=ClusterOptions(lookupd_http=("here",))).start()
 
 
+def test_clients_are_told_another_host() -> None:
+    with Cluster(1, options=ClusterOptions(host="0.0.0.0", broadcast_address="localhost")) as cluster:  # noqa: S104
+        cluster.create_topic("t", channels=["ch"])
+        address = cluster.lookupd[0]
+        assert address.startswith("localhost:")
+        assert lookup(address, "/lookup", topic="t")["producers"][0]["broadcast_address"] == "localhost"
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("PUB t 0", b"x") == b"OK"
+
+
 @pytest.mark.anyio
 async def test_it_serves_asynchronous_code() -> None:
     with Cluster(1) as cluster:
@@ -233,8 +243,19 @@ def test_a_drained_leader_hands_over_at_once() -> None:
     with Cluster(3, options=ClusterOptions(lease=30)) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         first = cluster.leader("t")
-        cluster.terminate(first)
-        assert cluster.wait_writable("t") != first
+        with Talker(cluster.nodes[first].tcp) as talker, Talker(cluster.nodes[first].tcp) as consumer:
+            assert talker.ask("PUB t 0", b"x") == b"OK"
+            assert consumer.subscribe("t") == b"OK"
+            assert consumer.message()[2] == b"x"
+            ending = threading.Thread(target=cluster.terminate, args=(first,))
+            ending.start()
+            with pytest.raises((EOFError, ConnectionError)):
+                consumer.frame()
+            assert cluster.wait_writable("t") != first
+            assert talker.ask("PUB t 0", b"x") == b"E_PUB_FAILED exiting"
+            with pytest.raises((EOFError, ConnectionError)):
+                talker.frame()
+            ending.join()
         cluster.restart(first)
         eventually(lambda: len(cluster.in_sync("t")), lambda count: count == 3)
 

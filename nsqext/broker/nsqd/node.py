@@ -42,6 +42,7 @@ class Hosted:
         traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
         traced_channels: the same for single channels.
         failed: publishes that failed.
+        flushed: where the queue ended at the last flush, offset and messages (redesigned node on its own).
         deliveries: messages that went to clients, by channel (original generation).
         traffic: what was published.
     """
@@ -57,6 +58,7 @@ class Hosted:
     traced: bool = False
     traced_channels: set[str] = field(factory=set)
     failed: int = 0
+    flushed: tuple[int, int] = (0, 0)
     deliveries: dict[str, int] = field(factory=dict)
     traffic: Traffic = field(factory=Traffic)
 
@@ -154,6 +156,7 @@ class Node:
         self.exiting = False
         self.publish_failed = 0
         self._ids = count(1)
+        self._flush_due = 0.0
 
     def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
         """Take a partition in, empty or from disk; one that is here already is returned as it is."""
@@ -268,11 +271,26 @@ class Node:
     def channel(self, hosted: Hosted, name: str) -> Channel:
         """Return a channel, made at the end of the queue when it is not there."""
         partition = hosted.partition
-        known = name in partition.channels
+        found = partition.channels.get(name)
+        if found is not None:
+            return found
+        first = not partition.channels
         channel = partition.channel(name)
-        if not known:
-            self.on_channel_created(partition.topic, partition.partition, name)
+        if first and self._flushes_late:
+            channel.backlog.jump(*hosted.flushed)
+        self.on_channel_created(partition.topic, partition.partition, name)
         return channel
+
+    @property
+    def _flushes_late(self) -> bool:
+        """A redesigned node on its own shows new messages to a topic's first channel only from the last flush on."""
+        return not (self.options.clustered or self.options.original)
+
+    def _flush(self, now: float) -> None:
+        if now >= self._flush_due:
+            self._flush_due = now + self.options.flush_interval
+            for hosted in self.hosted.values():
+                hosted.flushed = hosted.partition.readable_offset, hosted.partition.readable
 
     def may_write(self, hosted: Hosted) -> bool:
         """Return whether writes are switched on and this node leads the partition."""
@@ -296,5 +314,7 @@ class Node:
         now = self.options.clock()
         for hosted in list(self.hosted.values()):
             hosted.partition.tick()
+        if self._flushes_late:
+            self._flush(now)
         for session in list(self.sessions.values()):
             session.tick(now)

@@ -40,6 +40,8 @@ class NodeOptions:
         https_only: the HTTP port refuses everything (original generation, with ``--tls-required``).
         data_path: folder of the queues; None keeps them in memory.
         disk: how the folder is used.
+        flush_interval: a redesigned node on its own flushes so often; the first channel of a topic begins at the last
+            flush. The real one does so every fourth ``--sync-timeout``.
         mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
         memory_bound: bytes of messages that a partition keeps in memory.
     """
@@ -61,6 +63,7 @@ class NodeOptions:
     https_only: bool = False
     data_path: Path | None = None
     disk: DiskOptions = field(factory=DiskOptions)
+    flush_interval: float = 8.0
     mem_queue_size: int = 10_000
     memory_bound: int = 256 * MIB
 

@@ -417,3 +417,15 @@ def test_fin_texts_of_a_node_on_its_own_lack_the_coordinators_words() -> None:
     client = _ready(node)
     text = client.ask(b"FIN " + pack(">QQ", 5, 0) + b"\n")
     assert text == "!E_FIN_FAILED FIN [0 0 0 0 0 0 0 5 0 0 0 0 0 0 0 0] failed Message ID not in flight"
+
+
+def test_the_first_channel_on_a_node_on_its_own_begins_at_the_last_flush() -> None:
+    clock = Clock()
+    node = make_node(clock, clustered=False, flush_interval=1.0)
+    host(node)
+    producer = Client(node)
+    producer.ask(sized("PUB t 0", b"flushed"))
+    node.tick()
+    producer.ask(sized("PUB t 0", b"fresh"))
+    assert [data[26:] for data in _ready(node, 1).messages()] == [b"fresh"]
+    assert _ready(node, 1, "second").messages() == []

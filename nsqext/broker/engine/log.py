@@ -162,7 +162,8 @@ class Log:
             place += 1
         segment = self._segments[place]
         entries = segment.entries if segment.entries is not None else self._load(segment)
-        return entries[bisect_left(entries, offset, key=_offset)]
+        number = bisect_left(entries, offset, key=_offset)
+        return entries[number] if number < len(entries) else self.at(segment.end_count + 1)
 
     def count_before(self, offset: int) -> int:
         """Return how many messages lie before the record at an offset."""

@@ -24,15 +24,19 @@ class OrderCheck:
         report_attempts: a message that blocks its partition is reported at each multiple of this number; 0 for never.
     """
 
-    __slots__ = ("_id", "_offset", "_report_attempts")
+    __slots__ = ("_id", "_last", "_offset", "_report_attempts")
 
     def __init__(self, report_attempts: int = 0) -> None:
         self._report_attempts = report_attempts
         self._id = -1
         self._offset = -1
+        self._last: Message | None = None
 
-    def check(self, message: Message) -> None:
-        """Look at a message that was delivered.
+    def takes(self, message: Message) -> bool:
+        """Look at a message that was delivered; returns whether it is to be handled.
+
+        It is not when it is a second copy of one that is still here: the first subscription in order to a channel gets
+        its first message twice (captured: sub_ordered_first_reset_duplicate), and one answer does for both.
 
         Raises:
             OrderViolation: it lies before the last one.
@@ -46,7 +50,15 @@ class OrderCheck:
                 node=message.node,
                 hint="nothing was skipped: the subscription starts anew",
             )
+        last, self._last = self._last, message
+        if last is not None and number == self._id and message.attempts == last.attempts and not last.answered:
+            self._last = last
+            return False
         self._id, self._offset = number, offset
+        self._report(message)
+        return True
+
+    def _report(self, message: Message) -> None:
         every = self._report_attempts
         if every and message.attempts >= every and message.attempts % every == 0:
             logger.warning(

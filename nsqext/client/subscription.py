@@ -117,11 +117,13 @@ class Subscription:
         plan = self.plan
         connection, negotiated = await open_connection(plan.address, plan.options.connection, plan.identify())
         try:
+            plan.check(negotiated)
             connection.read_size = _READ_SIZE
             connection.on_messages = self._deliver
             await connection.request(sub(plan.topic, plan.channel, plan.partition, verb=plan.verb))
         except NsqError as error:
             connection.close()
+            error = plan.explain(error)
             raise error.at(topic=plan.topic, partition=plan.partition, node=self.node) from error.__cause__
         except BaseException:
             connection.close()
@@ -162,8 +164,8 @@ class Subscription:
                 message = Message(self)
                 decode_into(message, data, extend, detail)
                 message.received = now
-                if order is not None:
-                    order.check(message)
+                if order is not None and not order.takes(message):
+                    continue
                 if extend and _COMPRESSED in message.header and plan.options.delivery.decompress:
                     _unpack(message)
                 messages.append(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,8 @@ from anyio import create_task_group
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, LookupOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
     from nsqext.broker import Cluster
     from tests.client.scripted import Peer, ScriptedNode
 

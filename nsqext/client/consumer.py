@@ -6,24 +6,25 @@ import inspect
 import logging
 import signal
 import time
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import anyio
 from anyio.lowlevel import checkpoint
-from attrs import frozen
+from attrs import evolve, frozen
 
 from nsqext.client.backoff import Backoff
-from nsqext.client.consumer_options import ConsumerOptions
+from nsqext.client.consumer_options import ConsumerOptions, KeyOptions
 from nsqext.client.flow import ReadyFlow
 from nsqext.client.inbox import Inbox
 from nsqext.client.keeper import Keeper
+from nsqext.client.lanes import Lanes, key_reader
 from nsqext.client.places import Listener, Source
 from nsqext.client.stall import StallWatch
 from nsqext.client.subscription import Subscription
 from nsqext.client.touch import Toucher
 from nsqext.client.verdict import LocalDelays, Verdict
 from nsqext.client.workers import Handler, Workers
-from nsqext.errors import InvalidSetting, InvalidState, NsqError
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.directory import Directory
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
@@ -83,6 +84,8 @@ class Consumer:
         max_in_flight: messages that may be here unanswered, over all connections.
         concurrency: handlers that run at the same time.
         options: everything else.
+        key: see `ConsumerOptions`; goes before what is there.
+        dispatch: the same.
 
     Raises:
         InvalidName: a topic, channel or tag that no server takes.
@@ -100,11 +103,14 @@ class Consumer:
         max_in_flight: int = 200,
         concurrency: int = 1,
         options: ConsumerOptions | None = None,
+        **keys: Unpack[KeyOptions],
     ) -> None:
+        if keys.keys() - {"key", "dispatch"}:
+            raise TypeError(f"unexpected arguments {sorted(keys.keys() - {'key', 'dispatch'})}")
         self.topic: str = check_topic(topic)
         self.channel: str = check_channel(channel)
         self.tag: str | None = None if tag is None else check_tag(tag)
-        self.options: ConsumerOptions = options or ConsumerOptions()
+        self.options: ConsumerOptions = evolve(options or ConsumerOptions(), **keys)
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
         self._concurrency = concurrency
@@ -126,6 +132,7 @@ class Consumer:
         self._handler: Handler | None = None
         self._workers: Workers | None = None
         self._inbox = Inbox()
+        self._lanes: Lanes | None = None
         self._end = anyio.Event()
         self._error: NsqError | None = None
         self._used = False
@@ -190,17 +197,28 @@ class Consumer:
             if self._letters is not None:
                 hook = self._letters.take
             verdict = Verdict(self.options.failure, hook, self._delays)
-            self._workers = Workers(handler, self._inbox, verdict, self._stall, self._keeper.flush)
-            self._workers.start(tasks, self._concurrency)
+            self._workers = Workers(handler, verdict, self._stall, self._keeper.flush)
+            self._workers.start(tasks, self._rows())
             if signals:
                 tasks.start_soon(self._listen)
             await self._end.wait()
         if self._error is not None:
             raise self._error
 
+    def _rows(self) -> list[Inbox]:
+        """Return where each of the workers takes its messages from."""
+        key = self.options.lanes
+        if key is None:
+            return [self._inbox] * self._concurrency
+        self._lanes = lanes = Lanes(self._concurrency, key_reader(key), _clock)
+        arrived = list(self._inbox.messages)
+        self._inbox.messages.clear()
+        self._arrived(arrived)
+        return lanes.rows
+
     def stop(self) -> None:
         """Let `run` drain and return, or end the iteration. May be called from handlers."""
-        self._inbox.stop()
+        self._stop_rows()
         self._end.set()
 
     # While it runs
@@ -346,14 +364,31 @@ class Consumer:
         except* NsqError as errors:
             self._fail(_first(errors))
 
+    def _stop_rows(self) -> None:
+        self._inbox.stop()
+        if self._lanes is not None:
+            self._lanes.stop()
+
     def _arrived(self, messages: list[Message]) -> None:
-        self._inbox.put(messages)
+        if self._lanes is None:
+            self._inbox.put(messages)
+            return
+        try:
+            self._lanes.put(messages)
+        except InvalidInput as error:
+            self._fail(error)
 
     def _ticked(self, now: float, late: float) -> None:
         running = self._workers.running if self._workers is not None else []
         self._delays.tick(now)
+        lanes = self._lanes
+        if lanes is not None:
+            lanes.tick(now)
+            if self._flow.widen(lanes.waiting):
+                self._keeper.level()
         if self._toucher is not None:
-            self._toucher.tick((*running, *self._delays.held, *self._inbox.messages), now)
+            waiting = lanes.here() if lanes is not None else self._inbox.messages
+            self._toucher.tick((*running, *self._delays.held, *waiting), now)
         self._stall.tick(late, running, self.topic)
 
     def _fail(self, error: NsqError) -> None:
@@ -378,7 +413,7 @@ class Consumer:
         self._flow.paused = True
         self._keeper.level()
         self._keeper.flush()
-        self._inbox.stop()
+        self._stop_rows()
         if self._workers is not None:
             with anyio.move_on_after(self.options.grace) as scope:
                 await self._workers.wait()

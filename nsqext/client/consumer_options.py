@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
+from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.transport.options import ConnectionOptions
 
@@ -17,11 +19,21 @@ if TYPE_CHECKING:
     from nsqext.client.positions import Position
     from nsqext.protocol.identify import ExtFilter
 
-__all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions")
+__all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions", "KeyOf", "KeyOptions")
 
 _DAYS = 3 * 24 * 3600.0
 
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
+
+KeyOf = Callable[["Message"], str | bytes | None]
+"""Returns the key of a message, None for a message without one."""
+
+
+class KeyOptions(TypedDict, total=False):
+    """Members of `ConsumerOptions` that a consumer takes directly, too."""
+
+    key: str | KeyOf | None
+    dispatch: str | None
 
 
 def _check_times(settings: object, *names: str, zero: bool = True) -> None:
@@ -140,6 +152,13 @@ class ConsumerOptions:
         msg_timeout: how long a message may be in flight; None for the server's default (60).
         sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
         ext_filter: a filter on an extend header, applied by the server.
+        key: what the key of a message is: the name of the extend header that carries it (``##key`` is the one that
+            ``publish(key=…)`` writes), or a function of the message. `Consumer.run` then keeps the messages of a key in
+            their order: its ``concurrency`` handlers are lanes, each for a range of the keys, and a message that is
+            requeued waits here, in front of what is behind it of its key, while all other keys go on. Backoff does
+            nothing then. Up to as many messages again as ``max_in_flight`` may wait behind those that are held.
+        dispatch: ``key_failover`` makes the channel one whose messages of one key go to one consumer, or subscribes to
+            it as such; servers that cannot do this are refused. ``shared`` refuses channels of that type.
         reconnect_wait: first pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full
             jitter.
         max_reconnect_wait: longest pause before a node is tried again.
@@ -161,6 +180,8 @@ class ConsumerOptions:
     msg_timeout: float | None = None
     sample_rate: int = 0
     ext_filter: ExtFilter | None = None
+    key: str | KeyOf | None = None
+    dispatch: str | None = None
     reconnect_wait: float = 0.05
     max_reconnect_wait: float = 5.0
     start_timeout: float = 5.0
@@ -178,6 +199,12 @@ class ConsumerOptions:
             raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
         if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
             raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
+        if self.dispatch is not None and self.dispatch not in DISPATCH_TYPES:
+            raise InvalidSetting(f"dispatch={self.dispatch!r} is none of {', '.join(DISPATCH_TYPES)}")
+        if self.dispatch == KEY_FAILOVER and self.ordered:
+            raise InvalidSetting("ordered and dispatch='key_failover' contradict each other")
+        if self.key is not None and not callable(self.key) and not (isinstance(self.key, str) and self.key):
+            raise InvalidSetting(f"key={self.key!r} is neither the name of a header nor a function")
         if self.partitions is not None:
             if not self.partitions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")
@@ -186,6 +213,11 @@ class ConsumerOptions:
         if self.start_existing and self.start is None:
             raise InvalidSetting("start_existing needs start")
         _check_times(self, "reconnect_wait", "max_reconnect_wait", "start_timeout", "grace")
+
+    @property
+    def lanes(self) -> str | KeyOf | None:
+        """What the lanes go by; None where handlers take messages as they come."""
+        return KEY_HEADER if self.key is None and self.dispatch == KEY_FAILOVER else self.key
 
     def start_of(self, partition: int) -> Position | None:
         """Return where a partition is to begin; None leaves it to the server."""

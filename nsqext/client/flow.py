@@ -62,6 +62,7 @@ class ReadyFlow(Generic[K]):
         self._backoff = backoff
         self._members: dict[K, _Member] = {}
         self._turns = 0
+        self._extra = 0
 
     def __len__(self) -> int:
         return len(self._members)
@@ -76,6 +77,11 @@ class ReadyFlow(Generic[K]):
             now: the time.
         """
         self._members[member] = _Member(limit, backoff, now)
+
+    def widen(self, held: int) -> bool:
+        """Let so many messages not count, up to as many again; returns whether that changes anything."""
+        extra, self._extra = self._extra, min(held, self.max_in_flight)
+        return extra != self._extra
 
     def remove(self, member: K) -> None:
         """Forget a connection."""
@@ -113,7 +119,7 @@ class ReadyFlow(Generic[K]):
         state = self._backoff.state
         if self.paused or state == "waiting":
             return 0
-        return self.max_in_flight if state == "running" else 1
+        return self.max_in_flight + self._extra if state == "running" else 1
 
     def _take_turns(self, able: Mapping[K, _Member], most: int, now: float) -> None:
         for member in self._members.values():

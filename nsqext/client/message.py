@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nsqext.client.control import check_delay
 from nsqext.errors import InvalidState, MessageNotInFlight
 from nsqext.protocol.compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
-from nsqext.protocol.headers import RESERVED_PREFIX, decode_headers, tag_of
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 
 if TYPE_CHECKING:
@@ -124,6 +124,16 @@ class Message(RawMessage):
     def reserved_headers(self) -> Mapping[str, Any]:
         """Extend headers whose names begin with ``##``."""
         return {name: value for name, value in self._all_headers().items() if name.startswith(RESERVED_PREFIX)}
+
+    @property
+    def key(self) -> str | None:
+        """Key that it was published with; None where the topic does not support extend headers."""
+        return self.header_value(KEY_HEADER)
+
+    def header_value(self, name: str) -> str | None:
+        """Return an extend header, a reserved one too; None unless it is text or a whole number."""
+        value = self._all_headers().get(name)
+        return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
 
     def _all_headers(self) -> dict[str, Any]:
         if self._headers is None:

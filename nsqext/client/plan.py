@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from nsqext.protocol.identify import IdentifyRequest
+from nsqext.errors import InvalidCommand, InvalidSetting
+from nsqext.protocol.identify import KEY_FAILOVER, IdentifyRequest
 
 if TYPE_CHECKING:
     from nsqext.client.consumer_options import ConsumerOptions
+    from nsqext.errors import NsqError
+    from nsqext.protocol.identify import Negotiated
     from nsqext.types import Address, TopicMeta
 
 __all__ = ("SubscriptionPlan",)
@@ -61,7 +64,32 @@ class SubscriptionPlan:
             extend_support=extend,
             desired_tag=self.tag if extend else None,
             ext_filter=self.options.ext_filter if extend else None,
+            extra=self._dispatch(),
         )
+
+    def _dispatch(self) -> dict[str, str]:
+        dispatch, key = self.options.dispatch, self.options.key
+        if dispatch is None:
+            return {}
+        return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
+
+    def check(self, negotiated: Negotiated) -> None:
+        """Look at what the server granted.
+
+        Raises:
+            InvalidSetting: it cannot dispatch by key.
+        """
+        if self.options.dispatch == KEY_FAILOVER and negotiated.dispatch != KEY_FAILOVER:
+            raise InvalidSetting(
+                f"the server (version {negotiated.version or 'unknown'}) knows no dispatch by key_failover",
+                hint="give the consumer key= instead: lanes keep the order of a key in one process, against any server",
+            )
+
+    def explain(self, error: NsqError) -> NsqError:
+        """Return the error of a subscription; a channel of another type is not asked again."""
+        if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
+            return InvalidSetting(error.message, hint="ask for the channel's type, or for none")
+        return error
 
     def fits(self, meta: TopicMeta) -> bool:
         """Return whether a subscription that was made so is right for a topic with another meta."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,9 +32,10 @@ _SLICE = 0.02
 class _Slot:
     """What one worker is at."""
 
-    __slots__ = ("message", "scope")
+    __slots__ = ("inbox", "message", "scope")
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
         self.message: Message | None = None
         self.scope = anyio.CancelScope(shield=True)
 
@@ -44,17 +45,13 @@ class Workers:
 
     Args:
         handler: what is run.
-        inbox: where messages come from.
         verdict: decides about messages whose handler raised.
         stall: told of handlers that took long.
         flush: sends all answers.
     """
 
-    def __init__(
-        self, handler: Handler, inbox: Inbox, verdict: Verdict, stall: StallWatch, flush: Callable[[], None]
-    ) -> None:
+    def __init__(self, handler: Handler, verdict: Verdict, stall: StallWatch, flush: Callable[[], None]) -> None:
         self._handler = handler
-        self._inbox = inbox
         self._verdict = verdict
         self._stall = stall
         self._flush = flush
@@ -62,10 +59,10 @@ class Workers:
         self._busy = 0
         self._ended = anyio.Event()
 
-    def start(self, tasks: TaskGroup, count: int) -> None:
-        """Start so many of them. They are shielded: only `cancel` ends them early."""
-        for _ in range(count):
-            slot = _Slot()
+    def start(self, tasks: TaskGroup, inboxes: Sequence[Inbox]) -> None:
+        """Start one for each of these inboxes. They are shielded: only `cancel` ends them early."""
+        for inbox in inboxes:
+            slot = _Slot(inbox)
             self._slots.append(slot)
             self._busy += 1
             tasks.start_soon(self._run, slot)
@@ -76,7 +73,7 @@ class Workers:
         return [slot.message for slot in self._slots if slot.message is not None]
 
     async def wait(self) -> None:
-        """Wait until all have ended, which they do when the inbox is stopped."""
+        """Wait until all have ended, which they do when their inboxes are stopped."""
         while self._busy:
             self._ended = anyio.Event()
             await self._ended.wait()
@@ -96,7 +93,7 @@ class Workers:
             self._ended.set()
 
     async def _work(self, slot: _Slot) -> None:
-        inbox, handler, worn_out = self._inbox, self._handler, self._verdict.worn_out
+        inbox, handler, worn_out = slot.inbox, self._handler, self._verdict.worn_out
         messages = inbox.messages
         since = _clock()
         while not inbox.stopped:

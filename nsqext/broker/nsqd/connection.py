@@ -28,15 +28,19 @@ class Loop(Protocol):
 
     def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> Any:
         """Call back whenever the socket can be read."""
+        ...
 
     def remove_reader(self, fd: socket.socket) -> bool:
         """Stop that."""
+        ...
 
     def add_writer(self, fd: socket.socket, callback: Callable[[], None]) -> Any:
         """Call back whenever the socket can be written."""
+        ...
 
     def remove_writer(self, fd: socket.socket) -> bool:
         """Stop that."""
+        ...
 
 
 class Host(Protocol):
@@ -47,12 +51,15 @@ class Host(Protocol):
 
     def flush(self) -> None:
         """Send what all sessions of the node have, without waiting."""
+        ...
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run something beside everything else."""
+        ...
 
     def gone(self, connection: Connection) -> None:
         """Hear that a connection has ended."""
+        ...
 
 
 class Connection:
@@ -68,7 +75,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Loop, host: Host) -> None:
         self._socket = sock
-        self.session = session
+        self.session: Session = session
         self._faults = faults
         self._loop = loop
         self._host = host

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.negotiate import ServerLimits
 
 __all__ = ("Hosted", "Node", "Switches")
 
@@ -131,19 +132,19 @@ class Node:
     """
 
     def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
-        self.name = name
-        self.options = options or NodeOptions()
-        self.faults = faults or NodeFaults()
-        self.limits = self.options.limits
-        self.switches = Switches(
+        self.name: str = name
+        self.options: NodeOptions = options or NodeOptions()
+        self.faults: NodeFaults = faults or NodeFaults()
+        self.limits: ServerLimits = self.options.limits
+        self.switches: Switches = Switches(
             self.options.allow_ext_compatible,
             self.options.allow_sub_ext_compatible,
             self.limits.max_connections,
             self.options.max_pub_waiting,
             log_level=2 if self.options.original else 1,
         )
-        self.started = self.options.wall()
-        self.id_base = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
+        self.started: int = self.options.wall()
+        self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}
         self.sessions: dict[int, Session] = {}
         self.dirty: list[Session] = []
@@ -153,8 +154,8 @@ class Node:
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
         self.wake: Callable[[], None] = _nothing
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] = self._alone_stats
-        self.exiting = False
-        self.publish_failed = 0
+        self.exiting: bool = False
+        self.publish_failed: int = 0
         self._ids = count(1)
         self._flush_due = 0.0
 

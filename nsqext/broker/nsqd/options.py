@@ -15,7 +15,7 @@ from nsqext.protocol.negotiate import ServerLimits
 
 __all__ = ("MIB", "NodeOptions")
 
-MIB = 1024 * 1024
+MIB: int = 1024 * 1024
 
 
 @frozen

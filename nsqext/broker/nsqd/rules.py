@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ("SMALL_VERBS", "Rules", "check_small_size")
 
-SMALL_VERBS = frozenset((b"IDENTIFY", b"AUTH"))
+SMALL_VERBS: frozenset[bytes] = frozenset((b"IDENTIFY", b"AUTH"))
 """Commands whose body is no message."""
 
 
@@ -47,12 +47,12 @@ class Rules:
         self._session = session
         self._node = session.node
         self._limits = session.node.limits
-        self.guarded = self._limits.tls_required
+        self.guarded: bool = self._limits.tls_required
         self.hosted: Hosted | None = None
-        self.target = Target("")
-        self.topic = ""
-        self.delay = 0.0
-        self.stale_auth = False
+        self.target: Target = Target("")
+        self.topic: str = ""
+        self.delay: float = 0.0
+        self.stale_auth: bool = False
         self._partition = -1
 
     def unknown(self, _: Session, command: Command) -> Awaitable[None] | None:

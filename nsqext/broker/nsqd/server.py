@@ -59,8 +59,8 @@ class NsqdServer:
         https: str | None = None,
         https_context: ssl.SSLContext | None = None,
     ) -> None:
-        self.node = node
-        self.busy = False
+        self.node: Node = node
+        self.busy: bool = False
         self._wanted = {"tcp": tcp, "http": http, "https": https}
         self._https_context = https_context
         self._addresses: dict[str, str] = {}
@@ -100,8 +100,8 @@ class NsqdServer:
         self.node.wake = self._wake
         try:
             with self._scope:
-                async with anyio.create_task_group() as self._tasks:
-                    tasks = self._tasks
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
                     self._loop = current_token().native_token
                     self._loop.add_reader(listeners["tcp"], partial(self._accept, listeners["tcp"]))
                     tasks.start_soon(self._tick)
@@ -110,7 +110,8 @@ class NsqdServer:
                         await self._start_http(name, listeners[name], tasks)
                     task_status.started()
         finally:
-            self._loop.remove_reader(listeners["tcp"])
+            if self._loop is not None:
+                self._loop.remove_reader(listeners["tcp"])
             for connection in list(self._connections.values()):
                 connection.close()
             for listener in listeners.values():

@@ -64,36 +64,37 @@ class Session:
     """
 
     def __init__(self, node: Node, peer: str, commands: Mapping[bytes, Handler]) -> None:
-        self.node = node
-        self.peer = peer
-        self.clock = node.options.clock
-        self.settings = ClientSettings.defaults(node.limits)
+        self.node: Node = node
+        self.peer: str = peer
+        self.clock: Callable[[], float] = node.options.clock
+        self.settings: ClientSettings = ClientSettings.defaults(node.limits)
         # the original server knows a client that does not identify by its host alone
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if node.options.original else peer
-        self.state = State.INIT
+        self.state: State = State.INIT
         self.subscription: Subscription | None = None
         self.hosted: Hosted | None = None
         self.authorizations: Authorizations | None = None
         self.layers: list[Layer] = []
-        self.closing = self.closed = False
-        self.connected = node.options.wall()
+        self.closing: bool = False
+        self.closed: bool = False
+        self.connected: int = node.options.wall()
         self.published: dict[str, Publisher] = {}
-        self.wanted = 0
+        self.wanted: int = 0
         self.handshake: TlsLayer | None = None
         self.after_handshake: Callable[[], None] | None = None
-        self.notify: Callable[[], None] | None = None
-        self.rules = OriginalRules(self) if node.options.original else Rules(self)
+        self.rules: Rules = OriginalRules(self) if node.options.original else Rules(self)
         self._commands = commands
         self._parser = CommandParser(self.rules, raw_ids=not node.options.original)
         self._magic: bytes | None = b""
         self._wire: list[bytes] = []
         self._out: list[bytes] = []
-        self.buffered = 0
-        self.urgent = self._marked = self._waiting = self._choked = False
-        self.heard = self.clock()
+        self.buffered: int = 0
+        self.urgent: bool = False
+        self._marked = self._waiting = self._choked = False
+        self.heard: float = self.clock()
         self._due = self.heard + self.settings.heartbeat_interval
         self._held = 0.0
-        self.id = node.add(self)
+        self.id: int = node.add(self)
 
     # --- bytes in -------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ("MESSAGE_HEAD", "MESSAGE_TYPE", "Subscription")
 
-MESSAGE_HEAD = Struct(">IIqH16s")
+MESSAGE_HEAD: Struct = Struct(">IIqH16s")
 """Size and type of the frame, time stamp, attempts, id."""
-MESSAGE_TYPE = 2
+MESSAGE_TYPE: int = 2
 _EXT = Struct(">BH")
 _DETAIL = Struct(">QI")
 
@@ -55,17 +55,17 @@ class Subscription:
 
     def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
         settings = session.settings
-        self.session = session
-        self.channel = channel
-        self.id = session.id
-        self.name = session.peer
-        self.ready = 0
-        self.tag = settings.desired_tag
-        self.extend = extend
-        self.detail = detail
-        self.sample_rate = settings.sample_rate
+        self.session: Session = session
+        self.channel: Channel = channel
+        self.id: int = session.id
+        self.name: str = session.peer
+        self.ready: int = 0
+        self.tag: str = settings.desired_tag
+        self.extend: bool = extend
+        self.detail: bool = detail
+        self.sample_rate: int = settings.sample_rate
         self.ext_filter: Mapping[str, Any] = settings.ext_filter
-        self.msg_timeout = settings.msg_timeout
+        self.msg_timeout: float = settings.msg_timeout
         self.client: Client | None = None
 
     def deliver(self, message: RawMessage) -> None:

@@ -21,7 +21,7 @@ __all__ = (
 )
 
 
-MASK_64 = (1 << 64) - 1
+MASK_64: int = (1 << 64) - 1
 """Every bit of a number of 64 bits."""
 
 _SIGNED = re.compile(r"[+-]?[0-9]+")

@@ -52,8 +52,8 @@ class Site:
     """
 
     def __init__(self, node: Node, addresses: Addresses) -> None:
-        self.node = node
-        self.addresses = addresses
+        self.node: Node = node
+        self.addresses: Addresses = addresses
 
     def topic(self, call: Call) -> Hosted:
         """Return the partition that the arguments ``topic`` and ``partition`` name; without one the node's default.

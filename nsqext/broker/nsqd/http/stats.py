@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.stats import ChannelStats, ClientStats
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Session
+    from nsqext.broker.nsqd.traffic import Traffic
 
 __all__ = ("client_state", "go_duration", "stats_routes")
 
@@ -116,6 +117,20 @@ def _keys(stats: ChannelStats) -> dict[str, Any]:
     }
 
 
+def _publishers(traffic: Traffic) -> list[dict[str, Any]]:
+    return [
+        {
+            "remote_address": publisher.peer,
+            "user_agent": publisher.user_agent,
+            "protocol": "tcp",
+            "pub_count": publisher.published,
+            "err_count": publisher.failed,
+            "last_pub_ts": publisher.last // _NS,
+        }
+        for publisher in traffic.publishers.values()
+    ]
+
+
 class _Stats(Site):
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
@@ -157,17 +172,7 @@ class _Stats(Site):
         ]
         chosen = [channel for channel in channels if channel["channel_name"] == only]
         size = partition.log.end_offset
-        publishers = [
-            {
-                "remote_address": publisher.peer,
-                "user_agent": publisher.user_agent,
-                "protocol": "tcp",
-                "pub_count": publisher.published,
-                "err_count": publisher.failed,
-                "last_pub_ts": publisher.last // _NS,
-            }
-            for publisher in traffic.publishers.values()
-        ]
+        publishers = _publishers(traffic)
         several = partition.ordered or meta.multi_part
         return {
             "topic_name": name,

@@ -1,0 +1,257 @@
+"""Who gets the next message: tags, windows, sampling, filters, clients that come and go."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import orjson
+import pytest
+
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.position import StartPosition
+from nsqext.broker.engine.refusal import Refusal
+from nsqext.protocol.messages import EXT_JSON, EXT_TAG
+from tests.broker.engine.bench import Bench, Consumer, tagged
+
+
+def test_tagged_messages_go_to_the_clients_that_want_them() -> None:
+    bench = Bench(extend=True)
+    wanting = bench.consume(ready=10, tag="tagA", extend=True)
+    other = bench.consume(2, ready=10, extend=True)
+    bench.publish(tagged("A1", "tagA"), tagged("B1", "tagB"), "N1", tagged("A2", "tagA"))
+    assert wanting.bodies() == ["A1", "A2"]
+    assert other.bodies() == ["B1", "N1"]
+    bench.channel().unsubscribe(wanting)
+    bench.publish(tagged("A3", "tagA"))
+    assert other.attempts() == [("A1", 1), ("A2", 1), ("A3", 1)]
+
+
+def test_a_message_that_nobody_may_take_holds_up_the_rest() -> None:
+    bench = Bench(extend=True)
+    wanting = bench.consume(ready=10, tag="tagA", extend=True)
+    bench.publish("untagged", tagged("behind", "tagA"))
+    assert wanting.bodies() == []
+    other = bench.consume(2, ready=10, extend=True)
+    assert (other.bodies(), wanting.bodies()) == (["untagged"], ["behind"])
+
+
+def test_a_busy_tagged_client_holds_up_the_rest() -> None:
+    bench = Bench(extend=True)
+    wanting = bench.consume(ready=1, tag="tagA", extend=True)
+    other = bench.consume(2, ready=10, extend=True)
+    bench.publish(tagged("A1", "tagA"), tagged("A2", "tagA"), "N1")
+    assert (wanting.bodies(), other.bodies()) == (["A1"], [])
+    bench.finish(wanting, [2])
+    assert (wanting.bodies(), other.bodies()) == (["A2"], ["N1"])
+
+
+def test_a_client_that_comes_with_the_tag_gets_the_message_in_hand() -> None:
+    bench = Bench(extend=True)
+    other = bench.consume(ready=0, extend=True)
+    bench.publish(tagged("B1", "B"))
+    wanting = bench.consume(2, ready=1, tag="B", extend=True)
+    assert wanting.bodies() == ["B1"]
+    bench.channel().set_ready(other, 1)
+    assert other.bodies() == []
+
+
+def test_tags_mean_nothing_on_plain_topics() -> None:
+    bench = Bench()
+    consumer = bench.consume(tag="tagA")
+    bench.publish("m0")
+    assert consumer.bodies() == ["m0"]
+
+
+@pytest.mark.parametrize(
+    ("header", "version", "goes_to_tagged"),
+    [
+        (b'{"##client_dispatch_tag":"t"}', EXT_JSON, True),
+        (b'{"##client_dispatch_tag":5}', EXT_JSON, False),
+        (b'{"##client_dispatch_tag":', EXT_JSON, False),
+        (b"[]", EXT_JSON, False),
+        (b"t", EXT_TAG, True),
+    ],
+)
+def test_where_a_tag_is_read(header: bytes, version: int, goes_to_tagged: bool) -> None:
+    bench = Bench(extend=True)
+    wanting = bench.consume(ready=1, tag="t", extend=True)
+    other = bench.consume(2, ready=1, extend=True)
+    bench.publish(NewMessage(b"m", header=header, version=version))
+    assert bool(wanting.got) is goes_to_tagged
+    assert bool(other.got) is not goes_to_tagged
+
+
+def test_clients_take_turns() -> None:
+    bench = Bench()
+    consumers = [bench.consume(number, ready=2) for number in (1, 2, 3)]
+    bench.publish(*"abcdef")
+    assert [consumer.bodies() for consumer in consumers] == [["a", "d"], ["b", "e"], ["c", "f"]]
+
+
+def test_sampling_finishes_the_rest() -> None:
+    rolls = cycle([0.10, 0.11, 0.12, 0.99])
+    bench = Bench(chance=lambda: next(rolls))
+    consumer = bench.consume(ready=10, sample_rate=10)
+    bench.publish("m0", "m1", "m2", "m3")
+    assert consumer.bodies() == ["m0"]
+    bench.finish(consumer, [2])
+    assert bench.channel().stats().depth == 0
+
+
+def test_filtered_messages_are_finished() -> None:
+    bench = Bench(extend=True)
+    wanted = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}
+    consumer = bench.consume(ready=10, extend=True, ext_filter=wanted)
+    for value in ("v", "w"):
+        bench.publish(NewMessage(value.encode(), header=orjson.dumps({"k": value}), version=EXT_JSON))
+    assert consumer.bodies() == ["v"]
+    bench.finish(consumer, [2])
+    assert bench.channel().stats().depth == 0
+
+
+def test_a_limit_over_http() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=0)
+    bench.publish(*"abcdef")
+    channel = bench.channel()
+    channel.set_client_limit("127.", 2)
+    channel.set_ready(consumer, 5)
+    assert consumer.bodies() == ["a", "b"]
+    channel.set_client_limit("127.", 0)
+    bench.finish(consumer, [2, 3])
+    assert consumer.bodies() == []
+    channel.set_client_limit("10.", 9)
+    assert consumer.bodies() == []
+    channel.set_client_limit("", 1)
+    assert consumer.bodies() == ["c"]
+
+
+def test_failures_narrow_the_window_and_successes_open_it_again() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=6)
+    bench.publish(*"abcdefghijklmnopqr")
+    channel = bench.channel()
+    for counter in range(100, 109):
+        with pytest.raises(Refusal):
+            channel.finish(consumer, counter)
+    assert channel.clients[1].window == 2
+    for counter in range(2, 7):
+        bench.finish(consumer, [counter])
+    assert channel.clients[1].window == 6
+    assert len(consumer.take()) == 6 + 5
+
+
+def test_timeouts_narrow_the_window_to_one() -> None:
+    bench = Bench()
+    bench.consume(ready=3, msg_timeout=1.0)
+    bench.publish("a", "b", "c")
+    for _ in range(4):
+        bench.wait(1.1)
+    assert bench.channel().clients[1].window == 1
+
+
+def test_pause_holds_everything_back() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=5)
+    bench.channel().pause()
+    bench.publish("while paused")
+    assert consumer.bodies() == []
+    bench.channel().unpause()
+    assert consumer.bodies() == ["while paused"]
+
+
+def test_skip_drops_everything() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=5)
+    bench.channel().skip()
+    bench.publish("while skipped")
+    assert consumer.bodies() == []
+    assert bench.channel().stats().depth == 0
+    bench.channel().unskip()
+    bench.publish("after")
+    assert consumer.bodies() == ["after"]
+
+
+def test_an_ephemeral_channel_goes_with_its_last_client() -> None:
+    bench = Bench()
+    gone: list[str] = []
+    bench.partition.on_channel_deleted = gone.append
+    first, second = bench.consume(channel="tmp#ephemeral"), bench.consume(2, channel="tmp#ephemeral")
+    channel = bench.channel("tmp#ephemeral")
+    channel.unsubscribe(first)
+    assert gone == []
+    channel.unsubscribe(second)
+    assert gone == ["tmp#ephemeral"]
+    assert bench.partition.channels == {}
+
+
+def test_a_deleted_channel_closes_its_clients_and_refuses_new_ones() -> None:
+    bench = Bench()
+    consumer, channel = bench.consume(), bench.channel()
+    bench.partition.delete_channel("ch")
+    bench.partition.delete_channel("ch")
+    assert consumer.has_closed
+    bench.publish("m0")
+    assert consumer.bodies() == []
+    with pytest.raises(Refusal, match=r"^Consume is disabled currently$"):
+        channel.subscribe(Consumer(2))
+    channel.unsubscribe(consumer)
+    assert bench.channel() is not channel
+
+
+def test_an_upgrade_stalls_old_consumers() -> None:
+    bench = Bench()
+    old = bench.consume(ready=5)
+    bench.publish("before")
+    bench.partition.upgrade_extend()
+    bench.publish("after")
+    channel = bench.channel()
+    assert old.bodies() == ["before"]
+    assert channel.is_stalled(old)
+    assert channel.stats().in_flight_count == 2
+    new = bench.consume(2, ready=5, extend=True)
+    assert not channel.is_stalled(new)
+    channel.unsubscribe(old)
+    messages = new.take()
+    assert [(message.body, message.version, message.size) for message in messages] == [
+        (b"before", 0, 36),
+        (b"after", 0, 36),
+    ]
+
+
+def test_old_consumers_are_served_where_that_is_allowed() -> None:
+    bench = Bench(extend=True, extend_compatible=True)
+    consumer = bench.consume()
+    bench.publish("m0")
+    assert consumer.bodies() == ["m0"]
+
+
+def test_a_start_position_counts_for_the_first_client_only() -> None:
+    bench = Bench()
+    bench.publish("m0", "m1", "m2")
+    first = bench.consume(ready=10, start=StartPosition("msgcount", 2))
+    assert first.bodies() == ["m1", "m2"]
+    second = bench.consume(2, ready=10, start=StartPosition("virtual_queue", 0))
+    assert second.bodies() == []
+
+
+def test_a_refused_start_position_leaves_no_client() -> None:
+    bench = Bench()
+    with pytest.raises(Refusal):
+        bench.consume(start=StartPosition("special", 5))
+    assert bench.channel().clients == {}
+
+
+def test_a_subscriber_may_answer_while_it_is_given_a_message() -> None:
+    bench = Bench()
+
+    class Eager(Consumer):
+        def deliver(self, message: object) -> None:
+            super().deliver(message)  # type: ignore[arg-type]
+            bench.finish(self, [self.got[-1].internal_id])
+
+    eager = Eager()
+    bench.channel().subscribe(eager)
+    bench.channel().set_ready(eager, 1)
+    bench.publish(*"abcdef")
+    assert eager.bodies() == list("abcdef")

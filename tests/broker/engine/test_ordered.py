@@ -1,0 +1,125 @@
+"""Ordered channels: one message at a time, the same again until it is finished."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.broker.engine.position import StartPosition
+from nsqext.broker.engine.refusal import Refusal
+from tests.broker.engine.bench import Bench
+
+
+def primed() -> Bench:
+    """A channel that had its first SUB_ORDERED already."""
+    bench = Bench(ordered=True)
+    first = bench.consume(99, ready=0, ordered=True)
+    bench.channel().unsubscribe(first)
+    return bench
+
+
+def test_one_in_flight_whatever_rdy_says() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    first = bench.consume(1, ready=100, ordered=True)
+    second = bench.consume(2, ready=100, ordered=True)
+    assert (first.bodies(), second.bodies()) == (["m0"], [])
+    bench.finish(first, [2])
+    assert first.bodies() + second.bodies() == ["m1"]
+
+
+def test_rdy_zero_still_means_nothing() -> None:
+    bench = primed()
+    consumer = bench.consume(ready=0, ordered=True)
+    bench.publish("m0")
+    assert consumer.bodies() == []
+    bench.channel().set_ready(consumer, 1)
+    assert consumer.bodies() == ["m0"]
+
+
+def test_the_first_sub_ordered_may_bring_the_head_twice() -> None:
+    bench = Bench(ordered=True)
+    bench.channel()
+    bench.publish("m0", "m1")
+    consumer = bench.consume(ready=1, ordered=True)
+    assert consumer.attempts() == [("m0", 1), ("m0", 1)]
+    bench.finish(consumer, [2])
+    assert consumer.attempts() == [("m1", 1)]
+
+
+def test_requeue_brings_the_same_message_again() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    consumer = bench.consume(ready=10, ordered=True)
+    bench.channel().requeue(consumer, 2, 0)
+    assert consumer.attempts() == [("m0", 1), ("m0", 2)]
+
+
+def test_a_delay_is_ignored_until_the_timeout() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    consumer = bench.consume(ready=10, ordered=True, msg_timeout=5.0)
+    bench.channel().requeue(consumer, 2, 1)
+    bench.channel().requeue(consumer, 999, 1)
+    bench.wait(4)
+    assert consumer.attempts() == [("m0", 1)]
+    bench.wait(1)
+    assert consumer.attempts() == [("m0", 2)]
+
+
+def test_another_client_goes_on_with_the_same_message() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    first = bench.consume(1, ready=1, ordered=True)
+    second = bench.consume(2, ready=1, ordered=True)
+    bench.channel().requeue(first, 2, 0)
+    assert second.attempts() == [("m0", 2)]
+    bench.channel().unsubscribe(second)
+    assert first.attempts() == [("m0", 1), ("m0", 2)]
+
+
+def test_sampling_is_refused() -> None:
+    bench = Bench(ordered=True)
+    with pytest.raises(Refusal, match=r"^order consume is not allowed while sample rate is not 0$"):
+        bench.consume(ordered=True, sample_rate=10)
+
+
+def test_a_plain_subscription_to_an_ordered_channel_is_ordered_too() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    consumer = bench.consume(ready=10)
+    assert consumer.bodies() == ["m0"]
+
+
+def test_setoffset_under_a_consumer() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    consumer = bench.consume(ready=5, ordered=True)
+    bench.finish(consumer, [2])
+    assert consumer.bodies() == ["m0", "m1"]
+    bench.channel().set_offset(StartPosition("virtual_queue", 0))
+    assert consumer.bodies() == ["m0"]
+    with pytest.raises(Refusal, match="not in flight"):
+        bench.finish(consumer, [3])
+    bench.finish(consumer, [2])
+    assert consumer.bodies() == ["m1"]
+
+
+def test_setorder_false_closes_the_clients() -> None:
+    bench = primed()
+    bench.publish("m0", "m1")
+    consumer = bench.consume(ready=5, ordered=True)
+    channel = bench.channel()
+    channel.set_ordered(False)
+    assert consumer.has_closed
+    channel.unsubscribe(consumer)
+    assert bench.consume(2, ready=5).bodies() == ["m0", "m1"]
+
+
+def test_a_channel_of_a_plain_topic_becomes_ordered() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=10)
+    bench.publish("m0", "m1")
+    assert consumer.bodies() == ["m0", "m1"]
+    bench.channel().set_ordered(True)
+    assert bench.channel().stats().ordered
+    assert consumer.bodies() == ["m0"]

@@ -1,0 +1,188 @@
+"""A partition: what is committed, replicas, changes of the leader, numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.refusal import Refusal
+from nsqext.protocol.messages import EXT_JSON
+from tests.broker.engine.bench import START, Bench, Consumer
+
+
+def copy(source: Partition, target: Partition, start: int = 0) -> None:
+    entries = [source.log.at(count) for count in range(start + 1, source.log.end_count + 1)]
+    target.append_replica([entry for entry in entries if entry is not None])
+
+
+def test_nothing_is_delivered_before_it_is_committed() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=5)
+    stored = bench.partition.put([NewMessage(b"m0"), NewMessage(b"m1")])
+    assert (consumer.bodies(), bench.partition.readable) == ([], 0)
+    bench.partition.commit(stored)
+    assert consumer.bodies() == ["m0", "m1"]
+    bench.partition.commit(stored)
+    assert consumer.bodies() == []
+
+
+def test_ids_offsets_and_sizes() -> None:
+    bench = Bench(number=3)
+    stored = bench.publish("one")
+    assert (stored.message_id, stored.offset, stored.size) == ((3 << 50) + 2, 0, 33)
+    stored = bench.publish("x", "yy")
+    assert (stored.message_id, stored.offset, stored.size) == ((3 << 50) + 3, 33, 31 + 32)
+    assert [entry.record.timestamp for entry in stored.entries] == [START, START + 1]
+
+
+def test_sizes_of_extend_topics() -> None:
+    bench = Bench(extend=True)
+    assert bench.publish("body").size == 31 + 4
+    header = b'{"k":"v"}'
+    assert bench.publish(NewMessage(b"body", header=header, version=EXT_JSON)).size == 33 + len(header) + 4
+    assert bench.publish(NewMessage(b"body", header=b"{}", version=EXT_JSON)).size == 33 + 2 + 4
+
+
+def test_headers_are_not_kept_on_plain_topics() -> None:
+    bench = Bench()
+    (entry,) = bench.publish(NewMessage(b"m", header=b"{}", version=EXT_JSON)).entries
+    assert (entry.record.version, entry.record.header, entry.size) == (0, b"", 31)
+
+
+def test_rollback_takes_away_what_was_not_committed() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=5)
+    bench.publish("m0")
+    first = bench.partition.put([NewMessage(b"lost")])
+    bench.partition.put([NewMessage(b"lost too")])
+    bench.partition.rollback(first)
+    assert bench.publish("m1").message_id == 3
+    assert consumer.bodies() == ["m0", "m1"]
+    committed = bench.publish("m2")
+    bench.partition.rollback(committed)
+    assert bench.partition.log.end_count == 3
+
+
+def test_a_replica_takes_over() -> None:
+    leader, follower = Bench(), Bench()
+    follower.partition.suspend()
+    leader.publish("m0", "m1")
+    copy(leader.partition, follower.partition)
+    with pytest.raises(Refusal, match=r"^Consume is disabled currently$"):
+        follower.consume()
+    channel = follower.channel("late")
+    follower.partition.resume()
+    stored = follower.publish("m2")
+    assert (stored.message_id, stored.offset) == (4, 64)
+    consumer = follower.consume(channel="late")
+    assert consumer.bodies() == ["m2"]
+    assert channel is follower.partition.channels["late"]
+
+
+def test_the_old_leader_forgets_what_the_new_one_does_not_have() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=1)
+    bench.publish("m0", "m1", "m2")
+    bench.finish(consumer, [2, 3])
+    bench.partition.suspend()
+    bench.partition.truncate(32)
+    assert (bench.partition.log.end_count, bench.partition.readable, bench.channel().confirmed.count) == (1, 1, 1)
+    bench.partition.resume()
+    assert bench.publish("other").message_id == 3
+    assert bench.consume(2, ready=5).bodies() == ["other"]
+
+
+def test_a_replica_of_a_leader_that_has_nothing_older() -> None:
+    leader, follower = Bench(memory_bytes=70_000), Bench()
+    follower.publish("older")
+    consumer = leader.consume(ready=2500)
+    while leader.partition.log.start_count == 0:
+        counter = leader.publish("x" * 1000).message_id
+        leader.finish(consumer, [counter])
+    copy(leader.partition, follower.partition, leader.partition.log.start_count)
+    assert follower.partition.log.start_offset == leader.partition.log.start_offset
+    assert follower.partition.log.end_offset == leader.partition.log.end_offset
+    assert follower.publish("next").message_id == leader.partition.log.end_count + 2
+
+
+def test_suspend_closes_clients_and_resume_begins_at_what_is_finished() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=3)
+    bench.consume(5, channel="tmp#ephemeral")
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, [3])
+    bench.partition.suspend()
+    assert consumer.has_closed
+    assert list(bench.partition.channels) == ["ch"]
+    bench.channel().unsubscribe(consumer)
+    bench.wait(100)
+    bench.partition.resume()
+    again = bench.consume(2, ready=10)
+    assert again.attempts() == [("m0", 1), ("m2", 1), ("m3", 1)]
+
+
+def test_tick_says_when_it_is_needed_again() -> None:
+    bench = Bench()
+    assert bench.partition.tick() is None
+    consumer = bench.consume(ready=5, msg_timeout=30.0)
+    bench.publish("m0", "m1", "m2")
+    assert bench.partition.tick() == bench.now + 30
+    bench.channel().requeue(consumer, 2, 10)
+    assert bench.partition.tick() == bench.now + 10
+    bench.channel().requeue(consumer, 3, 1200)
+    bench.finish(consumer, [4])
+    bench.now += 5
+    assert bench.partition.tick() == bench.now + 5
+    bench.wait(5)
+    bench.finish(consumer, [2])
+    due = bench.partition.tick()
+    assert due is not None
+    assert due == pytest.approx(bench.now + 1190, abs=30)
+    bench.now = due
+    bench.wait(1190)
+    assert consumer.bodies()[-1] == "m1"
+
+
+def test_channels_of_one_partition_do_not_touch_each_other() -> None:
+    bench = Bench()
+    one, two = bench.consume(channel="one"), bench.consume(2, channel="two")
+    bench.publish("m0", "m1")
+    bench.finish(one, [2], "one")
+    assert (one.bodies(), two.bodies()) == (["m0", "m1"], ["m0"])
+    with pytest.raises(Refusal, match="not in flight"):
+        bench.finish(two, [3], "two")
+
+
+def test_stats() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, [2])
+    bench.channel().requeue(consumer, 3, 600)
+    stats = bench.channel().stats()
+    assert (stats.backlogs, stats.depth, stats.depth_size, stats.in_flight_count) == (1, 3, 96, 3)
+    assert (stats.deferred_count, stats.message_count, stats.requeue_count) == (1, 4, 0)
+    (client,) = stats.clients
+    assert (client.ready, client.in_flight, client.messages, client.finished, client.requeued) == (2, 2, 4, 1, 1)
+    assert (stats.delivery_latency[0], stats.consume_latency[0]) == (1, 1)
+    bench.now += 0.1
+    bench.finish(consumer, [4])
+    stats = bench.channel().stats()
+    assert (stats.delivery_latency[3], sum(stats.delivery_latency)) == (1, 2)
+    assert stats.intervals == [(64, 96, 3)]
+
+
+def test_a_session_that_is_not_subscribed_gets_refusals() -> None:
+    bench = Bench()
+    consumer = bench.consume()
+    bench.publish("m0")
+    stranger = Consumer(9)
+    channel = bench.channel()
+    with pytest.raises(Refusal):
+        channel.finish(stranger, 2)
+    with pytest.raises(Refusal):
+        channel.requeue(stranger, 2, 0)
+    channel.set_ready(stranger, 1)
+    channel.unsubscribe(stranger)
+    assert not channel.is_stalled(stranger)
+    channel.finish(consumer, 2)

@@ -18,6 +18,7 @@ __all__ = ("HttpServer",)
 
 _GRACE = 1.0
 _KEEP_ALIVE = 3600
+_MAX_HEAD = 1024 * 1024  # a request line with a long extend header; the real servers take as much
 
 
 class _Server(uvicorn.Server):
@@ -88,6 +89,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE,
+            h11_max_incomplete_event_size=_MAX_HEAD,
         )
         config.load()
         if tls is not None:

@@ -191,6 +191,7 @@ class Producer:
                     if reply == b"OK":
                         return target.receipt
                     self._sender.receipts(Single(topic, body, self.options), route, target, connection, reply)
+                route.give_back()
         publication = Single(topic, body, self.options, headers, tag, trace_id, delay)
         check_choice(key, partition)
         self._check_open()

@@ -116,6 +116,10 @@ class Route:
                 return other
         return target
 
+    def give_back(self) -> None:
+        """Undo the last `next`, whose target was not used: its turn comes again."""
+        self._next -= 1
+
     def any(self, tried: Collection[Target] = ()) -> Target:
         """Return the next target in turn that is good: not tried, not resting, on another node that can be reached.
 

@@ -123,6 +123,13 @@ async def test_headers_come_from_the_query_and_from_http_headers() -> None:
     assert entry.record.trace_id == 5
 
 
+async def test_a_header_that_its_length_cannot_tell_is_refused() -> None:
+    node = make_node()
+    host(node, "x", extend=True)
+    answer = await _Web(node).post("/pub_ext?topic=x&ext=%7B%7D", b"body", {"X-NSQEXT-A": "x" * 65536})
+    assert answer.json()["status_txt"] == "E_INVALID_JSON_HEADER"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ("publish_routes", "read_lines")
 
 _HEADER_PREFIX = "x-nsqext-"
+_MAX_HEADER = 0xFFFF
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -79,7 +80,10 @@ def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str
         if not (target.lenient and all(name.startswith("##") for name in header or ())):
             raise HttpFault(400, "E_EXT_NOT_SUPPORT")
         return PublishItem(body, trace_id), trace
-    return PublishItem(body, trace_id, write_json(header), EXT_JSON), trace
+    encoded = write_json(header)
+    if len(encoded) > _MAX_HEADER:
+        raise HttpFault(400, "E_INVALID_JSON_HEADER")  # its length has two bytes; the real server dies of it
+    return PublishItem(body, trace_id, encoded, EXT_JSON), trace
 
 
 class _Publisher(Site):

@@ -9,7 +9,7 @@ from nsqext.client.publication import Batch, Draft, key_bytes, pack_body
 from nsqext.client.tracelog import trace_log
 from nsqext.errors import InvalidBody
 from nsqext.protocol.commands import check_body
-from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_trace_id
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Sorter:
         self._partition = partition
         self._filling: dict[int | None, tuple[Batch, int]] = {}
         self._row_of: dict[int, list[Batch]] = {}
+        self._carries = route.meta.extend_support
         self._compresses = options.compression != "none" and route.meta.extend_support
         self._traced = trace_log.active and trace_log.wants(route.topic) and route.meta.partition_num > 0
 
@@ -84,7 +85,7 @@ class Sorter:
         largest = max(sizes)
         if not min(sizes) or largest > options.max_message_size:
             return False
-        if self._compresses and largest >= options.compression_min:
+        if self._carries and (self._key is not None or (self._compresses and largest >= options.compression_min)):
             return False
         if _COUNT_WORD + _ITEM_WORD * count + sum(sizes) > options.max_batch_size:
             return False
@@ -105,9 +106,13 @@ class Sorter:
             body, headers = pack_body(self._options, body, headers)
         if headers or message.tag is not None:
             header = encode_headers(headers, tag=message.tag, trace_id=trace_id)
+        key = self._key if message.key is None else key_bytes(message.key)
+        if key is not None and self._carries:
+            header = add_key(header or (b"" if trace_id is None else encode_headers(trace_id=trace_id)), key)
+        if header:
             overhead = 2 + len(header)
         check_body(body, self._options.max_message_size, overhead)
-        place = self._place(self._key if message.key is None else key_bytes(message.key))
+        place = self._place(key)
         size = _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         self._batch(place, size).add(index, body, header, trace_id)
 

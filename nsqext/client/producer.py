@@ -151,7 +151,8 @@ class Producer:
             headers: extend headers, names and values of text; the topic has to support them.
             tag: consumers that ask for this tag get the message first; the topic has to support extend headers.
             trace_id: 0 to 2**64 - 1; the receipt then tells message id, offset and size.
-            key: messages of one key go to one partition, and are stored in the order of the calls.
+            key: messages of one key go to one partition, and are stored in the order of the calls. On topics with
+                extend support they carry it to consumers (`Message.key`), in the header ``##key``.
             partition: the partition; otherwise partitions take turns.
             delay: seconds after which consumers get it; only the original NSQ can do this.
 

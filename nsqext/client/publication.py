@@ -11,7 +11,7 @@ from nsqext.client.tracelog import trace_log
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
 from nsqext.protocol.commands import check_body, ext_body, multi_body, publish_line, sized, trace_body
 from nsqext.protocol.compression import COMPRESS_HEADER, compress_body
-from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.replies import TraceReply, decode_trace_reply
@@ -37,7 +37,7 @@ class Draft:
         headers: extend headers; the topic has to support them.
         tag: tag for dispatch; the topic has to support extend headers.
         trace_id: trace id, 0 to 2**64 - 1.
-        key: messages of one key go to one partition and keep their order.
+        key: messages of one key go to one partition and keep their order; on extend topics they carry it to consumers.
     """
 
     body: bytes
@@ -184,11 +184,14 @@ class Single(Publication):
         if trace_id is None and trace_log.active and trace_log.wants(self.topic) and meta.partition_num:
             trace_id = 0
         self._traced = trace_id is not None
-        if self._header:
+        if self._header or (self.key is not None and meta.extend_support):
             _refuse(meta, negotiated, self.topic, header=True)
             header = self._header
-            if trace_id is not None and self._trace_id is None:
+            if trace_id is not None and (self._trace_id is None or not header):
                 header = encode_headers(self._headers, tag=self._tag, trace_id=trace_id)
+            if self.key is not None:
+                header = add_key(header, self.key)
+                check_body(self._body, self._options.max_message_size, _EXT_LENGTH + len(header))
             return sized(target.line("PUB_EXT"), ext_body(header, self._body))
         if trace_id is not None:
             _refuse(meta, negotiated, self.topic, header=False)

@@ -17,6 +17,7 @@ __all__ = (
     "RESERVED_PREFIX",
     "TAG_HEADER",
     "TRACE_ID_HEADER",
+    "add_key",
     "decode_headers",
     "encode_headers",
     "tag_of",
@@ -78,6 +79,29 @@ def encode_headers(
             f"headers take {len(encoded)} bytes, more than {MAX_HEADER_BYTES}", hint="put large values into the body"
         )
     return encoded
+
+
+def add_key(encoded: bytes, key: bytes) -> bytes:
+    """Return an encoded header with a key in it (``##key``), which consumers and channels of type key_failover go by.
+
+    Args:
+        encoded: what `encode_headers` made; empty for no other headers.
+        key: UTF-8 text; other bytes travel as Latin-1, each of them a character.
+
+    Raises:
+        InvalidHeader: more than `MAX_HEADER_BYTES`.
+    """
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = key.decode("latin-1")
+    member = orjson.dumps({KEY_HEADER: text})
+    full = encoded[:-1] + b"," + member[1:] if len(encoded) > len(b"{}") else member
+    if len(full) > MAX_HEADER_BYTES:
+        raise InvalidHeader(
+            f"headers with the key take {len(full)} bytes, more than {MAX_HEADER_BYTES}", hint="use a shorter key"
+        )
+    return full
 
 
 def _check(name: object, value: object) -> None:

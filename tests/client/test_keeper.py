@@ -1,0 +1,330 @@
+"""Staying subscribed: leaders that move, nodes that are lost, lookup that is stale or empty, topics that change."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Consumer, ExtFilter, LookupOptions, Position
+from nsqext.broker import Cluster
+from nsqext.errors import BadTopic, InvalidPartition, InvalidSetting
+from tests.client.consuming import QUICK, eventually, publish, quick, tape
+from tests.client.scripted import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext import ConsumerOptions
+
+pytestmark = pytest.mark.anyio
+
+_EARLIEST = Position.earliest()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes, shared by the tests of this module."""
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name of the test's own; the cluster is whole again afterwards."""
+    yield f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    cluster.faults.heal()
+
+
+def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **members: object) -> Consumer:
+    """Return a consumer of the channel ``ch``."""
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)  # type: ignore[arg-type]
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes]:
+    """Return the bodies of the next messages, which are finished."""
+    bodies = []
+    with anyio.fail_after(15):
+        async for message in consumer:
+            await message.finish()
+            bodies.append(message.body)
+            if len(bodies) == count:
+                break
+    return bodies
+
+
+async def take_until(consumer: Consumer, body: bytes) -> None:
+    """Finish messages until one has this body; those before may come again, when their finish did not get through."""
+    while await take(consumer, 1) != [body]:
+        pass
+
+
+async def test_a_leader_that_moves_is_followed(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, replicas=2, channels=["ch"])
+    options = quick(lookup=LookupOptions(poll_interval=0.1))
+    async with opened(topic, cluster, options) as consumer:
+        publish(cluster, topic, b"before")
+        assert await take(consumer, 1) == [b"before"]
+        old = cluster.leader(topic)
+        new = next(name for name in cluster.in_sync(topic) if name != old)
+        cluster.move_leader(topic, 0, new)
+        publish(cluster, topic, b"after")
+        await take_until(consumer, b"after")
+        assert [one.node for one in consumer.connections] == [cluster.nodes[new].tcp]
+
+
+async def test_a_node_that_is_killed_is_replaced(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, replicas=3, channels=["ch"])
+    async with opened(topic, cluster) as consumer:
+        publish(cluster, topic, b"before")
+        assert await take(consumer, 1) == [b"before"]
+        old = cluster.leader(topic)
+        cluster.kill(old)
+        try:
+            cluster.wait_writable(topic)
+            publish(cluster, topic, b"after")
+            await take_until(consumer, b"after")
+        finally:
+            cluster.restart(old)
+
+
+async def test_a_node_that_comes_back_is_subscribed_again(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    async with opened(topic, cluster) as consumer:
+        name = cluster.leader(topic)
+        cluster.kill(name)
+        await eventually(lambda: not consumer.connections)
+        cluster.restart(name)
+        cluster.wait_writable(topic)
+        publish(cluster, topic, b"after")
+        assert await take(consumer, 1) == [b"after"]
+
+
+async def test_an_empty_lookup_takes_nothing_away(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    options = quick(lookup=LookupOptions(poll_interval=0.05))
+    async with opened(topic, cluster, options) as consumer:
+        cluster.faults.empty_lookup()
+        await anyio.sleep(0.3)
+        publish(cluster, topic, b"a", partition=0)
+        publish(cluster, topic, b"b", partition=1)
+        assert sorted(await take(consumer, 2)) == [b"a", b"b"]
+
+
+async def test_a_topic_that_becomes_extended_is_subscribed_anew(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    options = quick(lookup=LookupOptions(poll_interval=0.1))
+    async with opened(topic, cluster, options) as consumer:
+        publish(cluster, topic, b"before")
+        assert await take(consumer, 1) == [b"before"]
+        cluster.upgrade_topic(topic)
+        await eventually(lambda: consumer._directory.peek(topic, "r").meta.extend_support)  # type: ignore[union-attr]
+        publish(cluster, topic, b"after", ext='{"a":"b"}')
+        with anyio.fail_after(15):
+            message = await consumer.__anext__()
+        assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})
+        await message.finish()
+
+
+async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=3, channels=["ch"])
+    async with opened(topic, cluster, quick(partitions=(0, 2))) as consumer:
+        assert sorted(one.partition for one in consumer.connections) == [0, 2]
+        for partition in range(3):
+            publish(cluster, topic, b"%d" % partition, partition=partition)
+        assert sorted(await take(consumer, 2)) == [b"0", b"2"]
+
+
+async def test_a_partition_that_is_not_there(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    with pytest.raises(InvalidPartition, match="2 partitions"):
+        async with opened(topic, cluster, quick(partitions=(0, 7))):
+            raise AssertionError("it opened")
+
+
+async def test_a_filter_is_applied(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, extend=True, channels=["ch"])
+    async with opened(topic, cluster, quick(ext_filter=ExtFilter(1, "colour", "red"))) as consumer:
+        publish(cluster, topic, b"blue", ext='{"colour":"blue"}')
+        publish(cluster, topic, b"red", ext='{"colour":"red"}')
+        assert await take(consumer, 1) == [b"red"]
+
+
+async def test_a_new_channel_may_begin_at_the_start(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["other"])
+    publish(cluster, topic, b"1", b"2", b"3")
+    options = quick(start=_EARLIEST)
+    async with opened(topic, cluster, options) as consumer:
+        assert await take(consumer, 3) == [b"1", b"2", b"3"]
+    publish(cluster, topic, b"4")
+    async with opened(topic, cluster, options) as consumer:
+        assert await take(consumer, 1) == [b"4"], "the channel exists now"
+    async with opened(topic, cluster, quick(start=_EARLIEST, start_existing=True)) as consumer:
+        assert (await take(consumer, 4))[-3:] == [b"2", b"3", b"4"]
+
+
+async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    publish(cluster, topic, b"1", b"2", b"3")
+    async with opened(topic, cluster, quick(queue_position=True)) as consumer:
+        offsets = []
+        async for message in consumer:
+            offsets.append(message.offset)
+            await message.finish()
+            if len(offsets) == 3:
+                break
+        await consumer.seek(Position.offset(offsets[1]))
+        assert await take(consumer, 2) == [b"2", b"3"]
+        await consumer.seek(Position.message(3), [0])
+        assert await take(consumer, 1) == [b"3"]
+        await consumer.seek(Position.at(1.0))
+        assert await take(consumer, 3) == [b"1", b"2", b"3"]
+        await consumer.seek(Position.earliest())
+        await consumer.seek(Position.latest())
+        publish(cluster, topic, b"4")
+        assert (await take(consumer, 1))[-1] in (b"1", b"4")
+        with pytest.raises(InvalidPartition):
+            await consumer.seek(Position.latest(), [5])
+
+
+async def test_the_original_has_no_positions() -> None:
+    async with scripted_node(obey(), granted=PLAIN) as node:
+        with pytest.raises(InvalidSetting, match="original"):
+            async with Consumer("t", "ch", nsqd=str(node), options=quick(start=_EARLIEST)):
+                raise AssertionError("it opened")
+        with pytest.raises(InvalidSetting, match="original"):
+            async with Consumer("t", "ch", nsqd=str(node), options=quick(partitions=(0,))):
+                raise AssertionError("it opened")
+        async with Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer:
+            with pytest.raises(InvalidSetting, match="original"):
+                await consumer.seek(_EARLIEST)
+
+
+@pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])
+async def test_a_topic_that_is_not_what_lookup_said_heals(code: str) -> None:
+    """The server refuses, lookup is asked again, and what it says now is right."""
+    async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
+        lookup.tell({0: node}, num=1)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=QUICK) as consumer:
+            await eventually(lambda: consumer.connections)
+            assert [command.words[0] for command in node.commands].count(b"SUB") == 2
+            assert len(lookup.questions) >= 2
+
+
+async def test_a_node_that_is_no_leader_is_not_asked_in_a_hurry() -> None:
+    options = quick(reconnect_wait=0.05, max_reconnect_wait=0.2, start_timeout=0.6, lookup=LookupOptions(max_pause=0.2))
+    async with scripted_lookup() as lookup, scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as node:
+        lookup.tell({0: node}, num=1)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options):
+            assert 2 <= len(node.peers) <= 20
+            assert len(lookup.questions) <= 30
+
+
+async def test_a_leader_that_only_a_later_answer_names() -> None:
+    async with (
+        scripted_lookup() as lookup,
+        scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as old,
+        scripted_node(obey()) as new,
+    ):
+        lookup.tell({0: old}, num=1)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.05)) as consumer:
+            lookup.tell({0: new}, num=1)
+            await eventually(lambda: [one.node for one in consumer.connections] == [str(new)])
+
+
+async def test_a_topic_name_that_the_server_refuses_is_raised() -> None:
+    async with scripted_node(obey({"SUB": error("E_BAD_TOPIC no")}), granted=PLAIN) as node:
+        with pytest.raises(BadTopic):
+            async with Consumer("t", "ch", nsqd=str(node), options=QUICK):
+                raise AssertionError("it opened")
+
+
+async def test_a_topic_that_is_made_later_is_found(cluster: Cluster, topic: str) -> None:
+    async with opened(topic, cluster, quick(start_timeout=0.05)) as consumer:
+        cluster.create_topic(topic)
+        await eventually(lambda: consumer.connections)
+
+
+async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
+    options = quick(lookup=LookupOptions(poll_interval=0.05))
+    async with (
+        scripted_lookup() as lookup,
+        scripted_node(obey(), granted=PLAIN) as one,
+        scripted_node(obey(), granted=PLAIN) as two,
+    ):
+        lookup.tell(nodes=[one, two])
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            assert len(consumer.connections) == 2
+            lookup.tell(nodes=[one])
+            await eventually(lambda: consumer._directory.peek("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
+            for peer in two.peers:
+                await peer.close()
+            await eventually(lambda: len(consumer._keeper._places) == 1)
+            assert [place.node for place in consumer.connections] == [str(one)]
+
+
+async def test_more_connections_than_messages_take_turns() -> None:
+    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
+        options = quick(start_timeout=0.0)
+        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, options=options) as consumer:
+            peers = [await one.accept(), await two.accept()]
+            for peer in peers:
+                await peer.expect("SUB")
+                await peer.answer()
+            await eventually(lambda: len(consumer.connections) == 2)
+            got: list[int] = []
+            for number in range(4):
+                await eventually(lambda: any(place.ready for place in consumer.connections))
+                ready = [index for index, place in enumerate(consumer.connections) if place.ready]
+                assert len(ready) == 1
+                got.append(ready[0])
+                if number < 3:
+                    before = ready[0]
+                    await eventually(
+                        lambda before=before: (
+                            [place.ready for place in consumer.connections].index(1) != before  # type: ignore[misc]
+                            if any(place.ready for place in consumer.connections)
+                            else False
+                        )
+                    )
+            assert len(set(got)) == 2
+            for peer in peers:
+                await peer.close()
+
+
+async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
+    async with scripted_lookup() as lookup, scripted_node() as node:
+        lookup.tell({0: node}, num=1, ordered=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)):
+            peer = await node.accept()
+            assert await tape(peer, 1) == ["SUB_ORDERED t ch 0"]
+            await peer.answer()
+            assert await tape(peer, 1) == ["RDY 1"]
+            await peer.close()
+
+
+async def test_order_that_is_broken_starts_the_subscription_anew(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_lookup() as lookup, scripted_node() as node:
+        lookup.tell({0: node}, num=1, ordered=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)) as consumer:
+            peer = await node.accept()
+            await peer.expect("SUB_ORDERED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(5, position=bytes(7) + b"\x50" + bytes(4)))
+            first = await consumer.__anext__()
+            await first.finish()
+            await peer.expect("FIN")
+            with caplog.at_level(logging.WARNING, "nsqext.consumer"):
+                await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
+                await peer.expect_end()
+                peer = await node.accept()
+            assert "id 4 at offset 64 came after id 5 at offset 80" in caplog.text
+            await peer.expect("SUB_ORDERED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
+            assert (await consumer.__anext__()).internal_id == 4, "nothing was skipped"
+            await peer.close()

@@ -108,6 +108,18 @@ def test_nsqd_uses_the_working_directory(tmp_path: Path) -> None:
         assert program.end(signal.SIGINT) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nsqd_finds_its_data_again(tmp_path: Path, number: int) -> None:
+    with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program:
+        with Talker(program.address("TCP")) as talker:
+            assert talker.ask("PUB topic", b"kept") == b"OK"
+        program.end(number)
+    with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program, Talker(program.address("TCP")) as talker:
+        assert talker.ask("SUB topic ch") == b"OK"
+        talker.send("RDY 1")
+        assert talker.message()[2] == b"kept"
+
+
 def test_a_taken_address_ends_the_program(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -225,10 +225,15 @@ async def move_partition(
         state.replicas.append(target)
         coordinator.host(replicas, target)
     coordinator.tend(replicas)
-    with anyio.move_on_after(_MOVE_TIMEOUT):
-        while target not in state.in_sync and target in state.replicas:
-            await replicas.wait()
-    if target not in state.in_sync:
+    try:
+        with anyio.move_on_after(_MOVE_TIMEOUT):
+            while target not in state.in_sync and target in state.replicas:
+                await replicas.wait()
+    finally:
+        ready = target in state.in_sync
+        if added and not ready and target in state.replicas:
+            _drop(coordinator, replicas, target)
+    if not ready:
         raise Refused("timeout waiting move topic")
     if leader:
         coordinator.elect(replicas, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from nsqext.broker.coordinator import administration as admin
@@ -140,6 +141,19 @@ async def test_a_partition_moves_with_its_messages_and_positions() -> None:
         assert channel.stats().depth == 1
         await publish(coordinator, b"two")
         assert bodies(coordinator, target) == [b"one", b"two"]
+
+
+@pytest.mark.anyio
+async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec())
+        state = coordinator.sets["t", 0].state
+        before, target = state.leader, next(name for name in coordinator.members if name != state.leader)
+        with anyio.move_on_after(0) as scope:
+            await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
+        assert scope.cancelled_caught
+        assert (state.replicas, state.leader, list(roles(coordinator))) == ([before], before, [before])
+        await until(coordinator, "writable")
 
 
 @pytest.mark.anyio

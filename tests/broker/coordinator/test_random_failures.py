@@ -1,0 +1,116 @@
+"""Random schedules of publishes, kills, freezes, restarts and moves: what was acknowledged is never lost."""
+
+from __future__ import annotations
+
+import random
+
+import anyio
+import pytest
+
+from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.protocol.faults import Fault
+from tests.broker.coordinator.making import bodies, hosted, publish, running, until
+
+NODES = ("n1", "n2", "n3", "n4")
+OPTIONS = CoordinatorOptions(lease=0.004, join_pause=0.002, replace_after=0.02)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The cluster's own loop is asyncio's."""
+    return "asyncio"
+
+
+class Schedule:
+    """One run.
+
+    Attributes:
+        acknowledged: what the publisher was told is stored, in order.
+    """
+
+    def __init__(self, coordinator: Coordinator, seed: int) -> None:
+        self.coordinator = coordinator
+        self.chance = random.Random(seed)
+        self.acknowledged: list[bytes] = []
+        self.sent = 0
+
+    async def publish(self) -> None:
+        """Publish one message after the other, wherever the leader is."""
+        while True:
+            replicas = self.coordinator.sets["t", 0]
+            found = hosted(self.coordinator, replicas.state.leader)
+            if not (found.leader and found.writable) or not self.coordinator.reachable(replicas.state.leader):
+                await replicas.wait()
+                continue
+            self.sent += 1
+            body = b"%d" % self.sent
+            try:
+                await publish(self.coordinator, body)
+            except Fault:
+                continue
+            self.acknowledged.append(body)
+            await anyio.sleep(0.0002)
+
+    async def break_things(self, steps: int) -> None:
+        """Do random harm, never to more than one node of three copies at a time, so that a majority is left."""
+        for _ in range(steps):
+            name = self.chance.choice(NODES)
+            member = self.coordinator.members[name]
+            action = self.chance.choice(("kill", "freeze", "move", "leave", "wait"))
+            if action == "move":
+                await self._move(name)
+            elif action == "kill":
+                member.alive = False
+                membership.silent(self.coordinator, member)
+                await self._pause()
+                membership.returned(self.coordinator, member)
+            elif action == "freeze":
+                member.node.faults.freeze()
+                membership.silent(self.coordinator, member)
+                await self._pause()
+                member.node.faults.thaw()
+                membership.thawed(self.coordinator, member)
+            elif action == "leave":
+                membership.left(self.coordinator, member)
+                await self._pause()
+                membership.returned(self.coordinator, member)
+            await self._pause()
+
+    async def _move(self, name: str) -> None:
+        source = self.coordinator.sets["t", 0].state.leader
+        try:
+            with anyio.move_on_after(0.05):
+                await admin.move_partition(self.coordinator, "t", 0, source, name, leader=True)
+        except admin.Refused:
+            return
+
+    async def _pause(self) -> None:
+        await anyio.sleep(self.chance.choice((0, 0.001, 0.006, 0.03)))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(25))
+async def test_what_was_acknowledged_is_there(seed: int) -> None:
+    async with running(len(NODES), OPTIONS) as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        schedule = Schedule(coordinator, seed)
+        async with anyio.create_task_group() as group:
+            group.start_soon(schedule.publish)
+            await schedule.break_things(12)
+            group.cancel_scope.cancel()
+        await until(coordinator, "writable")
+        replicas = coordinator.sets["t", 0]
+        with anyio.fail_after(5):
+            while sorted(replicas.state.in_sync) != sorted(replicas.state.replicas):
+                await replicas.wait()
+        await publish(coordinator, b"last")
+        kept = bodies(coordinator, replicas.state.leader)
+        promised = set(schedule.acknowledged)
+        assert [body for body in kept if body in promised] == schedule.acknowledged
+        assert len(kept) == len(set(kept))
+        assert all(bodies(coordinator, name) == kept for name in replicas.state.replicas)
+        assert len(replicas.state.replicas) == 3
+        assert schedule.acknowledged

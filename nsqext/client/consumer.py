@@ -181,6 +181,7 @@ class Consumer:
         Raises:
             InvalidState: there is no handler, or the consumer was used before.
             LookupFailed: no lookup address gives a usable answer.
+            ProtocolError: no address is that of an nsqd.
             ServerError: the server refuses the subscription for good.
 
         When it is cancelled, handlers that run may go on for ``options.grace`` seconds.

@@ -31,6 +31,7 @@ from nsqext.errors import (
     NsqError,
     OrderRequired,
     PartitionUnavailable,
+    ProtocolError,
     TopicNotExist,
     Unauthorized,
 )
@@ -94,6 +95,7 @@ class Keeper:
         self._changed = anyio.Event()
         self._unwatch: Callable[[], None] | None = None
         self._wanted: int | None = None
+        self._strangers: set[Key] | None = set()
         self.started = anyio.Event()
         """All partitions of the first view are subscribed, or nothing will be."""
         self.closing = False
@@ -191,7 +193,7 @@ class Keeper:
                 return
             started = _clock()
             error = await self._subscribe(place, address, view)
-            if isinstance(error, _FATAL):
+            if error is not None and (isinstance(error, _FATAL) or self._nobody_is_nsqd(place, error)):
                 self._listener.failed(error)
                 return
             if self.closing:
@@ -206,6 +208,16 @@ class Keeper:
             elif place.pending is not None:
                 continue  # it ended because it is to begin somewhere else
             await self._find_again(place, view, failures, error)
+
+    def _nobody_is_nsqd(self, place: Place, error: NsqError) -> bool:
+        """Return whether every address turned out to be of something else, a wrong setting, which time does not heal.
+
+        Once one of them was an nsqd, this is never said: what was right once may become right again.
+        """
+        if self._strangers is None or not isinstance(error, ProtocolError):
+            return False
+        self._strangers.add(place.key)
+        return self._strangers >= self._places.keys()
 
     async def _find_again(self, place: Place, view: TopicView, failures: int, error: NsqError | None) -> None:
         options = self._options
@@ -235,6 +247,7 @@ class Keeper:
             await subscription.open()
             await self._move(place, subscription, view)
             self._live[place.key] = subscription
+            self._strangers = None
             self._flow.add(subscription, subscription.max_rdy, backoff, _clock())
             self.level()
             if self._wanted is not None and len(self._live) >= self._wanted:

@@ -76,7 +76,7 @@ class Cluster:
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
         self._ended: Any = None
-        self.faults = ClusterFaults(self._run)
+        self.faults: ClusterFaults = ClusterFaults(self._run)
 
     # --- life -----------------------------------------------------------------------------------------------------
 

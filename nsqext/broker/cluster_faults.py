@@ -81,7 +81,7 @@ class ClusterFaults:
 
     def __init__(self, run: _Run) -> None:
         self._run = run
-        self.clock = ScriptedClock(run)
+        self.clock: ScriptedClock = ScriptedClock(run)
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 

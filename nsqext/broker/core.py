@@ -54,11 +54,11 @@ class Core(ABC):
     def __init__(self, shape: ClusterShape, options: ClusterOptions, limits: ServerLimits) -> None:
         self.shape = shape
         self.options = options
-        self.limits = evolve(
+        self.limits: ServerLimits = evolve(
             limits, tls=limits.tls or options.tls is not None, auth=limits.auth or bool(options.auth_addresses)
         )
-        self.clock = Clock()
-        self.ports = Ports()
+        self.clock: Clock = Clock()
+        self.ports: Ports = Ports()
         self.nodes: dict[str, RunningNode] = {}
         self.lookupds: dict[str, RunningLookupd] = {}
         self._stopping = anyio.Event()

@@ -42,9 +42,9 @@ class CoordinatedCore(Core):
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
         super().__init__(shape, options, options.limits or ServerLimits())
         times = CoordinatorOptions(options.lease, options.join_pause, options.replace_after)
-        self.coordinator = Coordinator(times)
+        self.coordinator: Coordinator = Coordinator(times)
         self.coordinator.join = join
-        self.group = LookupdGroup()
+        self.group: LookupdGroup = LookupdGroup()
 
     def make_lookupd(self, name: str, tcp: Address, http: Address) -> Lookupd:
         """Make a lookup node; the first one is the leader."""

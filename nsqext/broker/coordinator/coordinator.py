@@ -74,7 +74,7 @@ class Coordinator:
     """
 
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
-        self.options = options or CoordinatorOptions()
+        self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, Member] = {}
         self.topics: dict[str, TopicState] = {}
         self.sets: dict[tuple[str, int], ReplicaSet] = {}

@@ -12,6 +12,7 @@ from nsqext.broker.web import Call, Form, HttpFault, route
 if TYPE_CHECKING:
     from starlette.routing import Route
 
+    from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.lookupd.lookupd import Lookupd
 
 __all__ = ("Operations",)
@@ -29,7 +30,7 @@ class Operations:
 
     def __init__(self, lookupd: Lookupd) -> None:
         self.lookupd = lookupd
-        self.coordinator = lookupd.coordinator
+        self.coordinator: Coordinator = lookupd.coordinator
 
     def _must_lead(self, text: str = NOT_LEADER) -> None:
         if not self.lookupd.leads:

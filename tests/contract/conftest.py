@@ -1,0 +1,35 @@
+"""One cluster for the whole contract, and more patience where it is a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from tests.contract.servers import REAL, ClusterUnderTest, running_cluster
+
+HERE = Path(__file__).parent
+_PATIENT = 240
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the first test time for the topics of a real cluster, which take up to 75 s to become writable."""
+    if REAL:
+        for item in items:
+            if item.path.is_relative_to(HERE):
+                item.add_marker(pytest.mark.timeout(_PATIENT))
+
+
+@pytest.fixture(scope="session")
+def cluster_under_test() -> Iterator[ClusterUnderTest]:
+    """The embedded cluster, or the real one that NSQEXT_TEST_LOOKUPD names."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def channel() -> str:
+    """A channel name of this test's own; the channel begins when it is subscribed to."""
+    return f"own_{token_hex(4)}"

@@ -1,0 +1,135 @@
+"""The cluster that the contract is checked on: the embedded one, or a real one that runs already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import define, field, frozen
+
+from nsqext import LookupOptions
+from nsqext.broker import Cluster
+from nsqext.cli.flights_topic import TopicPlan, make_writable
+from nsqext.lookup.admin import LookupAdmin
+from nsqext.lookup.client import LookupClient
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
+
+__all__ = ("REAL", "ClusterUnderTest", "running_cluster")
+
+REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
+"""Lookup address of a real cluster; empty for the embedded one."""
+
+PARTITIONS = 2
+_UPGRADES = 3
+_OPTIONS = LookupOptions(request_timeout=15.0)
+
+
+@frozen
+class Node:
+    """Addresses of one nsqd."""
+
+    tcp: str
+    http: str
+
+
+@define
+class ClusterUnderTest:
+    """A cluster with topics for everybody; each test uses a channel of its own.
+
+    Attributes:
+        lookupd: lookup addresses.
+        nodes: its nsqd.
+        plain: a topic without extend support, of two partitions.
+        extend: a topic with extend support, of two partitions.
+        ordered: an ordered topic, of two partitions.
+        upgradable: plain topics of one partition, each for one test that upgrades it.
+    """
+
+    lookupd: list[str]
+    nodes: list[Node]
+    plain: str
+    extend: str
+    ordered: str
+    upgradable: list[str] = field(factory=list)
+
+    async def make_channel(self, topic: str) -> str:
+        """Make a channel that nobody consumes yet; returns its name."""
+        name = f"made_{token_hex(4)}"
+        async with LookupClient(self.lookupd, _OPTIONS) as client:
+            await LookupAdmin(client).create_channel(topic, name)
+        return name
+
+    async def upgrade(self, topic: str) -> None:
+        """Give a topic extend support."""
+        async with LookupClient(self.lookupd, _OPTIONS) as client:
+            leader = next(node for node in await client.lookup_nodes() if node.leader)
+            await client.http.ask(
+                leader.address, "/topic/meta/update", {"topic": topic, "upgradeext": "true"}, method="POST"
+            )
+
+
+@contextmanager
+def running_cluster() -> Iterator[ClusterUnderTest]:
+    """Give the cluster with its topics, which are deleted again."""
+    if REAL:
+        with _with_topics(REAL.split(",")) as cluster:
+            yield cluster
+    else:
+        with Cluster(nodes=3) as embedded, _with_topics(embedded.lookupd) as cluster:
+            yield cluster
+
+
+@contextmanager
+def _with_topics(lookupd: list[str]) -> Iterator[ClusterUnderTest]:
+    run = token_hex(4)
+    plans = {
+        "plain": TopicPlan(f"contract_plain_{run}", PARTITIONS),
+        "extend": TopicPlan(f"contract_extend_{run}", PARTITIONS, extend=True),
+        "ordered": TopicPlan(f"contract_ordered_{run}", PARTITIONS, ordered=True),
+        **{f"upgrade{number}": TopicPlan(f"contract_upgrade{number}_{run}") for number in range(_UPGRADES)},
+    }
+    nodes = anyio.run(_make_topics, lookupd, list(plans.values()))
+    try:
+        yield ClusterUnderTest(
+            lookupd=lookupd,
+            nodes=nodes,
+            plain=plans["plain"].name,
+            extend=plans["extend"].name,
+            ordered=plans["ordered"].name,
+            upgradable=[plans[f"upgrade{number}"].name for number in range(_UPGRADES)],
+        )
+    finally:
+        anyio.run(_delete_topics, lookupd, list(plans.values()))
+
+
+async def _make_topics(lookupd: list[str], plans: list[TopicPlan]) -> list[Node]:
+    async with LookupClient(lookupd, _OPTIONS) as client:
+        admin = LookupAdmin(client)
+        for plan in plans:
+            await admin.create_topic(plan.name, partitions=plan.partitions, extend=plan.extend, ordered=plan.ordered)
+        async with anyio.create_task_group() as tasks:
+            for plan in plans:
+                tasks.start_soon(make_writable, lookupd, admin, plan, _ignore)
+        return [Node(_text(node.tcp), _text(node.http)) for node in await client.nodes()]
+
+
+def _ignore(partition: int) -> None:
+    """Nobody watches."""
+
+
+def _text(address: Address | None) -> str:
+    assert address is not None
+    return str(address)
+
+
+async def _delete_topics(lookupd: list[str], plans: list[TopicPlan]) -> None:
+    async with LookupClient(lookupd, _OPTIONS) as client:
+        admin = LookupAdmin(client)
+        for plan in plans:
+            await admin.delete_topic(plan.name)

@@ -1,0 +1,112 @@
+"""Ordered topics: one message at a time for each partition, never past one that is not finished."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from nsqext import BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, Producer
+from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
+from tests.contract.servers import PARTITIONS, ClusterUnderTest
+
+pytestmark = pytest.mark.anyio
+
+QUICK = ConsumerOptions(failure=FailureOptions(requeue_delay=0.1), backoff=BackoffOptions(mode="off"))
+
+
+async def test_messages_of_a_key_keep_their_order(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
+    keys = [f"account {number}" for number in range(5)]
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+
+        async def publish(key: str) -> None:
+            for number in range(12):
+                await producer.publish(topic, f"{key}:{number}".encode(), key=key)
+
+        async with anyio.create_task_group() as tasks:
+            for key in keys:
+                tasks.start_soon(publish, key)
+        messages = await finish_all(consumer, 60)
+    for key in keys:
+        bodies = [message.body.decode() for message in messages if message.body.startswith(key.encode())]
+        assert bodies == [f"{key}:{number}" for number in range(12)]
+    for partition in range(PARTITIONS):
+        offsets = [message.offset for message in messages if message.partition == partition]
+        assert offsets == sorted(set(offsets))
+
+
+async def test_one_message_of_a_partition_is_in_flight(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        for body in (b"1", b"2"):
+            for partition in range(PARTITIONS):
+                await producer.publish(topic, body, partition=partition)
+        first = await take(consumer, PARTITIONS)
+        assert await nothing_for(consumer, 0.5)
+        for message in first:
+            await message.finish()
+        second = await finish_all(consumer, PARTITIONS)
+    assert [message.body for message in first + second] == [b"1"] * PARTITIONS + [b"2"] * PARTITIONS
+    assert {message.partition for message in first} == set(range(PARTITIONS))
+
+
+async def test_a_requeued_message_comes_before_all_others(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        for body in (b"1", b"2"):
+            await producer.publish(topic, body, partition=0)
+        message = (await take(consumer, 1))[0]
+        await message.requeue()
+        messages = await finish_all(consumer, 2)
+    assert [(message.body, message.attempts) for message in messages] == [(b"1", 2), (b"2", 1)]
+
+
+async def test_a_handler_that_raises_holds_its_partition_back(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
+    tried: list[tuple[bytes, int]] = []
+    consumer = Consumer(topic, channel, lookupd=lookupd, options=QUICK, concurrency=4)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        tried.append((message.body, message.attempts))
+        if message.body == b"2" and message.attempts < 3:
+            raise LookupError("not yet")
+        if message.body == b"4":
+            consumer.stop()
+
+    async with Consumer(topic, channel, lookupd=lookupd):
+        pass
+    async with Producer(lookupd) as producer:
+        for body in (b"1", b"2", b"3", b"4"):
+            await producer.publish(topic, body, partition=0)
+    with anyio.fail_after(DEADLINE):
+        await consumer.run(signals=False)
+    assert tried == [(b"1", 1), (b"2", 1), (b"2", 2), (b"2", 3), (b"3", 1), (b"4", 1)]
+
+
+async def test_when_a_consumer_leaves_another_goes_on_in_order(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
+    one = Consumer(topic, channel, lookupd=lookupd)
+    other = Consumer(topic, channel, lookupd=lookupd)
+    async with subscribed(other), Producer(lookupd) as producer:
+        async with one:
+            for number in range(6):
+                await producer.publish(topic, b"%d" % number, partition=1)
+            async with anyio.create_task_group() as tasks:
+                bodies: list[bytes] = []
+
+                async def collect(consumer: Consumer) -> None:
+                    async for message in consumer:
+                        bodies.append(message.body)
+                        await message.finish()
+                        if len(bodies) == 3:
+                            tasks.cancel_scope.cancel()
+
+                for consumer in (one, other):
+                    tasks.start_soon(collect, consumer)
+        bodies += [message.body for message in await finish_all(other, 3)]
+    assert bodies == [b"%d" % number for number in range(6)]

@@ -1,0 +1,195 @@
+"""What a producer is told about what it published."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from nsqext import Consumer, ConsumerOptions, Draft, Producer, ProducerOptions, Receipt
+from nsqext.protocol.hashing import java_string_partition, murmur3_partition
+from tests.contract.collecting import finish_all
+from tests.contract.servers import PARTITIONS, ClusterUnderTest
+
+pytestmark = pytest.mark.anyio
+
+RECORD = 30  # bytes of a record besides its body: length, time stamp, attempts, id, trace id
+
+
+def unknown(receipt: Receipt) -> bool:
+    """Return whether a receipt tells only where the message went."""
+    return (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (0, 0, -1, 0)
+
+
+async def test_a_plain_receipt_tells_topic_partition_and_node(cluster_under_test: ClusterUnderTest) -> None:
+    async with Producer(cluster_under_test.lookupd) as producer:
+        receipt = await producer.publish(cluster_under_test.plain, b"hi")
+    assert receipt.topic == cluster_under_test.plain
+    assert receipt.partition in range(PARTITIONS)
+    assert receipt.node in {node.tcp for node in cluster_under_test.nodes}
+    assert unknown(receipt)
+
+
+async def test_without_key_partitions_take_turns(cluster_under_test: ClusterUnderTest) -> None:
+    async with Producer(cluster_under_test.lookupd) as producer:
+        receipts = [await producer.publish(cluster_under_test.plain, b"hi") for _ in range(6)]
+    assert sorted(receipt.partition for receipt in receipts) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("trace_id", [0, 7, 2**64 - 1])
+async def test_a_traced_receipt_tells_id_offset_and_size(cluster_under_test: ClusterUnderTest, trace_id: int) -> None:
+    topic = cluster_under_test.plain
+    async with Producer(cluster_under_test.lookupd) as producer:
+        first = await producer.publish(topic, b"12345", trace_id=trace_id, partition=1)
+        second = await producer.publish(topic, b"6", trace_id=trace_id, partition=1)
+    assert (first.trace_id, first.size, first.message_id >> 50) == (trace_id, RECORD + 5, 1)
+    assert (second.trace_id, second.size) == (trace_id, RECORD + 1)
+    assert second.message_id == first.message_id + 1
+    assert second.offset == first.offset + first.size
+
+
+async def test_records_of_extend_topics_hold_version_and_header(cluster_under_test: ClusterUnderTest) -> None:
+    topic = cluster_under_test.extend
+    async with Producer(cluster_under_test.lookupd) as producer:
+        bare = await producer.publish(topic, b"12345", trace_id=7)
+        full = await producer.publish(topic, b"12345", trace_id=7, headers={"k": "v"})
+    assert bare.size == RECORD + 1 + 5
+    assert full.size == RECORD + 1 + 2 + len(b'{"k":"v","##trace_id":"7"}') + 5
+
+
+async def test_headers_and_tags_without_trace_are_stored_without_telling_more(
+    cluster_under_test: ClusterUnderTest,
+) -> None:
+    async with Producer(cluster_under_test.lookupd) as producer:
+        headed = await producer.publish(cluster_under_test.extend, b"hi", headers={"user": "42"})
+        tagged = await producer.publish(cluster_under_test.extend, b"hi", tag="canary")
+        plain = await producer.publish(cluster_under_test.extend, b"hi")
+    assert unknown(headed)
+    assert unknown(tagged)
+    assert unknown(plain)
+
+
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+async def test_a_partition_can_be_chosen(cluster_under_test: ClusterUnderTest, partition: int) -> None:
+    async with Producer(cluster_under_test.lookupd) as producer:
+        receipts = [await producer.publish(cluster_under_test.plain, b"hi", partition=partition) for _ in range(3)]
+    assert {receipt.partition for receipt in receipts} == {partition}
+
+
+@pytest.mark.parametrize("topic", ["plain", "extend", "ordered"])
+async def test_a_key_decides_the_partition(cluster_under_test: ClusterUnderTest, topic: str) -> None:
+    keys = [f"order {number}" for number in range(12)]
+    name: str = getattr(cluster_under_test, topic)
+    async with Producer(cluster_under_test.lookupd) as producer:
+        found = [(await producer.publish(name, b"hi", key=key)).partition for key in keys]
+    assert found == [murmur3_partition(key.encode(), PARTITIONS) for key in keys]
+    assert set(found) == {0, 1}
+
+
+async def test_many_bodies_are_one_batch(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    bodies = [b"%d" % number for number in range(100)]
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        receipts = await producer.publish_many(topic, bodies)
+        messages = await finish_all(consumer, 100)
+    assert len(receipts) == 100
+    assert len({receipt.partition for receipt in receipts}) == 1
+    assert [message.body for message in messages] == bodies
+
+
+async def test_many_of_nothing_is_nothing(cluster_under_test: ClusterUnderTest) -> None:
+    async with Producer(cluster_under_test.lookupd) as producer:
+        assert await producer.publish_many(cluster_under_test.plain, []) == []
+
+
+async def test_many_traced_messages_are_told_apart(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    options = ConsumerOptions(queue_position=True)
+    drafts = [Draft(b"x" * number, trace_id=number) for number in range(1, 6)]
+    async with Consumer(topic, channel, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
+        receipts = await producer.publish_many(topic, drafts, partition=0)
+        messages = await finish_all(consumer, 5)
+    told = [(receipt.trace_id, receipt.message_id, receipt.offset, receipt.size) for receipt in receipts]
+    assert told == [(message.trace_id, message.internal_id, message.offset, message.size) for message in messages]
+    assert [message.trace_id for message in messages] == [1, 2, 3, 4, 5]
+
+
+async def test_many_mixed_messages_each_keep_what_they_have(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    drafts = [
+        Draft(b"bare"),
+        Draft(b"headed", headers={"a": "1"}),
+        Draft(b"tagged", tag="canary"),
+        Draft(b"traced", headers={"b": "2"}, trace_id=9),
+    ]
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        receipts = await producer.publish_many(topic, drafts, partition=1)
+        messages = await finish_all(consumer, 4)
+    assert [receipt.partition for receipt in receipts] == [1, 1, 1, 1]
+    assert [(message.body, dict(message.headers), message.tag, message.trace_id) for message in messages] == [
+        (b"bare", {}, None, 0),
+        (b"headed", {"a": "1"}, None, 0),
+        (b"tagged", {}, "canary", 0),
+        (b"traced", {"b": "2"}, None, 9),
+    ]
+
+
+async def test_many_keyed_messages_go_where_their_keys_belong(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    keys = [f"key {number % 5}" for number in range(20)]
+    drafts = [Draft(b"%d" % number, key=key) for number, key in enumerate(keys)]
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        receipts = await producer.publish_many(topic, drafts)
+        messages = await finish_all(consumer, 20)
+    places = [murmur3_partition(key.encode(), PARTITIONS) for key in keys]
+    assert [receipt.partition for receipt in receipts] == places
+    for partition in range(PARTITIONS):
+        bodies = [int(message.body) for message in messages if message.partition == partition]
+        assert bodies == [number for number, place in enumerate(places) if place == partition]
+
+
+async def test_a_batch_larger_than_servers_take_is_split(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    bodies = [b"%02d" % number + b"x" * 1_000_000 for number in range(7)]
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        receipts = await producer.publish_many(topic, bodies)
+        messages = await finish_all(consumer, 7)
+    assert len(receipts) == 7
+    assert sorted(message.body for message in messages) == bodies
+
+
+async def test_publishes_at_the_same_time_are_all_stored_once(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    bodies = {b"%d" % number for number in range(300)}
+    receipts: list[Receipt] = []
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+
+        async def publish(body: bytes) -> None:
+            receipts.append(await producer.publish(topic, body, trace_id=1))
+
+        async with anyio.create_task_group() as tasks:
+            for body in bodies:
+                tasks.start_soon(publish, body)
+        messages = await finish_all(consumer, 300)
+    assert {message.body for message in messages} == bodies
+    assert {receipt.message_id for receipt in receipts} == {message.internal_id for message in messages}
+
+
+async def test_the_largest_message_passes(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    body = bytes(range(256)) * 4096
+    async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        await producer.publish(topic, body)
+        message = (await finish_all(consumer, 1))[0]
+    assert message.body == body
+
+
+async def test_keys_are_hashed_as_the_java_client_does_when_asked(cluster_under_test: ClusterUnderTest) -> None:
+
+    keys = [f"order {number}" for number in range(6)]
+    async with Producer(cluster_under_test.lookupd, options=ProducerOptions(key_hash="java_string")) as producer:
+        found = [(await producer.publish(cluster_under_test.plain, b"hi", key=key)).partition for key in keys]
+    assert found == [java_string_partition(key.encode(), PARTITIONS) for key in keys]

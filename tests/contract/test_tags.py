@@ -1,0 +1,63 @@
+"""Tag dispatch: which consumer gets what."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext import Consumer, Producer
+from tests.contract.collecting import finish_all, nothing_for, subscribed
+from tests.contract.servers import PARTITIONS, ClusterUnderTest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_each_consumer_gets_what_it_asked_for(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    tags = [("canary", "blue", None)[number % 3] for number in range(30)]
+    canary = Consumer(topic, channel, lookupd=lookupd, tag="canary")
+    blue = Consumer(topic, channel, lookupd=lookupd, tag="blue")
+    other = Consumer(topic, channel, lookupd=lookupd)
+    async with subscribed(canary, blue, other), Producer(lookupd) as producer:
+        for number, tag in enumerate(tags):
+            await producer.publish(topic, b"%d" % number, tag=tag, headers={"n": str(number)})
+        got = {
+            tag: {int(message.headers["n"]) for message in await finish_all(consumer, 10)}
+            for tag, consumer in {"canary": canary, "blue": blue, None: other}.items()
+        }
+    assert got == {tag: {number for number, given in enumerate(tags) if given == tag} for tag in set(tags)}
+
+
+async def test_without_a_consumer_for_its_tag_a_message_goes_to_the_untagged_one(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    blue = Consumer(topic, channel, lookupd=lookupd, tag="blue")
+    other = Consumer(topic, channel, lookupd=lookupd)
+    async with subscribed(blue, other), Producer(lookupd) as producer:
+        for partition in range(PARTITIONS):
+            await producer.publish(topic, b"hi", tag="canary", partition=partition)
+        messages = await finish_all(other, PARTITIONS)
+        assert await nothing_for(blue, 0.2)
+    assert [message.tag for message in messages] == ["canary"] * PARTITIONS
+
+
+async def test_when_the_tagged_consumer_leaves_its_messages_go_to_the_untagged_one(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
+    async with Consumer(topic, channel, lookupd=lookupd) as other, Producer(lookupd) as producer:
+        async with Consumer(topic, channel, lookupd=lookupd, tag="canary") as canary:
+            await producer.publish(topic, b"1", tag="canary")
+            assert [message.body for message in await finish_all(canary, 1)] == [b"1"]
+        await producer.publish(topic, b"2", tag="canary")
+        assert [message.body for message in await finish_all(other, 1)] == [b"2"]
+
+
+async def test_on_a_plain_topic_a_tagged_consumer_gets_everything(
+    cluster_under_test: ClusterUnderTest, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    async with Consumer(topic, channel, lookupd=lookupd, tag="canary") as consumer, Producer(lookupd) as producer:
+        await producer.publish(topic, b"hi")
+        assert [message.body for message in await finish_all(consumer, 1)] == [b"hi"]
+    assert "the topic has no tags" in caplog.text

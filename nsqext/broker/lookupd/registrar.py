@@ -17,6 +17,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
+    import httpx
     from anyio.abc import SocketStream, TaskGroup
 
     from nsqext.broker.nsqd.node import Node
@@ -60,6 +61,10 @@ class _Peer:
                 await stream.aclose()
 
 
+def _http_address(peer: _Peer) -> str:
+    return f"{peer.info['broadcast_address']}:{peer.info['http_port']}"
+
+
 class Registrar:
     """Tells lookup nodes what a node hosts.
 
@@ -86,6 +91,7 @@ class Registrar:
         self._commands: list[str] = []
         self._news = anyio.Event()
         self._tasks: TaskGroup | None = None
+        self._http: httpx.AsyncClient | None = None
         node.on_topic_created = self._topic_created
         node.on_topic_deleted = lambda topic: self._tell(f"UNREGISTER {topic}")
         node.on_channel_created = lambda topic, _, channel: self._tell(f"REGISTER {topic} {channel}")
@@ -116,6 +122,10 @@ class Registrar:
                         await self._news.wait()
                     self._news = anyio.Event()
         finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_TIMEOUT):
+                if self._http is not None:
+                    await self._http.aclose()
+            self._http = None
             for peer in self._peers.values():
                 await peer.close()
 
@@ -168,19 +178,20 @@ class Registrar:
 
     async def _take_channels(self, topic: str) -> None:
         """Make the channels that a new topic has elsewhere, so that they get its messages from the first one on."""
+        addresses = [_http_address(peer) for peer in self._peers.values() if peer.info.get("broadcast_address")]
+        if not addresses:
+            return
         import httpx  # a quarter of the time that the program takes to start
 
+        if self._http is None:
+            self._http = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
         names: dict[str, None] = {}
-        async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
-            for peer in self._peers.values():
-                if not peer.info.get("broadcast_address"):
-                    continue
-                url = f"http://{peer.info['broadcast_address']}:{peer.info['http_port']}/channels"
-                try:
-                    answer = await client.get(url, params={"topic": topic})
-                    names |= dict.fromkeys(answer.json()["channels"])
-                except (httpx.HTTPError, ValueError, KeyError, TypeError):
-                    continue
+        for address in addresses:
+            try:
+                answer = await self._http.get(f"http://{address}/channels", params={"topic": topic})
+                names |= dict.fromkeys(answer.json()["channels"])
+            except (httpx.HTTPError, ValueError, KeyError, TypeError):
+                continue
         for hosted in self.node.partitions(topic):
             for name in names:
                 if not is_ephemeral(name):

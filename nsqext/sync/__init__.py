@@ -1,0 +1,13 @@
+"""Producer and consumer for blocking code, with the names and parameters of the asynchronous ones.
+
+The asynchronous clients do the work, in one event loop in a thread of its own, which all objects of this module share;
+it is there while one of them is open. Every object may be used from any number of threads.
+"""
+
+from __future__ import annotations
+
+from nsqext.sync.consumer import Consumer
+from nsqext.sync.message import Message
+from nsqext.sync.producer import Batcher, Producer
+
+__all__ = ("Batcher", "Consumer", "Message", "Producer")

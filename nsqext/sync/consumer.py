@@ -1,0 +1,237 @@
+"""The blocking consumer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+
+import anyio
+
+from nsqext.client.consumer import Consumer as AsyncConsumer
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.sync.loop import Opened, shared_loop
+from nsqext.sync.message import Message
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer import ConsumerConnection
+    from nsqext.client.consumer_options import ConsumerOptions, KeyOptions
+    from nsqext.client.message import Message as AsyncMessage
+    from nsqext.client.positions import Position
+
+__all__ = ("Consumer",)
+
+H = TypeVar("H", bound=Callable[[Message], object])
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Consumer(Opened):
+    """Consumes a topic through a channel; see `nsqext.Consumer`.
+
+    Either give it a handler and `run` it, or use it as a context manager and iterate over it.
+
+    Args:
+        topic: name of the topic.
+        channel: name of the channel.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
+        tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without
+            extend support all messages come.
+        max_in_flight: messages that may be here unanswered, over all connections.
+        concurrency: handlers that run at the same time, each in a thread of its own.
+        options: everything else. A function that takes dead letters is a coroutine function here, too.
+        key: see `nsqext.ConsumerOptions`; goes before what is there.
+        dispatch: the same.
+
+    Raises:
+        InvalidName: a topic, channel or tag that no server takes.
+        InvalidSetting: neither or both kinds of addresses, or a bad option.
+    """
+
+    _what = "consumer"
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        lookupd: str | Sequence[str] = (),
+        nsqd: str | Sequence[str] = (),
+        tag: str | None = None,
+        max_in_flight: int = 200,
+        concurrency: int = 1,
+        options: ConsumerOptions | None = None,
+        **keys: Unpack[KeyOptions],
+    ) -> None:
+        super().__init__()
+        self._consumer = AsyncConsumer(
+            topic,
+            channel,
+            lookupd=lookupd,
+            nsqd=nsqd,
+            tag=tag,
+            max_in_flight=max_in_flight,
+            concurrency=concurrency,
+            options=options,
+            **keys,
+        )
+
+    @classmethod
+    def of(cls, consumer: AsyncConsumer) -> Self:
+        """Return a blocking consumer that consumes through an asynchronous one, which nobody may have opened."""
+        made = cls.__new__(cls)
+        Opened.__init__(made)
+        made._consumer = consumer
+        return made
+
+    @property
+    def topic(self) -> str:
+        """The topic that is consumed."""
+        return self._consumer.topic
+
+    @property
+    def channel(self) -> str:
+        """The channel that it is consumed through."""
+        return self._consumer.channel
+
+    @property
+    def options(self) -> ConsumerOptions:
+        """The options it was made with."""
+        return self._consumer.options
+
+    def handler(self, function: H) -> H:
+        """Decorator: let a function handle the messages, in worker threads.
+
+        When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
+        requeued, see `nsqext.Consumer.handler`.
+
+        Raises:
+            InvalidSetting: it is a coroutine function, or there is a handler already.
+        """
+        call = type(function).__call__
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+            raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
+        limiter: list[anyio.CapacityLimiter] = []
+
+        @functools.wraps(function)
+        async def handle(message: AsyncMessage) -> None:
+            if self._portal is None:
+                raise InvalidState("the consumer is not open", topic=message.topic)
+            if not limiter:
+                # the workers of the consumer limit how many there are
+                limiter.append(anyio.CapacityLimiter(float("inf")))
+            given = Message(message, self._portal)
+            # a thread cannot be cancelled: one that outlives the grace period is left to itself
+            await anyio.to_thread.run_sync(function, given, abandon_on_cancel=True, limiter=limiter[0])
+
+        self._consumer.handler(handle)
+        return function
+
+    def run(self, *, signals: bool = True) -> None:
+        """Consume with the handler until SIGTERM or SIGINT, or until `stop`; then drain and close.
+
+        Args:
+            signals: react to SIGTERM and SIGINT, where this is the main thread. After the first of them they have
+                their usual effect again.
+
+        Errors are those of `nsqext.Consumer.run`.
+        """
+        with shared_loop.entered() as portal:
+            self._portal = portal
+            try:
+                with self._signals() if signals else nullcontext():
+                    self._run(functools.partial(self._consumer.run, signals=False))
+            finally:
+                self._portal = None
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+        def restore() -> None:
+            for number, action in before.items():
+                signal.signal(number, action)
+
+        def received(number: int, frame: FrameType | None) -> None:
+            restore()
+            self.stop()
+
+        for number in _SIGNALS:
+            signal.signal(number, received)
+        try:
+            yield
+        finally:
+            restore()
+
+    def stop(self) -> None:
+        """Let `run` drain and return, or end the iteration. May be called from handlers, and from any thread.
+
+        Returns at once.
+        """
+        portal = self._portal
+        if portal is None:
+            self._consumer.stop()
+            return
+        # it has ended by itself where the loop takes nothing more
+        with suppress(RuntimeError):
+            portal.start_task_soon(self._consumer.stop)
+
+    def pause(self) -> None:
+        """Ask for no further messages, until `resume`; those that are here go on."""
+        self._run_now(self._consumer.pause)
+
+    def resume(self) -> None:
+        """Ask for messages again."""
+        self._run_now(self._consumer.resume)
+
+    @property
+    def paused(self) -> bool:
+        """Whether no further messages are asked for."""
+        return self._consumer.paused
+
+    @property
+    def connections(self) -> tuple[ConsumerConnection, ...]:
+        """The connections that work at the moment."""
+        return self._run_now(lambda: self._consumer.connections)
+
+    def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
+        """Let the channel read on from a place, for all its consumers; see `nsqext.Consumer.seek`."""
+        self._run(self._consumer.seek, position, partitions)
+
+    def __enter__(self) -> Self:
+        self._enter(self._consumer)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit(kind, error, trace)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        """Return the next message; the caller answers it.
+
+        Raises:
+            StopIteration: the consumer was stopped.
+            InvalidState: the consumer is not open.
+            NsqError: nothing further will come.
+        """
+        try:
+            message = self._run(self._consumer.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        portal = self._portal
+        if portal is None:
+            raise InvalidState("the consumer was closed meanwhile", topic=self.topic)
+        return Message(message, portal)

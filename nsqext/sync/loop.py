@@ -1,0 +1,113 @@
+"""The event loop behind the blocking objects, and how they wait for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+
+from nsqext.errors import InvalidState
+
+__all__ = ("Opened", "call", "call_now", "shared_loop")
+
+T = TypeVar("T")
+
+
+class SharedLoop:
+    """The event loop of all who have entered it: it is started for the first and ended after the last."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)  # the loop's thread stays behind in the parent
+
+    def _renew(self) -> None:
+        self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
+
+    @contextmanager
+    def entered(self) -> Iterator[BlockingPortal]:
+        """Keep it running."""
+        with self._provider as portal:
+            yield portal
+
+
+shared_loop = SharedLoop()
+"""The event loop of this process."""
+
+
+def call(portal: BlockingPortal | None, what: str, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+    """Run a coroutine function in the event loop and return its result.
+
+    Args:
+        portal: the way there; None where the object is not open.
+        what: what the object is called.
+        function: the function.
+        args: its arguments.
+
+    Raises:
+        InvalidState: the object is not open, or this is the event loop's own thread.
+
+    Whatever interrupts the waiting thread (Ctrl+C) cancels what it waits for.
+    """
+    if portal is None:
+        raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")
+    try:
+        future: Future[T] = portal.start_task_soon(function, *args)
+    except RuntimeError as error:
+        raise InvalidState(
+            f"the {what} cannot be used here: {error}",
+            hint="it was closed, or this is its event loop's thread, which must not wait",
+        ) from error
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]) -> T:
+    """Run a function in the event loop's thread and return its result; see `call`."""
+
+    async def run() -> T:
+        return function()
+
+    return call(portal, what, run)
+
+
+class Opened:
+    """Something whose asynchronous context manager is entered from blocking code."""
+
+    _what = "object"
+
+    def __init__(self) -> None:
+        self._portal: BlockingPortal | None = None
+        self._closing = ExitStack()
+
+    def _enter(
+        self, manager: AbstractAsyncContextManager[Any, bool | None], portal: BlockingPortal | None = None
+    ) -> None:
+        if self._portal is not None:
+            raise InvalidState(f"the {self._what} is open already")
+        with ExitStack() as stack:
+            portal = portal or stack.enter_context(shared_loop.entered())
+            stack.enter_context(portal.wrap_async_context_manager(manager))
+            self._portal = portal
+            self._closing = stack.pop_all()
+
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._closing.__exit__(kind, error, trace)
+        finally:
+            self._portal = None
+
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        return call(self._portal, self._what, function, *args)
+
+    def _run_now(self, function: Callable[[], T]) -> T:
+        return call_now(self._portal, self._what, function)

@@ -1,0 +1,146 @@
+"""A message in the hands of a blocking consumer."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from nsqext.sync.loop import call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anyio.from_thread import BlockingPortal
+
+    from nsqext.client.message import Message as AsyncMessage
+
+__all__ = ("Message",)
+
+
+class Message:
+    """A message that was delivered; see `nsqext.Message`.
+
+    Each message is answered once, with `finish` or `requeue`; in a handler, returning and raising do that.
+    """
+
+    __slots__ = ("_message", "_portal")
+
+    def __init__(self, message: AsyncMessage, portal: BlockingPortal) -> None:
+        self._message = message
+        self._portal = portal
+
+    @property
+    def topic(self) -> str:
+        """Topic it was published to."""
+        return self._message.topic
+
+    @property
+    def partition(self) -> int:
+        """Partition it came from; -1 at the original NSQ."""
+        return self._message.partition
+
+    @property
+    def node(self) -> str:
+        """``host:port`` of the node that delivered it."""
+        return self._message.node
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the next message of its partition waits for the answer to this one."""
+        return self._message.in_order
+
+    @property
+    def body(self) -> bytes:
+        """What was published."""
+        return self._message.body
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """Extend headers without the reserved ones; empty without any."""
+        return self._message.headers
+
+    @property
+    def reserved_headers(self) -> Mapping[str, Any]:
+        """Extend headers whose names begin with ``##``."""
+        return self._message.reserved_headers
+
+    def header_value(self, name: str) -> str | None:
+        """Return an extend header, a reserved one too; None unless it is text or a whole number."""
+        return self._message.header_value(name)
+
+    @property
+    def key(self) -> str | None:
+        """Key that it was published with; None where the topic does not support extend headers."""
+        return self._message.key
+
+    @property
+    def tag(self) -> str | None:
+        """Tag that it was published with."""
+        return self._message.tag
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered, this time included."""
+        return self._message.attempts
+
+    @property
+    def timestamp(self) -> int:
+        """When the server stored it, in nanoseconds since 1970."""
+        return self._message.timestamp
+
+    @property
+    def id(self) -> bytes:
+        """The 16 bytes of its id."""
+        return self._message.id
+
+    @property
+    def internal_id(self) -> int:
+        """The first half of its id as a number; grows within a partition."""
+        return self._message.internal_id
+
+    @property
+    def trace_id(self) -> int:
+        """The trace id that it was published with; 0 without one."""
+        return self._message.trace_id
+
+    @property
+    def offset(self) -> int:
+        """Byte offset in the partition's queue; -1 where the subscription does not tell."""
+        return self._message.offset
+
+    @property
+    def size(self) -> int:
+        """Bytes of its record in the queue; 0 where the subscription does not tell."""
+        return self._message.size
+
+    @property
+    def answered(self) -> bool:
+        """Whether it was finished or requeued."""
+        return self._message.answered
+
+    @property
+    def expired(self) -> bool:
+        """Whether it is no longer ours, because its timeout has passed or its connection is gone: it comes again."""
+        return self._message.expired
+
+    def finish(self) -> None:
+        """Acknowledge it: it will not be delivered again; errors are those of `nsqext.Message.finish`."""
+        call(self._portal, "consumer", self._message.finish)
+
+    def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
+        """Give it back: it will be delivered again, with one attempt more.
+
+        Args:
+            delay: seconds until then; servers take up to three days, and ordered channels none.
+            backoff: slow the consumer down, as a handler that raises does.
+
+        Errors are those of `nsqext.Message.requeue`.
+        """
+        call(self._portal, "consumer", functools.partial(self._message.requeue, backoff=backoff), delay)
+
+    def touch(self) -> None:
+        """Start its timeout anew; errors are those of `nsqext.Message.touch`."""
+        call(self._portal, "consumer", self._message.touch)
+
+    def __repr__(self) -> str:
+        return repr(self._message)

@@ -1,0 +1,186 @@
+"""The blocking producer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from nsqext.client.producer import Producer as AsyncProducer
+from nsqext.sync.loop import Opened
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+    from nsqext.client.batcher import Batcher as AsyncBatcher
+    from nsqext.client.options import ProducerOptions
+    from nsqext.client.publication import Draft
+    from nsqext.errors import NsqError
+    from nsqext.types import Receipt
+
+__all__ = ("Batcher", "Producer")
+
+
+class Producer(Opened):
+    """Publishes messages to the leaders of their partitions; see `nsqext.Producer`.
+
+    Use it as a context manager; leaving the block waits for what is being published and closes the connections. One
+    producer serves any number of topics and threads.
+
+    Args:
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
+        options: everything else.
+
+    Raises:
+        InvalidSetting: neither or both kinds of addresses, or an address that is none.
+    """
+
+    _what = "producer"
+
+    def __init__(
+        self,
+        lookupd: str | Sequence[str] = (),
+        *,
+        nsqd: str | Sequence[str] = (),
+        options: ProducerOptions | None = None,
+    ) -> None:
+        super().__init__()
+        self._producer = AsyncProducer(lookupd, nsqd=nsqd, options=options)
+
+    @classmethod
+    def of(cls, producer: AsyncProducer) -> Self:
+        """Return a blocking producer that publishes through an asynchronous one, which nobody may have opened."""
+        made = cls.__new__(cls)
+        Opened.__init__(made)
+        made._producer = producer
+        return made
+
+    @property
+    def options(self) -> ProducerOptions:
+        """The options it was made with."""
+        return self._producer.options
+
+    def __enter__(self) -> Self:
+        self._enter(self._producer)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit(kind, error, trace)
+
+    def publish(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tag: str | None = None,
+        trace_id: int | None = None,
+        key: str | bytes | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+    ) -> Receipt:
+        """Publish a message and wait until it is stored.
+
+        Parameters and errors are those of `nsqext.Producer.publish`. An exception in the waiting thread, such as
+        KeyboardInterrupt, leaves open whether the message is stored.
+        """
+        publish = functools.partial(
+            self._producer.publish,
+            headers=headers,
+            tag=tag,
+            trace_id=trace_id,
+            key=key,
+            partition=partition,
+            delay=delay,
+        )
+        return self._run(publish, topic, body)
+
+    def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[bytes | Draft],
+        *,
+        key: str | bytes | None = None,
+        partition: int | None = None,
+    ) -> list[Receipt]:
+        """Publish messages in batches; see `nsqext.Producer.publish_many`.
+
+        Much quicker than one `publish` after the other, because the two threads hand over only once.
+        """
+        publish = functools.partial(self._producer.publish_many, key=key, partition=partition)
+        # an iterable of the caller's may block, which the event loop's thread must not
+        return self._run(publish, topic, list(messages))
+
+    def batcher(
+        self,
+        topic: str,
+        *,
+        linger: float = 0.005,
+        max_count: int = 1000,
+        max_bytes: int = 1 << 20,
+        max_pending: int = 10_000,
+    ) -> Batcher:
+        """Return a batcher: it takes messages one by one and publishes them in batches, in the background.
+
+        Use it as a context manager inside the producer's. Parameters and errors are those of
+        `nsqext.Producer.batcher`.
+        """
+        make = functools.partial(
+            self._producer.batcher,
+            linger=linger,
+            max_count=max_count,
+            max_bytes=max_bytes,
+            max_pending=max_pending,
+        )
+        return Batcher(self._run_now(functools.partial(make, topic)), self._portal)
+
+
+class Batcher(Opened):
+    """Takes messages one by one and publishes them in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
+
+    _what = "batcher"
+
+    def __init__(self, batcher: AsyncBatcher, portal: BlockingPortal | None) -> None:
+        super().__init__()
+        self._batcher = batcher
+        self._shared = portal
+
+    def __enter__(self) -> Self:
+        self._enter(self._batcher, self._shared)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit(kind, error, trace)
+
+    @property
+    def pending(self) -> int:
+        """Number of messages that were taken and are not stored yet."""
+        return self._batcher.pending
+
+    def add(self, message: bytes | Draft) -> None:
+        """Take a message; returns when there is room for it, which is before it is stored.
+
+        Errors are those of `nsqext.Batcher.add`.
+        """
+        self._run(self._batcher.add, message)
+
+    def publish(self, message: bytes | Draft) -> Receipt:
+        """Take a message, and wait until it is stored; errors are those of `nsqext.Batcher.publish`."""
+        return self._run(self._batcher.publish, message)
+
+    def flush(self) -> None:
+        """Publish what is pending without lingering, and return when it is stored.
+
+        Errors are those of `nsqext.Batcher.flush`.
+        """
+        self._run(self._batcher.flush)
+
+    def take_failed(self) -> list[tuple[bytes | Draft, NsqError]]:
+        """Return the messages that failed and their errors, oldest first, and forget them."""
+        return self._run_now(self._batcher.take_failed)

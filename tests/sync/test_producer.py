@@ -1,0 +1,169 @@
+"""The blocking producer."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nsqext
+from nsqext import sync
+from nsqext.errors import BatchFailed, InvalidBody, InvalidState, TopicNotFound
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+
+def parameters(function: Callable[..., object]) -> list[tuple[str, object, object]]:
+    found = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, one.default) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "original"),
+    [
+        (sync.Producer, nsqext.Producer),
+        (sync.Consumer, nsqext.Consumer),
+        (sync.Batcher, nsqext.Batcher),
+        (sync.Message, nsqext.Message),
+    ],
+)
+def test_names_and_parameters_are_those_of_the_asynchronous_classes(blocking: type, original: type) -> None:
+    for name in vars(blocking):
+        method = getattr(original, name, None)
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        assert parameters(getattr(blocking, name)) == parameters(method), name
+    internal = {"finish_now", "requeue_now", "unpack", "end", "backoff", "header", "received", "owner", "version"}
+    missing = {name for name in dir(original) if not name.startswith("_")} - set(dir(blocking)) - internal
+    assert missing == set()
+
+
+def test_constructors_take_the_same() -> None:
+    assert parameters(sync.Producer.__init__) == parameters(nsqext.Producer.__init__)
+    assert parameters(sync.Consumer.__init__) == parameters(nsqext.Consumer.__init__)
+
+
+def test_a_publish_returns_its_receipt(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        receipt = producer.publish(topic, b"x", headers={"user": "42"}, tag="blue", trace_id=7, key="k")
+        assert (receipt.topic, receipt.trace_id, receipt.message_id > 0) == (topic, 7, True)
+        assert producer.publish(topic, b"y", partition=1).partition == 1
+        assert len(producer.publish_many(topic, (b"%d" % number for number in range(10)))) == 10
+        assert producer.options == nsqext.ProducerOptions()
+
+
+def test_errors_are_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd, options=nsqext.ProducerOptions(timeout=0.5)) as producer:
+        with pytest.raises(InvalidBody):
+            producer.publish(topic, b"")
+        with pytest.raises((TopicNotFound, nsqext.PublishFailed)):
+            producer.publish("no_such_topic", b"x")
+
+
+def test_it_has_to_be_open(cluster: Cluster) -> None:
+    producer = sync.Producer(cluster.lookupd)
+    with pytest.raises(InvalidState, match="not open"):
+        producer.publish("orders", b"x")
+    with producer, pytest.raises(InvalidState, match="open already"):
+        producer.__enter__()
+    with pytest.raises(InvalidState, match="not open"):
+        producer.publish("orders", b"x")
+    with pytest.raises(InvalidState, match="opened once"):
+        producer.__enter__()
+
+
+def test_many_threads_share_one_producer(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer, ThreadPoolExecutor(8) as threads:
+        receipts = list(threads.map(lambda number: producer.publish(topic, b"%d" % number, trace_id=number), range(64)))
+    assert [receipt.trace_id for receipt in receipts] == list(range(64))
+
+
+def test_everybody_shares_one_loop_which_ends_with_the_last(cluster: Cluster) -> None:
+    before = threading.active_count()
+    with sync.Producer(cluster.lookupd):
+        one = threading.active_count()
+        with sync.Producer(cluster.lookupd):
+            assert threading.active_count() == one == before + 1
+    assert threading.active_count() == before
+
+
+def test_the_batcher_publishes_in_the_background(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        with producer.batcher(topic, linger=0.001) as batcher:
+            for number in range(20):
+                batcher.add(b"%d" % number)
+            assert batcher.publish(nsqext.Draft(b"last", key="k")).topic == topic
+            batcher.flush()
+            assert batcher.pending == 0
+        with pytest.raises(InvalidState):
+            batcher.add(b"late")
+
+
+def test_the_batcher_tells_what_failed(cluster: Cluster) -> None:
+    options = nsqext.ProducerOptions(timeout=0.2)
+    with (
+        sync.Producer(cluster.lookupd, options=options) as producer,
+        producer.batcher("no_such_topic", linger=0) as batcher,
+    ):
+        batcher.add(b"x")
+        with pytest.raises(BatchFailed):
+            batcher.flush()
+        assert [message for message, _ in batcher.take_failed()] == [b"x"]
+
+
+def test_an_interrupt_ends_the_waiting(cluster: Cluster, topic: str, interrupts: None) -> None:
+    with sync.Producer(cluster.lookupd) as producer, producer.batcher(topic, linger=60) as batcher:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            batcher.publish(b"x")
+        timer.join()
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, whatever the runner of the tests has done to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_given_producer_is_used(cluster: Cluster, topic: str) -> None:
+    published: list[bytes] = []
+
+    class Noting(nsqext.Producer):
+        async def publish(self, topic: str, body: bytes, **more: Any) -> nsqext.Receipt:
+            published.append(body)
+            return await super().publish(topic, body, **more)
+
+    with sync.Producer.of(Noting(cluster.lookupd)) as producer:
+        producer.publish(topic, b"x")
+    assert published == [b"x"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_a_loop_of_its_own(cluster: Cluster, topic: str) -> None:
+    import subprocess
+    import sys
+
+    program = f"""
+import os
+from nsqext import sync
+with sync.Producer({cluster.lookupd!r}) as producer:
+    producer.publish({topic!r}, b"parent")
+    child = os.fork()
+    if not child:
+        with sync.Producer({cluster.lookupd!r}) as own:
+            own.publish({topic!r}, b"child")
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
+    assert run.returncode == 0, run.stderr

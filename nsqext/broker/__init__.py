@@ -1,9 +1,36 @@
-"""The reference cluster: nsqd and nsqlookupd of both generations in this process."""
+"""The reference cluster: nsqd and nsqlookupd of both generations in this process.
+
+Names are imported when they are first used, so that a single nsqd starts without what only a cluster needs.
+"""
 
 from __future__ import annotations
 
-from nsqext.broker.cluster import Cluster, ClusterNode
-from nsqext.broker.cluster_faults import ClusterFaults, ScriptedClock
-from nsqext.broker.options import ClusterOptions
+import typing as _typing
+from importlib import import_module as _import_module
+
+if _typing.TYPE_CHECKING:
+    from nsqext.broker.cluster import Cluster, ClusterNode
+    from nsqext.broker.cluster_faults import ClusterFaults, ScriptedClock
+    from nsqext.broker.options import ClusterOptions
 
 __all__ = ("Cluster", "ClusterFaults", "ClusterNode", "ClusterOptions", "ScriptedClock")
+
+_HOME = {
+    "Cluster": "nsqext.broker.cluster",
+    "ClusterFaults": "nsqext.broker.cluster_faults",
+    "ClusterNode": "nsqext.broker.cluster",
+    "ClusterOptions": "nsqext.broker.options",
+    "ScriptedClock": "nsqext.broker.cluster_faults",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'nsqext.broker' has no attribute {name!r}")
+    value = globals()[name] = getattr(_import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *__all__))

@@ -119,9 +119,7 @@ class CoordinatedCore(Core):
             while not self.coordinator.writable(replicas):
                 await replicas.wait()
             return replicas.state.leader
-        raise PartitionUnavailable(
-            f"the partition took no writes within {timeout} s", topic=topic, partition=partition
-        )
+        raise PartitionUnavailable(f"the partition took no writes within {timeout} s", topic=topic, partition=partition)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> None:
         """Make another node the leader of a partition; a node without a copy gets the old leader's."""

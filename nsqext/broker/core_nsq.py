@@ -67,9 +67,7 @@ class OriginalCore(Core):
             while lookupd.alive and not self._shows(lookupd, name, channels, alive):
                 await anyio.sleep(0.005)
 
-    def _shows(
-        self, lookupd: Lookupd | OriginalLookupd, name: str, channels: tuple[str, ...], nodes: int
-    ) -> bool:
+    def _shows(self, lookupd: Lookupd | OriginalLookupd, name: str, channels: tuple[str, ...], nodes: int) -> bool:
         if not isinstance(lookupd, OriginalLookupd):
             return False
         registry = lookupd.registry

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, field
 
+from nsqext.broker.listening import listen
 from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.routes import lookupd_app
 from nsqext.broker.lookupd.tcp import LookupTcp
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.serving import HttpServer
-from nsqext.broker.web import listen
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus

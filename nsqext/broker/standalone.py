@@ -261,11 +261,11 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
     Raises:
         OSError: an address cannot be had.
     """
+    from nsqext.broker.listening import listen
     from nsqext.broker.lookupd.original import OriginalLookupd, original_app
     from nsqext.broker.lookupd.registry import Registry
     from nsqext.broker.lookupd.tcp import LookupTcp
     from nsqext.broker.serving import HttpServer
-    from nsqext.broker.web import listen
 
     tcp = listen(settings.tcp)
     try:

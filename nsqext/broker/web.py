@@ -15,7 +15,6 @@ A string or bytes result is sent as it is in every form.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cached_property
@@ -206,28 +205,3 @@ def application(routes: Iterable[Route]) -> Starlette:
     app = Starlette(routes=table, exception_handlers={404: refuse, 405: refuse, Exception: refuse})
     app.router.redirect_slashes = False
     return app
-
-
-def listen(address: str, backlog: int = 1024) -> socket.socket:
-    """Return a listening TCP socket.
-
-    Args:
-        address: ``host:port``, port 0 for a free one; ``:port`` listens on every interface.
-        backlog: connections that may wait.
-
-    Raises:
-        OSError: the address cannot be had.
-    """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, int(port)))
-        made.listen(backlog)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
-    return made

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nsqext.broker.listening import listen_early
 from nsqext.cli.flags import read_flags
 from nsqext.cli.program import VERSION, run_program
 
@@ -106,6 +107,9 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the words behind the program's name.
     """
     flags = read_flags("nsqd", arguments, FLAGS, f"nsqd v{VERSION}")
+    flags = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152", **flags}
+    encrypted = flags.get("tls-cert") and flags.get("tls-key")
+    listen_early(flags[name] for name in ("tcp-address", "http-address", "https-address")[: 3 if encrypted else 2])
     run_program("nsqd", flags, lambda log: _serve(flags, log))
 
 
@@ -123,9 +127,9 @@ async def _serve(flags: dict[str, Any], log: Any) -> None:
         )
     settings = NsqdSettings(
         generation=flags.get("generation", "nsq"),
-        tcp=flags.get("tcp-address", "0.0.0.0:4150"),
-        http=flags.get("http-address", "0.0.0.0:4151"),
-        https=flags.get("https-address", "0.0.0.0:4152"),
+        tcp=flags["tcp-address"],
+        http=flags["http-address"],
+        https=flags["https-address"],
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
         broadcast_ports=(flags.get("broadcast-tcp-port", 0), flags.get("broadcast-http-port", 0)),
         lookupd_addresses=tuple(flags.get("lookupd-tcp-address", ())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+from nsqext.broker.listening import listen_early
 from nsqext.cli.flags import read_flags
 from nsqext.cli.program import VERSION, run_program
 
@@ -31,11 +32,13 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the words behind the program's name.
     """
     flags = read_flags("nsqlookupd", arguments, FLAGS, f"nsqlookupd v{VERSION}")
+    flags = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161", **flags}
+    listen_early((flags["tcp-address"], flags["http-address"]))
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 
     settings = LookupdSettings(
-        tcp=flags.get("tcp-address", "0.0.0.0:4160"),
-        http=flags.get("http-address", "0.0.0.0:4161"),
+        tcp=flags["tcp-address"],
+        http=flags["http-address"],
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
         inactive_producer_timeout=flags.get("inactive-producer-timeout", 300.0),
         tombstone_lifetime=flags.get("tombstone-lifetime", 45.0),

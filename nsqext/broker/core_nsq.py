@@ -76,5 +76,6 @@ class OriginalCore(Core):
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic on every node."""
-        if not any([running.member.node.delete_topic(name) for running in self.nodes.values()]):
+        deleted = [running.member.node.delete_topic(name) for running in self.nodes.values()]
+        if not any(deleted):
             raise TopicNotFound("there is no such topic", topic=name)

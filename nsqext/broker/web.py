@@ -32,7 +32,7 @@ from starlette.routing import Route
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ("Call", "Form", "Handler", "HttpFault", "application", "dump", "listen", "route")
+__all__ = ("Call", "Form", "Handler", "HttpFault", "application", "dump", "route")
 
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"

@@ -236,6 +236,20 @@ class Consumer:
             self._keeper.level()
 
     @property
+    def max_in_flight(self) -> int:
+        """Messages that may be here unanswered, over all connections; may be changed at any time.
+
+        Raises:
+            InvalidSetting: it is no positive number.
+        """
+        return self._flow.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        self._flow.max_in_flight = count
+        self._keeper.level()
+
+    @property
     def paused(self) -> bool:
         """Whether no further messages are asked for."""
         return self._flow.paused

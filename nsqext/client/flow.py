@@ -54,15 +54,28 @@ class ReadyFlow(Generic[K]):
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff) -> None:
-        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
-            raise InvalidSetting(f"max_in_flight={max_in_flight!r} is not a positive number")
-        self.max_in_flight: int = max_in_flight
+        self.max_in_flight = max_in_flight
         self.paused: bool = False
         """Nothing is wanted at the moment: all shares are 0."""
         self._backoff = backoff
         self._members: dict[K, _Member] = {}
         self._turns = 0
         self._extra = 0
+
+    @property
+    def max_in_flight(self) -> int:
+        """For all connections together; may be changed.
+
+        Raises:
+            InvalidSetting: it is no positive number.
+        """
+        return self._max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidSetting(f"max_in_flight={count!r} is not a positive number")
+        self._max_in_flight = count
 
     def __len__(self) -> int:
         return len(self._members)

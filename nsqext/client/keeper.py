@@ -19,13 +19,17 @@ from nsqext.errors import (
     AuthFailed,
     AuthRequired,
     BadChannel,
+    BadPartition,
     BadTopic,
     ChannelNotRegistered,
     ExtendForbidden,
     ExtendRequired,
+    IdentifyFailed,
+    InvalidCommand,
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
+    InvalidState,
     LookupFailed,
     NotLeader,
     NsqError,
@@ -55,7 +59,9 @@ _TICK = 0.25
 _SETTLED = 5.0
 """Seconds after which a subscription counts as working, so that the next failure starts with a short pause."""
 
-_FATAL = (AuthFailed, AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
+_FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
+_FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
+"""Settings that the server does not take; once they were taken, the server is to blame, and it is tried again."""
 _REFUSED = (NotLeader, TopicNotExist)
 _SELF_HEALING = (ExtendForbidden, ExtendRequired, OrderRequired)
 
@@ -193,7 +199,9 @@ class Keeper:
                 return
             started = _clock()
             error = await self._subscribe(place, address, view)
-            if error is not None and (isinstance(error, _FATAL) or self._nobody_is_nsqd(place, error)):
+            fatal = _FATAL if place.opened else _FATAL + _FATAL_AT_FIRST
+            if error is not None and (isinstance(error, fatal) or self._nobody_is_nsqd(place, error)):
+                place.moved.set()
                 self._listener.failed(error)
                 return
             if self.closing:
@@ -245,6 +253,7 @@ class Keeper:
         try:
             await self._see_to_start(place, view, address)
             await subscription.open()
+            place.opened = True
             await self._move(place, subscription, view)
             self._live[place.key] = subscription
             self._strangers = None
@@ -283,14 +292,16 @@ class Keeper:
         http = _http(view, place.partition, subscription.plan.address)
         subscription.start = position = place.pending
         await move_channel(http, self._topic, place.partition, self._source.channel, position)
-        place.pending = None
-        place.moved.set()
+        if place.pending is position:
+            place.pending = None
+            place.moved.set()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Let the channel read on from a place; returns when it does at all partitions.
 
         Raises:
             InvalidPartition: a partition that is not consumed here.
+            InvalidState: the consumer ended meanwhile.
         """
         keys: Iterable[Key] = self._places if partitions is None else partitions
         places = []
@@ -308,6 +319,10 @@ class Keeper:
                 await subscription.close()
         for place in places:
             await place.moved.wait()
+            if place.pending is position:
+                raise InvalidState(
+                    "the consumer ended before it could seek", topic=self._topic, partition=place.partition
+                )
 
     # RDY and answers
 
@@ -359,6 +374,8 @@ class Keeper:
         self.closing = True
         if self._unwatch is not None:
             self._unwatch()
+        for place in self._places.values():
+            place.moved.set()
         self.flush()
         async with anyio.create_task_group() as tasks:
             for subscription in self.subscriptions:

@@ -67,13 +67,15 @@ class Place:
         key: which one.
         pending: where its channel has to be moved to.
         fresh: the start position was not seen to yet.
-        moved: set when the channel was moved.
+        moved: set when the channel was moved, or will never be.
+        opened: a subscription worked once.
     """
 
     key: Key
     pending: Position | None = None
     fresh: bool = True
     moved: anyio.Event = field(factory=anyio.Event)
+    opened: bool = False
 
     @property
     def partition(self) -> int:

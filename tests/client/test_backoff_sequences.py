@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext import BackoffOptions, Consumer, FailureOptions, Message, Requeue
+from nsqext.errors import InvalidSetting
 from tests.client.consuming import eventually, quick, running, tape
 from tests.client.scripted import PLAIN, message, scripted_node
 
@@ -211,5 +212,55 @@ async def test_without_backoff_nothing_slows_down() -> None:
             assert await tape(peer, 1) == ["RDY 5"]
             await peer.raw(message(1, b"bad") + message(2))
             assert await tape(peer, 2) == ["REQ 1", "FIN 2"]
+
+        await running(consumer, body, node)
+
+
+async def test_a_failure_at_one_node_stops_all() -> None:
+    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
+        consumer = scripted_consumer(f"{one},{two}", max_in_flight=8)
+
+        async def body() -> None:
+            first, second = await one.accept(), await two.accept()
+            for peer in (first, second):
+                assert await tape(peer, 1) == ["SUB t ch"]
+            await first.answer()
+            assert await tape(first, 1) == ["RDY 8"]
+            await second.answer()
+            assert (await tape(first, 1), await tape(second, 1)) == (["RDY 4"], ["RDY 4"])
+            await first.raw(message(1, b"bad"))
+            assert await tape(first, 2) == ["RDY 0", "REQ 1"]
+            assert await tape(second, 1) == ["RDY 0"]
+            await eventually(lambda: any(one.ready for one in consumer.connections))
+            assert sorted(one.ready for one in consumer.connections) == [0, 1]
+            probe = next(one.node for one in consumer.connections if one.ready)
+            peer, other = (first, second) if probe == str(one) else (second, first)
+            assert await tape(peer, 1) == ["RDY 1"]
+            await peer.raw(message(2))
+            assert await tape(peer, 2) == ["RDY 4", "FIN 2"]
+            assert await tape(other, 1) == ["RDY 4"]
+
+        await running(consumer, body, one, two)
+
+
+async def test_another_number_in_flight_while_it_backs_off() -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = scripted_consumer(node, max_in_flight=5)
+
+        async def body() -> None:
+            peer = await node.accept()
+            assert await tape(peer, 1) == ["SUB t ch"]
+            await peer.answer()
+            assert await tape(peer, 1) == ["RDY 5"]
+            consumer.max_in_flight = 9
+            assert await tape(peer, 1) == ["RDY 9"]
+            await peer.raw(message(1, b"bad"))
+            assert await tape(peer, 2) == ["RDY 0", "REQ 1"]
+            consumer.max_in_flight = 3
+            assert await tape(peer, 1) == ["RDY 1"]
+            await peer.raw(message(2))
+            assert await tape(peer, 2) == ["RDY 3", "FIN 2"]
+            with pytest.raises(InvalidSetting):
+                consumer.max_in_flight = 0
 
         await running(consumer, body, node)

@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, ExtFilter, LookupOptions, Position
 from nsqext.broker import Cluster
-from nsqext.errors import BadTopic, InvalidPartition, InvalidSetting
+from nsqext.errors import BadTopic, InvalidCommand, InvalidPartition, InvalidSetting, InvalidState
 from tests.client.consuming import QUICK, eventually, publish, quick, tape
 from tests.client.scripted import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
 
@@ -328,3 +328,40 @@ async def test_order_that_is_broken_starts_the_subscription_anew(caplog: pytest.
             await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
             assert (await consumer.__anext__()).internal_id == 4, "nothing was skipped"
             await peer.close()
+
+
+async def test_settings_that_the_server_refuses_are_raised() -> None:
+    async with scripted_node(obey({"SUB": error("E_INVALID no")}), granted=PLAIN) as node:
+        with pytest.raises(InvalidCommand):
+            async with Consumer("t", "ch", nsqd=str(node), options=QUICK):
+                raise AssertionError("it opened")
+
+
+async def test_settings_that_were_taken_once_are_tried_again() -> None:
+    async with (
+        scripted_node(obey({"SUB": [ok(), error("E_INVALID no"), ok()]}), granted=PLAIN) as node,
+        Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer,
+    ):
+        await node.peers[0].close()
+        await eventually(lambda: len(node.peers) == 3 and consumer.connections)
+
+
+async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    seen: list[str] = []
+
+    async def seek(consumer: Consumer) -> None:
+        with pytest.raises(InvalidState, match="ended"):
+            await consumer.seek(Position.latest())
+        seen.append("ended")
+
+    async with anyio.create_task_group() as tasks:
+        async with opened(topic, cluster) as consumer:
+            cluster.kill(cluster.leader(topic))
+            await eventually(lambda: not consumer.connections)
+            tasks.start_soon(seek, consumer)
+            await anyio.wait_all_tasks_blocked()
+        with pytest.raises(InvalidState, match="not open"):
+            await consumer.seek(Position.latest())
+    assert seen == ["ended"]
+    cluster.restart(cluster.leader(topic))

@@ -16,6 +16,7 @@ __all__ = ("COMMANDS", "PROGRAMS", "main")
 COMMANDS: dict[str, str] = {
     "broker": "nsqext.cli.broker",
     "demo": "nsqext.cli.demo",
+    "key-ranges": "nsqext.cli.key_ranges",
 }
 """Commands and their modules."""
 

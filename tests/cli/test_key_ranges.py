@@ -1,0 +1,95 @@
+"""``nsqext key-ranges`` on a cluster, and its table."""
+
+from __future__ import annotations
+
+import io
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import anyio
+import httpx
+import pytest
+from rich.console import Console
+
+from nsqext import Consumer, Draft, Producer
+from nsqext.broker import Cluster
+from nsqext.cli import main
+from nsqext.cli.key_ranges import make_table
+from nsqext.cli.key_ranges_watch import PartitionKeys, RangeLine, RangeWatch
+from nsqext.errors import BadChannel, InvalidSetting
+from nsqext.lookup.directory import Directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes."""
+    with Cluster(nodes=2) as cluster:
+        for topic in ("plain", "once"):
+            cluster.create_topic(topic, channels=["ch"])
+        yield cluster
+
+
+async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest.FixtureRequest) -> None:
+    topic = f"seen{abs(hash(request.node.nodeid)) % 10**9}"
+    cluster.create_topic(topic, partitions=2, extend=True, channels=["ch"])
+    directory = Directory(lookupd=cluster.lookupd)
+
+    def make(most: int) -> Consumer:
+        return Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most)
+
+    async with aclosing(directory), httpx.AsyncClient(trust_env=False) as web:
+        watch = RangeWatch(directory, web, topic, "ch")
+        assert {one.error for one in await watch.look()} == {"no consumer, and no type yet"}
+        async with make(2), make(200), Producer(cluster.lookupd) as producer:
+            await producer.publish_many(topic, [Draft(b"x", key=f"k{number}") for number in range(50)], partition=0)
+            with anyio.fail_after(10):
+                while not (found := await watch.look())[0].replay:  # noqa: ASYNC110 - the broker tells nobody
+                    await anyio.sleep(0.01)
+    assert [(line.low, line.high) for line in found[1].ranges] == [(0.0, 0.5), (0.5, 1.0)]
+    assert found[0].depth == 50
+    assert found[0].held > 1
+    assert sum(line.waiting for line in found[0].ranges) == found[0].replay
+
+
+async def test_other_channels_are_refused(cluster: Cluster) -> None:
+    directory = Directory(lookupd=cluster.lookupd)
+    async with aclosing(directory), httpx.AsyncClient(trust_env=False) as web:
+        with pytest.raises(BadChannel, match="no partition has the channel nothing"):
+            await RangeWatch(directory, web, "plain", "nothing").look()
+        async with Consumer("plain", "ch", lookupd=cluster.lookupd):
+            with pytest.raises(InvalidSetting, match="is not of type key_failover"):
+                await RangeWatch(directory, web, "plain", "ch").look()
+
+
+def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    node = cluster.nodes[cluster.leader("once")]
+    created = httpx.post(f"http://{node.http}/channel/create?topic=once&channel=ch&dispatch=key_failover")
+    assert created.status_code == 200
+    with pytest.raises(SystemExit) as end:
+        main(["key-ranges", "once", "ch", "--lookupd", cluster.lookupd[0], "--once"])
+    assert not end.value.code
+    assert "no consumer" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["key-ranges", "missing", "ch", "--lookupd", cluster.lookupd[0], "--once"])
+    assert end.value.code
+
+
+def test_the_table() -> None:
+    ranges = (
+        RangeLine(0.0, 0.5, "", "127.0.0.1:1", 12.34, 0),
+        RangeLine(0.5, 1.0, "canary", "127.0.0.1:2", 1.0, 7),
+    )
+    out = io.StringIO()
+    console = Console(file=out, width=140)
+    console.print(
+        make_table("t / ch", [PartitionKeys(0, ranges=ranges, replay=7), PartitionKeys(1, error="no leader")], 106)
+    )
+    text = out.getvalue()
+    for piece in ("t / ch", "█" * 20 + "·" * 20, "·" * 20 + "█" * 20, "12.3", "127.0.0.1:2 (tag canary)", "no leader"):
+        assert piece in text
+    assert "2 in all" in text

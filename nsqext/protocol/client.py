@@ -142,13 +142,16 @@ class ClientProtocol:
         """Hand over bytes behind the last frame, for a layer that was just negotiated."""
         return self._parser.take_rest()
 
-    def expire(self, now: float) -> None:
-        """Let those go whose deadline has passed: they get an error, and the late answer finds nobody."""
+    def expire(self, now: float) -> int:
+        """Let those go whose deadline has passed: they get an error, and the late answer finds nobody; returns how many."""
+        expired = 0
         for reply in self._pending:
             if reply.deadline < now and not reply.done:
+                expired += 1
                 reply.error = ConnectionLost("no answer came in time", node=self.node)
                 if reply.wake is not None:
                     reply.wake()
+        return expired
 
     def fail(self, error: NsqError, unsent: int = 0) -> None:
         """End the connection: everything that waits, and everything to come, gets an error.

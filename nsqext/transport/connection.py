@@ -229,8 +229,10 @@ class Connection(Wire):
     async def _read_once(self) -> None:
         try:
             await anyio.wait_readable(self._sock)
-        except (anyio.ClosedResourceError, OSError):
-            self._fail(ConnectionLost("the connection was closed here"))
+        except anyio.ClosedResourceError:
+            return  # closed, or woken to see that an answer is not waited for any more
+        except OSError as error:
+            self._fail(ConnectionLost(f"the connection broke: {error.strerror or error}"))
             return
         self._receive()
 
@@ -342,7 +344,8 @@ class Connection(Wire):
         self.flush()
         now = _clock()
         if self.protocol.waiting:
-            self.protocol.expire(now)
+            if self.protocol.expire(now) and self._watch is None:
+                anyio.notify_closing(self._sock)
             if now - self._oldest > self._request_timeout:
                 self._fail(ConnectionLost(f"no answer within {self._request_timeout:g} s"))
         silence = 2 * self.heartbeat_interval

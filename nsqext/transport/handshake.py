@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve
 
-from nsqext.errors import AuthRequired, ConnectionFailed, InvalidSetting, NegotiationFailed, NsqError
+from nsqext.errors import (
+    AuthRequired,
+    ConnectionFailed,
+    ConnectionLost,
+    InvalidSetting,
+    NegotiationFailed,
+    NsqError,
+    ProtocolError,
+)
 from nsqext.protocol.commands import MAGIC_V2, auth, identify
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
@@ -48,7 +56,8 @@ async def open_connection(
             negotiated = await _negotiate(connection, options, request or IdentifyRequest())
         except NsqError as error:
             connection.close()
-            raise error.at(node=str(address)) from error.__cause__
+            reason = _reason(error)
+            raise reason.at(node=str(address)) from reason.__cause__
         except BaseException:
             connection.close()
             raise
@@ -59,6 +68,15 @@ async def open_connection(
         node=str(address),
         hint="is this nsqd's TCP port?",
     )
+
+
+def _reason(error: NsqError) -> NsqError:
+    """Return why a handshake failed; a connection that was lost in it was never there, and nothing was published on it."""
+    if not isinstance(error, ConnectionLost):
+        return error
+    if isinstance(error.__cause__, ProtocolError):
+        return error.__cause__
+    return ConnectionFailed(f"{error.message}, before it could be used", hint="is this nsqd's TCP port?")
 
 
 async def _negotiate(connection: Connection, options: ConnectionOptions, request: IdentifyRequest) -> Negotiated:

@@ -127,8 +127,8 @@ class Wire:
             while self._rest and not self.closed:
                 try:
                     await anyio.wait_writable(self._sock)
-                except (anyio.ClosedResourceError, OSError):
-                    return
+                except anyio.ClosedResourceError:
+                    continue
                 self._go_on()
         finally:
             self._draining = False

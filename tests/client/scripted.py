@@ -177,6 +177,12 @@ class Peer:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as gone:
             raise PeerGone from gone
 
+    def stop_reading(self) -> None:
+        """Leave everything to the kernel from now on; asyncio's streams read ahead otherwise."""
+        transport = getattr(self.stream, "_transport", None)
+        if transport is not None:
+            transport.pause_reading()
+
     async def close(self) -> None:
         """Close the connection."""
         await self.stream.aclose()

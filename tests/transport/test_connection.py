@@ -1,0 +1,489 @@
+"""One connection: answers find their requests whatever happens to callers, kernel and peer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext.errors import BadMessage, ConnectionLost, HeartbeatMissed, InvalidState, NotLeader, NotSent, NsqError
+from nsqext.protocol.frames import HEARTBEAT
+from nsqext.transport import connection as module
+from nsqext.transport.handshake import open_connection
+from nsqext.transport.options import ConnectionOptions
+from tests.client.scripted import Peer, error, message, ok, scripted_node
+
+if TYPE_CHECKING:
+    from nsqext.transport.connection import Connection
+
+pytestmark = pytest.mark.anyio
+
+_BIG = 20_000_000
+"""More than the kernel takes for a peer that does not read."""
+
+
+@asynccontextmanager
+async def _connected(request_timeout: float = 10.0) -> AsyncIterator[tuple[Connection, Peer]]:
+    options = ConnectionOptions(request_timeout=request_timeout)
+    with anyio.fail_after(15):
+        async with scripted_node() as node:
+            connection, _ = await open_connection(node.address, options)
+            try:
+                yield connection, await node.accept()
+            finally:
+                connection.close()
+
+
+def _pub(body: bytes) -> bytes:
+    return b"PUB t\n" + len(body).to_bytes(4, "big") + body
+
+
+class _Caller:
+    """A request in a task of its own."""
+
+    def __init__(
+        self, connection: Connection, data: bytes, deadline: float = float("inf"), breaks: bool = False
+    ) -> None:
+        self.scope = anyio.CancelScope()
+        self.outcome: bytes | NsqError | None = None
+        self.ended = anyio.Event()
+        self._request = (connection, data, deadline, breaks)
+
+    async def __call__(self) -> None:
+        connection, data, deadline, breaks = self._request
+        try:
+            with self.scope:
+                try:
+                    self.outcome = await connection.request(data, deadline, breaks=breaks)
+                except NsqError as failure:
+                    self.outcome = failure
+        finally:
+            self.ended.set()
+
+
+async def _until(condition: object, connection: Connection | None = None) -> None:
+    assert callable(condition)
+    with anyio.fail_after(10):
+        while not condition():
+            if connection is not None:
+                connection.tick()
+            await anyio.sleep(0.005)
+
+
+async def test_a_lone_request_gets_its_answer() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        assert (await peer.expect("PUB")).body == b"x"
+        assert connection.in_flight == 1
+        await peer.answer(b"OK")
+        await caller.ended.wait()
+        assert caller.outcome == b"OK"
+        assert connection.in_flight == 0
+
+
+async def test_requests_of_one_turn_leave_as_one_piece_and_get_answers_in_order() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        callers = [_Caller(connection, _pub(b"%d" % number)) for number in range(50)]
+        for caller in callers:
+            tasks.start_soon(caller)
+        commands = [await peer.expect("PUB") for _ in range(50)]
+        assert len(peer.received) <= 3
+        await peer.raw(b"".join(ok(command.body or b"") for command in commands))
+        for number, caller in enumerate(callers):
+            await caller.ended.wait()
+            assert caller.outcome == b"%d" % number
+
+
+async def test_an_error_reply_leaves_the_connection_and_the_others_alone() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        first, second = _Caller(connection, _pub(b"1")), _Caller(connection, _pub(b"2"))
+        tasks.start_soon(first)
+        tasks.start_soon(second)
+        await peer.expect("PUB")
+        await peer.expect("PUB")
+        await peer.raw(error("E_FAILED_ON_NOT_LEADER") + ok())
+        await second.ended.wait()
+        assert {type(first.outcome), type(second.outcome)} == {NotLeader, bytes}
+        assert connection.usable
+
+
+async def test_a_fatal_error_makes_the_requests_behind_it_not_sent() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        first = _Caller(connection, _pub(b"0"))
+        tasks.start_soon(first)
+        await peer.expect("PUB")
+        rest = [_Caller(connection, _pub(b"x")) for _ in range(3)]
+        for caller in rest:
+            tasks.start_soon(caller)
+        for _ in rest:
+            await peer.expect("PUB")
+        await peer.error("E_BAD_MESSAGE too big")
+        for caller in rest:
+            await caller.ended.wait()
+        assert type(first.outcome) is BadMessage
+        assert [type(caller.outcome) for caller in rest] == [NotSent] * 3
+        assert connection.closed
+        with pytest.raises(NotSent, match="E_BAD_MESSAGE"):
+            await connection.request(_pub(b"y"))
+
+
+async def test_an_error_in_a_batch_that_breaks_the_stream_ends_the_connection() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        first = _Caller(connection, _pub(b"0"), breaks=True)
+        tasks.start_soon(first)
+        await peer.expect("PUB")
+        second = _Caller(connection, _pub(b"1"))
+        tasks.start_soon(second)
+        await peer.expect("PUB")
+        await peer.error("E_EXT_NOT_SUPPORT x")
+        await second.ended.wait()
+        assert isinstance(first.outcome, NsqError)
+        assert type(second.outcome) is ConnectionLost
+        assert not connection.usable
+
+
+async def test_an_end_in_the_middle_of_a_frame_is_a_lost_connection() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        await peer.raw(ok(b"OK")[:7])
+        await peer.close()
+        await caller.ended.wait()
+        assert type(caller.outcome) is ConnectionLost
+        assert "closed the connection" in str(caller.outcome)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 100, b"\0\0\0\x06\0\0\0\x09OK", b"\0\0\0\1\0\0\0\0"]
+)
+async def test_garbage_ends_the_connection_and_tells_why(garbage: bytes) -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        await peer.raw(garbage)
+        await caller.ended.wait()
+        assert type(caller.outcome) is ConnectionLost
+        assert connection.closed
+
+
+async def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
+    async with _connected() as (connection, peer):
+        await peer.answer(b"OK")
+        await _until(lambda: connection.closed, connection)
+        with pytest.raises(NotSent, match="nobody asked for"):
+            await connection.request(_pub(b"x"))
+
+
+async def test_a_connection_that_the_server_closed_while_idle_is_seen_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_FRESH", -1.0)
+    async with _connected() as (connection, peer):
+        await peer.close()
+        await anyio.wait_readable(connection._sock) if connection._watch is None else await _until(
+            lambda: connection.closed
+        )
+        with pytest.raises(NotSent):
+            await connection.request(_pub(b"x"))
+
+
+# Cancellation
+
+
+async def test_the_late_answer_to_a_cancelled_request_finds_nobody() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        callers = [_Caller(connection, _pub(b"%d" % number)) for number in range(4)]
+        for caller in callers:
+            tasks.start_soon(caller)
+            await peer.expect("PUB")
+        for number in (0, 2):
+            callers[number].scope.cancel()
+            await callers[number].ended.wait()
+        await peer.raw(b"".join(ok(b"%d" % number) for number in range(4)))
+        for number in (1, 3):
+            await callers[number].ended.wait()
+            assert callers[number].outcome == b"%d" % number
+        assert connection.in_flight == 0
+        assert connection.usable
+
+
+async def test_when_the_one_who_reads_is_cancelled_the_next_one_reads() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        first = _Caller(connection, _pub(b"1"))
+        tasks.start_soon(first)
+        await peer.expect("PUB")
+        others = [_Caller(connection, _pub(b"x")) for _ in range(3)]
+        for caller in others:
+            tasks.start_soon(caller)
+            await peer.expect("PUB")
+        first.scope.cancel()
+        others[0].scope.cancel()
+        await first.ended.wait()
+        await peer.raw(ok() * 3)
+        await others[1].ended.wait()
+        assert others[1].outcome == b"OK"
+        await peer.raw(ok())
+        await others[2].ended.wait()
+        assert others[2].outcome == b"OK"
+
+
+async def test_an_answer_and_a_cancellation_in_the_same_turn() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        caller.scope.cancel()
+        connection.protocol.receive_data(ok())
+        await caller.ended.wait()
+        assert connection.usable
+        assert connection.in_flight == 0
+
+
+async def test_a_poll_that_answers_the_reader_to_be_wakes_the_next_one() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        callers = [_Caller(connection, _pub(b"x")) for _ in range(3)]
+        for caller in callers:
+            tasks.start_soon(caller)
+        for _ in callers:
+            await peer.expect("PUB")
+        # the first one reads on trio: its answer hands the reading over, and a tick comes before the next one runs
+        connection.protocol.receive_data(ok())
+        connection.protocol.receive_data(ok())
+        await peer.raw(ok())
+        for caller in callers:
+            await caller.ended.wait()
+            assert caller.outcome == b"OK"
+
+
+# The kernel's buffer
+
+
+async def test_a_request_that_the_kernel_does_not_take_at_once() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        big, small = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
+        tasks.start_soon(big)
+        await _until(lambda: connection._rest)
+        tasks.start_soon(small)
+        assert (await peer.expect("PUB")).body == b"b" * _BIG
+        assert (await peer.expect("PUB")).body == b"small"
+        await peer.raw(ok(b"1") + ok(b"2"))
+        await small.ended.wait()
+        assert (big.outcome, small.outcome) == (b"1", b"2")
+
+
+async def test_a_request_that_is_cancelled_in_the_middle_is_sent_to_its_end() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        big, small = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
+        tasks.start_soon(big)
+        await _until(lambda: connection._rest)
+        big.scope.cancel()
+        await big.ended.wait()
+        tasks.start_soon(small)
+        assert len((await peer.expect("PUB")).body or b"") == _BIG
+        assert (await peer.expect("PUB")).body == b"small"
+        await peer.raw(ok(b"1") + ok(b"2"))
+        await small.ended.wait()
+        assert small.outcome == b"2"
+
+
+async def test_a_peer_that_never_reads_is_given_up() -> None:
+    async with _connected(request_timeout=0.2) as (connection, peer), anyio.create_task_group() as tasks:
+        peer.stop_reading()
+        big, behind = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
+        tasks.start_soon(big)
+        await _until(lambda: connection._rest)
+        tasks.start_soon(behind)
+        await _until(lambda: connection.in_flight == 2)
+        await _until(lambda: connection.closed, connection)
+        await big.ended.wait()
+        await behind.ended.wait()
+        assert type(big.outcome) is ConnectionLost
+        assert "no answer within 0.2 s" in str(big.outcome)
+        assert type(behind.outcome) is NotSent
+        assert peer.commands == []
+
+
+async def test_what_was_written_is_drained() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        connection.write(_pub(b"b" * _BIG))
+        connection.write(_pub(b"c"))
+        for _ in range(3):
+            tasks.start_soon(connection.drain)
+        assert len((await peer.expect("PUB")).body or b"") == _BIG
+        assert (await peer.expect("PUB")).body == b"c"
+
+
+async def test_closing_ends_a_drain() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        peer.stop_reading()
+        connection.write(_pub(b"b" * _BIG))
+        for _ in range(2):
+            tasks.start_soon(connection.drain)
+        await _until(lambda: connection._rest)
+        connection.close()
+        connection.close()
+        assert peer.commands == []
+
+
+# Time
+
+
+async def test_a_deadline_lets_one_request_go_and_keeps_the_connection() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        late = _Caller(connection, _pub(b"1"), deadline=time.monotonic() + 0.05)
+        tasks.start_soon(late)
+        await peer.expect("PUB")
+        patient = _Caller(connection, _pub(b"2"), deadline=time.monotonic() + 60)
+        tasks.start_soon(patient)
+        await peer.expect("PUB")
+        await _until(late.ended.is_set, connection)
+        assert type(late.outcome) is ConnectionLost
+        assert not patient.ended.is_set()
+        await peer.raw(ok(b"late") + ok(b"second"))
+        await patient.ended.wait()
+        assert patient.outcome == b"second"
+        assert connection.usable
+
+
+async def test_answers_that_keep_coming_keep_the_connection() -> None:
+    async with _connected(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
+        callers = [_Caller(connection, _pub(b"x")) for _ in range(4)]
+        for caller in callers:
+            tasks.start_soon(caller)
+            await peer.expect("PUB")
+        for caller in callers:
+            with anyio.move_on_after(0.15):
+                await _until(lambda: False, connection)
+            await peer.answer()
+            await caller.ended.wait()
+            assert caller.outcome == b"OK"
+
+
+async def test_a_request_behind_other_writes_has_a_time_of_its_own() -> None:
+    async with _connected(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
+        connection._oldest = time.monotonic() - 100
+        connection.write(_pub(b"written"))
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        await peer.expect("PUB")
+        connection.tick()
+        await peer.answer()
+        await caller.ended.wait()
+        assert caller.outcome == b"OK"
+
+
+async def test_heartbeats_of_an_idle_connection_are_answered() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        tasks.start_soon(peer.heartbeat)
+        tasks.start_soon(_until, lambda: connection.protocol.heartbeats, connection)
+        await peer.expect_nop()
+
+
+async def test_heartbeats_between_answers() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        await peer.raw(ok(HEARTBEAT) + ok(b"OK") + ok(HEARTBEAT))
+        await caller.ended.wait()
+        assert caller.outcome == b"OK"
+        await peer.expect_nop()
+        await peer.expect_nop()
+
+
+async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _connected() as (connection, _):
+        connection.heartbeat_interval = 1.0
+        connection.tick()
+        assert connection.usable
+        monkeypatch.setattr(connection, "_received", time.monotonic() - 3.1)
+        connection.tick()
+        assert isinstance(connection.protocol.error, HeartbeatMissed)
+        assert connection.closed
+        connection.tick()
+
+
+# Messages
+
+
+async def test_messages_go_to_their_taker_in_lists_and_reading_ends_with_the_reason() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        taken: list[list[bytes]] = []
+        ended: list[NsqError] = []
+        connection.on_messages = taken.append
+
+        async def read() -> None:
+            try:
+                await connection.read_forever()
+            except NsqError as failure:
+                ended.append(failure)
+
+        tasks.start_soon(read)
+        await peer.raw(message(1) + message(2))
+        await _until(lambda: sum(map(len, taken)) == 2)
+        await peer.close()
+        await _until(lambda: ended)
+        assert type(ended[0]) is ConnectionLost
+
+
+async def test_two_readers_are_refused_where_tasks_read() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        if connection._watch is not None:
+            return
+        caller = _Caller(connection, _pub(b"x"))
+        tasks.start_soon(caller)
+        await peer.expect("PUB")
+        await _until(lambda: connection._reading)
+        with pytest.raises(InvalidState):
+            await connection.read_forever()
+        await peer.answer()
+
+
+async def test_closing_wakes_everybody() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        callers = [_Caller(connection, _pub(b"x")) for _ in range(3)]
+        for caller in callers:
+            tasks.start_soon(caller)
+        for _ in callers:
+            await peer.expect("PUB")
+        assert connection.local_address.startswith("127.0.0.1:")
+        connection.close()
+        for caller in callers:
+            await caller.ended.wait()
+            assert type(caller.outcome) is ConnectionLost
+        assert connection.local_address == ""
+        await peer.expect_end()
+
+
+async def test_requests_that_had_not_left_when_the_connection_broke_are_not_sent() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        sent = _Caller(connection, _pub(b"1"))
+        tasks.start_soon(sent)
+        await peer.expect("PUB")
+        connection._flush_due = True  # as if another one were about to flush
+        kept = _Caller(connection, _pub(b"2"))
+        tasks.start_soon(kept)
+        await _until(lambda: connection.in_flight == 2)
+        await peer.close()
+        await kept.ended.wait()
+        await sent.ended.wait()
+        assert type(sent.outcome) is ConnectionLost
+        assert type(kept.outcome) is NotSent
+
+
+async def test_a_peer_that_resets() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        await peer.close()
+        caller = _Caller(connection, _pub(b"b" * _BIG))
+        tasks.start_soon(caller)
+        await caller.ended.wait()
+        assert isinstance(caller.outcome, ConnectionLost)
+        assert connection.closed

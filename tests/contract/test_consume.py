@@ -10,6 +10,7 @@ import pytest
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, DeliveryOptions, FailureOptions, Message, Producer
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
+from tests.contract.relay import relaying
 from tests.contract.servers import PARTITIONS, ClusterUnderTest
 
 pytestmark = pytest.mark.anyio
@@ -188,6 +189,26 @@ async def test_messages_of_a_consumer_that_left_come_to_the_next_one(
             again = await finish_all(consumer, 3)
     assert sorted(message.body for message in again) == [b"1", b"3", b"4"]
     assert {message.attempts for message in again} == {1}
+
+
+async def test_messages_come_again_after_a_broken_connection(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    async with Producer(lookupd) as producer:
+        leader = (await producer.publish(topic, b"elsewhere", partition=0)).node
+        async with relaying(leader) as relay, Consumer(topic, channel, nsqd=relay.address) as consumer:
+            await producer.publish_many(topic, [b"1", b"2", b"3"], partition=0)
+            first = await take(consumer, 3)
+            await first[1].finish()
+            await nothing_for(consumer, 0.1)
+            relay.cut()
+            again = await finish_all(consumer, 2)
+            for message in (first[0], first[2]):
+                with pytest.raises(MessageNotInFlight):
+                    await message.finish()
+            assert relay.connections == 2
+    assert sorted((message.body, message.attempts) for message in again) == [(b"1", 1), (b"3", 1)]
 
 
 async def test_two_consumers_share_a_channel(cluster_under_test: ClusterUnderTest, channel: str) -> None:

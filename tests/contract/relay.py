@@ -1,0 +1,68 @@
+"""A TCP relay between a client and a node, which can cut the connections that go through it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream, SocketAttribute, SocketStream
+
+__all__ = ("Relay", "relaying")
+
+
+class Relay:
+    """Passes bytes on in both directions.
+
+    Args:
+        target: ``host:port`` of the node.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self._scopes: list[anyio.CancelScope] = []
+        self.address = ""
+        """Where it listens."""
+        self.connections = 0
+        """How many connections were made so far."""
+
+    def cut(self) -> None:
+        """End all connections without a word; new ones are taken."""
+        for scope in self._scopes:
+            scope.cancel()
+        self._scopes.clear()
+
+    async def serve(self, client: SocketStream) -> None:
+        """Relay one connection."""
+        self.connections += 1
+        with anyio.CancelScope() as scope:
+            self._scopes.append(scope)
+            async with (
+                client,
+                await anyio.connect_tcp(self._host, self._port) as node,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(self._pass_on, client, node, scope)
+                tasks.start_soon(self._pass_on, node, client, scope)
+
+    async def _pass_on(self, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope) -> None:
+        try:
+            async for data in source:
+                await sink.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # either side may leave at any time
+        scope.cancel()
+
+
+@asynccontextmanager
+async def relaying(target: str) -> AsyncIterator[Relay]:
+    """Run a relay to a node."""
+    relay = Relay(target)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port: int = listener.extra_attributes[SocketAttribute.local_port]()
+    relay.address = f"127.0.0.1:{port}"
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, relay.serve)
+        yield relay
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,89 @@
+"""The pytest plugin: a cluster for the whole run, and a fresh topic for each test that asks for one.
+
+pytest loads it by itself where the package is installed. The fixtures are synchronous, so that they serve blocking
+tests as well as those of pytest-asyncio and of anyio's plugin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    # pytest loads this module in every run, whether it is used or not
+    from nsqext.broker import Cluster
+
+__all__ = ("nsq_cluster", "nsq_topic")
+
+_MARKER = "nsq_topic"
+_NAME = 40
+"""Characters of a test's name that go into the name of its topic; servers take 64 in all."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the settings of the cluster."""
+    parser.addini("nsqext_nodes", "nodes of the cluster of the fixture nsq_cluster", default="3")
+    parser.addini("nsqext_lookupds", "lookup nodes of that cluster", default="1")
+    parser.addini("nsqext_generation", "ha (redesigned NSQ) or nsq (original)", default="ha")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(partitions=1, replicas=1, extend=False, ordered=False, channels=[], register_channels=False): "
+        "how the topic of the fixture nsq_topic is made",
+    )
+
+
+def _number(config: pytest.Config, name: str) -> int:
+    text = str(config.getini(name))
+    if not text.isdecimal():
+        raise pytest.UsageError(f"{name} = {text!r} is not a number")
+    return int(text)
+
+
+@pytest.fixture(scope="session")
+def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A running cluster, shared by all tests of the run; it needs the extra ``broker``.
+
+    Its shape is set by ``nsqext_nodes``, ``nsqext_lookupds`` and ``nsqext_generation`` in pytest's configuration. A
+    test that kills nodes or breaks something else takes a cluster of its own: ``with Cluster() as cluster``.
+    """
+    from nsqext.broker import Cluster
+
+    generation = str(pytestconfig.getini("nsqext_generation"))
+    nodes, lookupds = _number(pytestconfig, "nsqext_nodes"), _number(pytestconfig, "nsqext_lookupds")
+    with Cluster(nodes, lookupds=lookupds, generation=generation) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a topic of this test alone, which is deleted afterwards.
+
+    ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` says how it is made, in the words of
+    `nsqext.broker.Cluster.create_topic`; the mark nearest to the test decides about each of them.
+    """
+    from nsqext.errors import TopicNotFound
+
+    options: dict[str, object] = {}
+    for mark in request.node.iter_markers(_MARKER):
+        if mark.args:
+            raise pytest.UsageError(f"the mark {_MARKER} takes keywords only, not {mark.args!r}")
+        options = {**mark.kwargs, **options}
+    name = f"{re.sub('[^a-zA-Z0-9_-]', '_', request.node.name)[:_NAME]}_{token_hex(4)}"
+    try:
+        nsq_cluster.create_topic(name, **options)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise pytest.UsageError(f"the mark {_MARKER}: {error}") from error
+    yield name
+    try:
+        nsq_cluster.delete_topic(name)
+    except TopicNotFound:
+        # the test has deleted it
+        return

@@ -1,0 +1,139 @@
+"""The pytest plugin, in runs of pytest of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_INSTALLED = any(point.name == "nsqext" for point in entry_points(group="pytest11"))
+_PLUGIN = [] if _INSTALLED else ["-p", "nsqext.testing.plugin"]
+
+
+def run(folder: Path, code: str, *words: str, ini: str = "") -> str:
+    """Run a test file; returns what pytest printed."""
+    (folder / "pytest.ini").write_text(
+        f"[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n{ini}"
+    )
+    (folder / "test_it.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", *_PLUGIN, *words]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=18,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def outcome(output: str) -> dict[str, int]:
+    """Return the counts of pytest's last line."""
+    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?)", output)}
+
+
+def test_each_test_has_a_topic_of_its_own(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+import pytest
+from nsqext import sync
+
+pytestmark = pytest.mark.nsq_topic(partitions=2, channels=["billing"])
+seen = []
+
+def test_one(nsq_cluster, nsq_topic):
+    seen.append(nsq_topic)
+    with sync.Producer(nsq_cluster.lookupd) as producer:
+        producer.publish(nsq_topic, b"hi", partition=1)
+    with sync.Consumer(nsq_topic, "billing", lookupd=nsq_cluster.lookupd) as consumer:
+        assert next(consumer).body == b"hi"
+    assert nsq_topic.startswith("test_one_")
+
+@pytest.mark.nsq_topic(extend=True)
+@pytest.mark.parametrize("letter", ["a/b" * 30])
+def test_two(nsq_cluster, nsq_topic, letter):
+    with sync.Producer(nsq_cluster.lookupd) as producer:
+        producer.publish(nsq_topic, b"hi", tag="canary", partition=1)
+        with pytest.raises(Exception, match="does not know|not stored"):
+            sync.Producer.publish(producer, seen[0], b"gone")
+    nsq_cluster.delete_topic(nsq_topic)
+    assert len(nsq_cluster.nodes) == 2
+""",
+        ini="nsqext_nodes = 2\n",
+    )
+    assert outcome(output) == {"passed": 2}, output
+
+
+def test_it_works_with_pytest_asyncio_and_anyio(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+import pytest
+import nsqext
+
+async def journey(cluster, topic):
+    async with nsqext.Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"hi")
+    async with nsqext.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        message = await anext(consumer)
+        await message.finish()
+        assert message.body == b"hi"
+
+@pytest.mark.asyncio
+@pytest.mark.nsq_topic(channels=["ch"])
+async def test_asyncio(nsq_cluster, nsq_topic):
+    await journey(nsq_cluster, nsq_topic)
+
+@pytest.mark.anyio
+@pytest.mark.nsq_topic(channels=["ch"])
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_anyio(nsq_cluster, nsq_topic, anyio_backend):
+    await journey(nsq_cluster, nsq_topic)
+""",
+    )
+    assert outcome(output) == {"passed": 3}, output
+
+
+def test_the_original_generation(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+from nsqext import sync
+
+def test_it(nsq_cluster, nsq_topic):
+    with sync.Producer(nsq_cluster.lookupd) as producer:
+        assert producer.publish(nsq_topic, b"hi").partition == -1
+""",
+        ini="nsqext_generation = nsq\nnsqext_nodes = 1\n",
+    )
+    assert outcome(output) == {"passed": 1}, output
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    code = "import pytest\n@pytest.mark.nsq_topic({})\ndef test_it(nsq_topic): pass\n"
+    assert "takes keywords only" in run(tmp_path, code.format('"orders"'))
+    assert "unexpected keyword argument 'colour'" in run(tmp_path, code.format('colour="red"'))
+    assert "nsqext_nodes = 'many' is not a number" in run(tmp_path, code.format(""), ini="nsqext_nodes = many\n")
+
+
+def test_the_plugin_is_cheap_to_load(tmp_path: Path) -> None:
+    program = (
+        "import sys, pytest; before = set(sys.modules); import nsqext.testing.plugin; "
+        "print(sorted(name for name in set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=15
+    )
+    loaded = {name for name in eval(done.stdout) if name.startswith("nsqext")}  # noqa: S307 (our own list)
+    assert loaded == {"nsqext", "nsqext._version", "nsqext.testing", "nsqext.testing.plugin"}
+
+
+def test_markers_are_listed(tmp_path: Path) -> None:
+    assert "@pytest.mark.nsq_topic(partitions=1" in run(tmp_path, "", "--markers")

@@ -38,7 +38,7 @@ async def join(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> Non
         )
 
     try:
-        if await _catch_up(coordinator, replicas, name, goes_on):
+        if goes_on() and await _catch_up(coordinator, replicas, name, goes_on):
             coordinator.joining.discard(key)
             coordinator.take_in(replicas, name)
             return

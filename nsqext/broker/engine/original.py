@@ -74,7 +74,11 @@ class OriginalBacklog(Backlog):
 
 
 class OriginalChannel(Channel):
-    """One channel of a topic of the original server."""
+    """One channel of a topic of the original server.
+
+    Attributes:
+        first_count: messages of the topic that never went into the channel.
+    """
 
     backlog: OriginalBacklog
 
@@ -181,6 +185,15 @@ class OriginalChannel(Channel):
             self.backlog.put_off(entry, self._clock() + delay)
         elif self.ephemeral and self._depth(entry.count) > self._options.mem_queue_size:
             self.backlog.drop(entry)
+
+    def pass_over(self, first: int) -> None:
+        """Do without the messages behind a number, because the topic was emptied before it passed them on."""
+        for count in range(first + 1, self._partition.readable + 1):
+            entry = self._partition.log.at(count)
+            if entry is not None:
+                self.backlog.drop(entry)
+        self.first_count += self._partition.readable - first
+        self.pump()
 
     @property
     def depth(self) -> int:

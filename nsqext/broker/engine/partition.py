@@ -298,11 +298,8 @@ class Partition:
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
         for channel in self._each():
-            for count in range(first + 1, self.readable + 1):
-                entry = self.log.at(count)
-                if entry is not None and isinstance(channel, OriginalChannel):
-                    channel.backlog.drop(entry)
-            channel.pump()
+            if isinstance(channel, OriginalChannel):
+                channel.pass_over(first)
         self.note_channels()
 
     # time and end

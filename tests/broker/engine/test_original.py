@@ -51,6 +51,7 @@ def test_an_emptied_topic_forgets_what_it_holds() -> None:
     assert consumer.bodies() == ["m2"]
     bench.finish(consumer, [4])
     assert bench.channel().confirmed.count == 3
+    assert bench.channel().stats().message_count == 1
 
 
 def test_requeue_goes_to_the_end() -> None:

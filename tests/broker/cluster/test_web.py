@@ -10,8 +10,8 @@ import anyio
 import httpx
 import pytest
 
-from nsqext.broker.serving import HttpServer
 from nsqext.broker.listening import listen
+from nsqext.broker.serving import HttpServer
 from nsqext.broker.web import Call, Form, HttpFault, application, route
 
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}

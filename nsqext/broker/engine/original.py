@@ -67,6 +67,11 @@ class OriginalBacklog(Backlog):
         self._taken.add(entry.count)
         self.confirmed.add(entry.offset, entry.size, entry.count)
 
+    def skip_finished(self) -> None:
+        """Do not count what was finished out of order as waiting."""
+        for start, _, last in self.confirmed.intervals:
+            self._taken.update(range(self._partition.log.count_before(start) + 1, last + 1))
+
     def jump(self, offset: int, count: int) -> None:
         """Go to a position: everything before it counts as finished, nothing behind it."""
         self._taken.clear()
@@ -77,7 +82,7 @@ class OriginalChannel(Channel):
     """One channel of a topic of the original server.
 
     Attributes:
-        first_count: messages of the topic that never went into the channel.
+        first_count: messages of the topic that never went into the channel, or before the server was started.
     """
 
     backlog: OriginalBacklog
@@ -85,6 +90,7 @@ class OriginalChannel(Channel):
     def __init__(self, partition: Partition, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
         self.first_count = count
+        self._kept_count = 0
 
     def _make_backlog(self, partition: Partition, offset: int, count: int) -> OriginalBacklog:
         return OriginalBacklog(partition, offset, count, self)
@@ -186,6 +192,11 @@ class OriginalChannel(Channel):
         elif self.ephemeral and self._depth(entry.count) > self._options.mem_queue_size:
             self.backlog.drop(entry)
 
+    def begin_anew(self) -> None:
+        """Count from here on, as a server does that was started again: what there is, is on the disk."""
+        self.first_count = self._kept_count = self._partition.readable
+        self.backlog.skip_finished()
+
     def pass_over(self, first: int) -> None:
         """Do without the messages behind a number, because the topic was emptied before it passed them on."""
         for count in range(first + 1, self._partition.readable + 1):
@@ -199,6 +210,11 @@ class OriginalChannel(Channel):
     def depth(self) -> int:
         """Messages that wait to be given out."""
         return self._depth(self._partition.readable)
+
+    @property
+    def kept_depth(self) -> int:
+        """Messages that wait since before the server was started."""
+        return self._depth(self._kept_count) if self.backlog.count < self._kept_count else 0
 
     def _depth(self, end: int) -> int:
         return self.backlog.unread(end) + len(self.backlog.back) + (self.hand is not None)

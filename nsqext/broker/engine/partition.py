@@ -96,6 +96,9 @@ class Partition:
         if self._original:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
             self.readable_offset = log.find_count(self.readable)
+            for channel in self._each():
+                if isinstance(channel, OriginalChannel):
+                    channel.begin_anew()
             self._pass_on()
 
     @property

@@ -245,7 +245,7 @@ def original_stats(channel: OriginalChannel) -> ChannelStats:
     return ChannelStats(
         channel.name,
         depth=depth,
-        backend_depth=0 if channel.ephemeral else max(depth - partition.options.mem_queue_size, 0),
+        backend_depth=0 if channel.ephemeral else max(depth - partition.options.mem_queue_size, channel.kept_depth, 0),
         in_flight_count=len(flights.table) - flights.deferred,
         deferred_count=flights.deferred,
         message_count=partition.readable - channel.first_count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,6 +142,32 @@ def test_an_ephemeral_channel_drops_what_does_not_fit() -> None:
     assert consumer.bodies() == ["m0", "m1"]
     bench.finish(consumer, [2, 3], "tmp#ephemeral")
     assert bench.channel("tmp#ephemeral").confirmed.count == 4
+
+
+def test_numbers_after_a_restart(tmp_path: Path) -> None:
+    bench = original(data_path=tmp_path)
+    consumer = bench.consume(ready=3)
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, [3])
+    bench.partition.close()
+    again = original(data_path=tmp_path)
+    stats = again.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 3, 0)
+    assert again.consume(ready=10).bodies() == ["m0", "m2", "m3"]
+    again.publish("new")
+    stats = again.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (0, 0, 1)
+
+
+def test_a_topic_holds_its_messages_over_a_restart(tmp_path: Path) -> None:
+    bench = original(data_path=tmp_path)
+    bench.partition.pause()
+    bench.publish("m0", "m1")
+    again = original(data_path=tmp_path)
+    assert (again.partition.paused, again.partition.depth) == (True, 2)
+    consumer = again.consume(ready=5)
+    again.partition.unpause()
+    assert consumer.bodies() == ["m0", "m1"]
 
 
 def test_depth_counts_what_waits() -> None:

@@ -13,6 +13,7 @@ from nsqext.client.tracelog import trace_log
 from nsqext.errors import (
     ConnectionFailed,
     DeliveryUnknown,
+    LookupFailed,
     NotLeader,
     NsqError,
     ProtocolError,
@@ -117,7 +118,10 @@ class Sender:
 
     async def _any_nodes(self, topic: str) -> TopicView | None:
         """Return all nodes where they are of the original NSQ, which makes topics when they are first published to."""
-        nodes = await self.directory.nodes()
+        try:
+            nodes = await self.directory.nodes()
+        except LookupFailed:
+            return None
         if not nodes or any("HA" in node.version for node in nodes):
             return None
         return TopicView(topic, "w", nodes=tuple(node.tcp for node in nodes))

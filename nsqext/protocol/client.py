@@ -143,7 +143,7 @@ class ClientProtocol:
         return self._parser.take_rest()
 
     def expire(self, now: float) -> int:
-        """Let those go whose deadline has passed: they get an error, and the late answer finds nobody; returns how many."""
+        """Let those go whose deadline has passed, and return how many; the late answers find nobody."""
         expired = 0
         for reply in self._pending:
             if reply.deadline < now and not reply.done:

@@ -71,7 +71,7 @@ async def open_connection(
 
 
 def _reason(error: NsqError) -> NsqError:
-    """Return why a handshake failed; a connection that was lost in it was never there, and nothing was published on it."""
+    """Return why a handshake failed; on a connection that was lost in it nothing was ever published."""
     if not isinstance(error, ConnectionLost):
         return error
     if isinstance(error.__cause__, ProtocolError):

@@ -46,6 +46,7 @@ __all__ = (
     "ok",
     "scripted_lookup",
     "scripted_node",
+    "until",
 )
 
 REDESIGNED: Mapping[str, Any] = {"version": "0.3.7-HA.1.13.0", "max_rdy_count": 2500, "msg_timeout": 60000}
@@ -72,6 +73,15 @@ def message(
     """Return a message frame with ``number`` as internal id."""
     data = pack(">qHQQ", 1_700_000_000_000_000_000 + number, attempts, number, trace_id)
     return encode_frame(FrameType.MESSAGE, data + position + body)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds; looks again and again, with a deadline."""
+    with anyio.fail_after(_PATIENCE):
+        while True:
+            if condition():
+                return
+            await anyio.sleep(0.002)
 
 
 class PeerGone(Exception):

@@ -87,7 +87,7 @@ class Batcher:
         self._taken = 0
         self._done = 0
         self._open = False
-        self._running = False
+        self._begun = False
         self._work = anyio.Event()
         self._progress = anyio.Event()
 
@@ -99,9 +99,9 @@ class Batcher:
     # Life
 
     async def __aenter__(self) -> Self:
-        if self._running:
+        if self._begun:
             raise InvalidState("a batcher is opened once", topic=self._topic, hint="make a new one")
-        self._open = self._running = True
+        self._open = self._begun = True
         self._tasks.start_soon(self._run)
         return self
 
@@ -226,7 +226,7 @@ class Batcher:
                 if self._queue:
                     await self._publish(self._cut())
         finally:
-            self._running = self._open = False
+            self._open = False
             self._give_up()
 
     async def _next_work(self, ready: Callable[[], bool]) -> None:

@@ -1,0 +1,43 @@
+"""Settings of consumers."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext import ConsumerOptions, DeliveryOptions, Position
+from nsqext.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"sample_rate": 100},
+        {"sample_rate": 5, "ordered": True},
+        {"msg_timeout": 0.5},
+        {"msg_timeout": 901},
+        {"partitions": ()},
+        {"partitions": (-1,)},
+        {"partitions": ("1",)},
+        {"start_existing": True},
+        {"reconnect_wait": -1},
+        {"grace": "long"},
+        {"start_timeout": True},
+    ],
+)
+def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        ConsumerOptions(**members)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("members", [{"on_lost": "shout"}, {"block_warning": -1}])
+def test_deliveries_that_make_no_sense(members: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        DeliveryOptions(**members)  # type: ignore[arg-type]
+
+
+def test_start_for_all_partitions_or_for_each() -> None:
+    first, last = Position.earliest(), Position.latest()
+    assert ConsumerOptions().start_of(0) is None
+    assert ConsumerOptions(start=first).start_of(7) == first
+    assert ConsumerOptions(start={1: last}).start_of(1) == last
+    assert ConsumerOptions(start={1: last}).start_of(0) is None

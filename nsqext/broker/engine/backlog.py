@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.confirmed import Confirmed
 from nsqext.broker.engine.delayed import Delayed, DelayedQueue, Journal
 from nsqext.broker.engine.flight import Flight, InFlight
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -150,13 +151,21 @@ class Backlog:
         self.requeues += 1
         self.back.append(flight)
 
-    def delay(self, flight: Flight, delay: float) -> None:
-        """Move a message to the delayed queue; a message of very many attempts waits longer, a second for each."""
+    def delay(self, flight: Flight, delay: float) -> bool:
+        """Move a message to the delayed queue; a message of very many attempts waits longer, a second for each.
+
+        Returns:
+            Whether it is there; it is not where the disk did not take it.
+        """
         if flight.attempts >= MAX_ATTEMPTS // 4:
             delay = max(delay, flight.attempts)
         delay = min(delay, self._options.limits.max_req_timeout)
-        self.delayed.put(Delayed(flight.entry, flight.attempts, self._options.wall() + round(delay * 1e9)))
+        try:
+            self.delayed.put(Delayed(flight.entry, flight.attempts, self._options.wall() + round(delay * 1e9)))
+        except Refusal:
+            return False
         self.confirm(flight)
+        return True
 
     def takes_delayed(self) -> bool:
         """Return whether the delayed queue takes one more."""

@@ -99,9 +99,7 @@ class Channel(Dispatcher):
         self._dropped(flight)
         if delay <= 0:
             self.backlog.give_back(flight)
-        elif self._belongs_to_delayed(flight, delay, now):
-            self.backlog.delay(flight, delay)
-        else:
+        elif not (self._belongs_to_delayed(flight, delay, now) and self.backlog.delay(flight, delay)):
             if flight.attempts > _MANY_ATTEMPTS and now + delay - flight.delivered < 1:
                 delay += 1
             self._flights.defer(flight, now + delay)

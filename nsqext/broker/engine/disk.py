@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from nsqext.broker.engine.log import Entry
 from nsqext.broker.engine.refusal import Refusal
-from nsqext.errors import ProtocolError
+from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -135,15 +135,17 @@ class DiskStore:
         if not self._files:
             self._begin(0, 0, 0)
         else:
-            self._open()
+            self._open(self._files[-1])
 
     def _base_of(self, number: int) -> _File:
         base = self._path(number, "base.json")
-        offset, count = 0, 0
-        if base.exists():
+        try:
             values = orjson.loads(base.read_bytes())
-            offset, count = values["offset"], values["count"]
-        return _File(self._path(number), number, offset, count)
+            return _File(self._path(number), number, values["offset"], values["count"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InvalidSetting(
+                f"{base} cannot be read: {error!r}", hint="restore it; it tells where the records beside it begin"
+            ) from error
 
     def _lose(self, file: _File) -> None:
         file.path.replace(file.path.with_name(file.path.name + ".lost"))
@@ -175,15 +177,15 @@ class DiskStore:
         """Begin a file; what it begins with is written first."""
         base = orjson.dumps({"offset": offset, "count": count})
         write_atomically(self._path(number, "base.json"), base, sync=self._options.fsync != "never")
-        self._files.append(_File(self._path(number), number, offset, count))
-        self._open()
+        self._open(_File(self._path(number), number, offset, count))
 
-    def _open(self) -> None:
-        if self._out >= 0:
-            if self._options.fsync != "never":
-                os.fsync(self._out)
-            os.close(self._out)
-        self._out = os.open(self._files[-1].path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def _open(self, file: _File) -> None:
+        """Write to a file from now on; it becomes the last one."""
+        out = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.close()
+        self._out = out
+        if not self._files or self._files[-1] is not file:
+            self._files.append(file)
 
     @property
     def beginning(self) -> tuple[int, int]:
@@ -198,22 +200,31 @@ class DiskStore:
         Raises:
             Refusal: the disk does not take them; nothing of them is kept.
         """
-        file = self._files[-1]
-        if file.size >= self._options.max_file_bytes:
-            self._begin(file.number + 1, entries[0].offset, entries[0].count - 1)
-            file = self._files[-1]
+        if self._out < 0:
+            raise Refusal(f"{self._files[-1].path} is closed after an error" if self._files else "exiting")
         data = b"".join([encode_record(entry.record) for entry in entries])
+        file = self._files[-1]
         try:
+            if file.size >= self._options.max_file_bytes:
+                self._begin(file.number + 1, entries[0].offset, entries[0].count - 1)
+                file = self._files[-1]
             written = 0
             while written < len(data):
                 written += os.write(self._out, data[written:] if written else data)
             if self._options.fsync == "always":
                 os.fsync(self._out)
         except OSError as error:
-            os.ftruncate(self._out, file.size)
+            self._cut_back(file)
             raise Refusal(f"{file.path} cannot be written: {error.strerror}") from error
         file.size += len(data)
         self._dirty = True
+
+    def _cut_back(self, file: _File) -> None:
+        """Take away what was written of records that were refused; where that fails, nothing may follow on it."""
+        try:
+            os.ftruncate(self._out, file.size)
+        except OSError:
+            self.close()
 
     def load(self, first: tuple[int, int], end: int) -> list[Entry]:
         """Return the records from a position (offset, messages before it) to an end offset."""
@@ -245,7 +256,7 @@ class DiskStore:
             self._remove(self._files.pop())
         last = self._files[-1]
         last.size = max(min(last.size, offset - last.offset), 0)
-        self._open()
+        self._open(last)
         os.ftruncate(self._out, last.size)
 
     def restart(self, offset: int, count: int) -> None:

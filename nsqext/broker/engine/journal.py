@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import orjson
 
 from nsqext.broker.engine.delayed import Delayed
 from nsqext.broker.engine.log import Entry
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.record import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ("ChannelJournal", "DelayedJournal")
+
+_LOG = logging.getLogger(__name__)
 
 
 class DelayedJournal:
@@ -60,10 +64,24 @@ class DelayedJournal:
         fresh.replace(self._path)
 
     def write(self, line: bytes) -> None:
-        """Write one change."""
-        if self._out < 0:
-            self._out = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(self._out, line)
+        """Write one change.
+
+        Raises:
+            Refusal: the disk does not take it.
+        """
+        try:
+            if self._out < 0:
+                self._out = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.write(self._out, line)
+        except OSError as error:
+            raise Refusal(f"{self._path} cannot be written: {error.strerror}") from error
+
+    def try_write(self, line: bytes) -> None:
+        """Write one change that may be forgotten: the message comes once more after a restart then."""
+        try:
+            self.write(line)
+        except Refusal as refusal:
+            _LOG.warning("%s", refusal.text)
 
     def close(self) -> None:
         """Close the file."""
@@ -109,13 +127,17 @@ class ChannelJournal:
         self._channel = channel
 
     def put(self, delayed: Delayed) -> None:
-        """Note that a message came into the delayed queue."""
+        """Note that a message came into the delayed queue.
+
+        Raises:
+            Refusal: the disk does not take it.
+        """
         self._journal.write(_put(self._channel, delayed))
 
     def removed(self, internal_id: int) -> None:
         """Note that a message left it."""
-        self._journal.write(_line({"channel": self._channel, "removed": internal_id}))
+        self._journal.try_write(_line({"channel": self._channel, "removed": internal_id}))
 
     def cleared(self) -> None:
         """Note that all left it."""
-        self._journal.write(_line({"channel": self._channel}))
+        self._journal.try_write(_line({"channel": self._channel}))

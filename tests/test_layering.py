@@ -19,7 +19,7 @@ BASE = {"errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"transport"}
 LOOKUP = TRANSPORT | {"lookup"}
-CLIENT = LOOKUP | {"client", "dispatch"}
+CLIENT = LOOKUP | {"client", "dispatch", "settings"}
 PUBLIC = CLIENT | {ROOT}
 
 # room -> the rooms it may import, besides itself and private modules of the package (`nsqext._version`)
@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": BASE,
     "transport": PROTOCOL,
     "lookup": TRANSPORT,
+    "settings": BASE,
     "client": CLIENT,
     "broker": PROTOCOL | {"dispatch"},
     "sync": PUBLIC,

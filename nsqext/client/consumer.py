@@ -6,7 +6,7 @@ import inspect
 import logging
 import signal
 import time
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -43,6 +43,7 @@ __all__ = ("Consumer", "ConsumerConnection")
 logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Handler)
+E = TypeVar("E", bound=BaseException)
 
 _clock = time.monotonic
 _SLICE = 0.02
@@ -139,6 +140,24 @@ class Consumer:
         self._given = 0.0
         self._tasks: TaskGroup | None = None
         self._scopes: list[anyio.CancelScope] = []
+
+    @classmethod
+    def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
+        """Return a consumer with settings from keywords, a URL and the environment, in this order.
+
+        Args:
+            topic: name of the topic.
+            channel: name of the channel.
+            url: ``nsq://lookupd:4161,lookupd2:4161?max_in_flight=50``; ``NSQEXT_URL`` where it is None.
+            settings: see the reference of settings.
+
+        Raises:
+            InvalidSetting: an unknown setting, or settings that contradict each other.
+        """
+        from nsqext.client.configure import load_consumer
+
+        found = load_consumer(url, settings)
+        return cls(topic, channel, lookupd=found.lookupd, nsqd=found.nsqd, options=found.options, **found.others)
 
     def _make_letters(self, lookupd: str | Sequence[str], nsqd: str | Sequence[str]) -> DeadLetterTopic | None:
         topic = self.options.failure.dead_letter
@@ -320,7 +339,14 @@ class Consumer:
             for scope in self._scopes:
                 scope.cancel()
             tasks.cancel_scope.cancel()
-            await tasks.__aexit__(None, None, None)
+            try:
+                await tasks.__aexit__(None, None, None)
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from None
+            except anyio.get_cancelled_exc_class():
+                if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
+                    raise
+                # the error of the body goes on; the cancellation comes back at the next chance
 
     def __aiter__(self) -> Self:
         return self
@@ -438,6 +464,7 @@ class Consumer:
         await self._directory.aclose()
 
 
-def _first(errors: BaseExceptionGroup[NsqError]) -> NsqError:
+def _first(errors: BaseExceptionGroup[E]) -> E:
+    """Return the first error of a group: users see one error, never a group."""
     first = errors.exceptions[0]
-    return first if isinstance(first, NsqError) else _first(first)
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

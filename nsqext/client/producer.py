@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 import anyio
@@ -75,6 +75,22 @@ class Producer:
             self.options.max_message_size, self.options.compression_min - 1 if compresses else 1 << 62
         )
         """Largest body that is published as it is, whatever the topic."""
+
+    @classmethod
+    def from_url(cls, url: str | None = None, **settings: Any) -> Self:
+        """Return a producer with settings from keywords, a URL and the environment, in this order.
+
+        Args:
+            url: ``nsq://lookupd:4161,lookupd2:4161?timeout=5``; ``NSQEXT_URL`` where it is None.
+            settings: see the reference of settings.
+
+        Raises:
+            InvalidSetting: an unknown setting, or settings that contradict each other.
+        """
+        from nsqext.client.configure import load_producer
+
+        found = load_producer(url, settings)
+        return cls(found.lookupd, nsqd=found.nsqd, options=found.options)
 
     # Life
 

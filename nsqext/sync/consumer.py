@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
@@ -81,6 +81,11 @@ class Consumer(Opened):
             options=options,
             **keys,
         )
+
+    @classmethod
+    def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
+        """Return a consumer with settings from keywords, a URL and the environment; see `nsqext.Consumer.from_url`."""
+        return cls.of(AsyncConsumer.from_url(topic, channel, url, **settings))
 
     @classmethod
     def of(cls, consumer: AsyncConsumer) -> Self:
@@ -197,6 +202,18 @@ class Consumer(Opened):
     def paused(self) -> bool:
         """Whether no further messages are asked for."""
         return self._consumer.paused
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages that may be here unanswered, over all connections; may be changed."""
+        return self._consumer.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        if self._portal is None:
+            self._consumer.max_in_flight = count
+        else:
+            self._run_now(lambda: setattr(self._consumer, "max_in_flight", count))
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:

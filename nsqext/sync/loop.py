@@ -37,7 +37,7 @@ class SharedLoop:
             yield portal
 
 
-shared_loop = SharedLoop()
+shared_loop: SharedLoop = SharedLoop()
 """The event loop of this process."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nsqext.client.producer import Producer as AsyncProducer
 from nsqext.sync.loop import Opened
@@ -48,6 +48,11 @@ class Producer(Opened):
     ) -> None:
         super().__init__()
         self._producer = AsyncProducer(lookupd, nsqd=nsqd, options=options)
+
+    @classmethod
+    def from_url(cls, url: str | None = None, **settings: Any) -> Self:
+        """Return a producer with settings from keywords, a URL and the environment; see `nsqext.Producer.from_url`."""
+        return cls.of(AsyncProducer.from_url(url, **settings))
 
     @classmethod
     def of(cls, producer: AsyncProducer) -> Self:

@@ -197,6 +197,8 @@ def test_pause_seek_and_connections(cluster: Cluster, topic: str) -> None:
         assert {connection.partition for connection in consumer.connections} == {0, 1}
         messages = [next(consumer), next(consumer)]
         first = {message.body for message in messages}
+        consumer.max_in_flight = 50
+        assert consumer.max_in_flight == 50
         consumer.pause()
         assert consumer.paused
         consumer.resume()

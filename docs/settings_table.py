@@ -1,0 +1,60 @@
+"""Writes the table of settings, from the option classes and what their docstrings say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from nsqext.client.configure import consumer_settings, producer_settings
+from nsqext.client.consumer import Consumer
+from nsqext.settings import PREFIX, Setting
+
+PAGE = Path(__file__).parent / "reference" / "settings.md"
+BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
+
+_MEMBER = re.compile(r"^        (\w+): ((?:.+\n?)(?:^ {12}.+\n?)*)", re.MULTILINE)
+_SHARES = ("jitter",)
+_SIZES = ("size", "compression_min")
+
+
+def descriptions(documented: type) -> dict[str, str]:
+    """Return what a docstring says about each member, in one line."""
+    text = re.sub(r"^ {4}(?! )", "        ", documented.__doc__ or "", flags=0)
+    return {name: " ".join(said.split()) for name, said in _MEMBER.findall(text)}
+
+
+def unit(setting: Setting) -> str:
+    """Return the unit of a setting."""
+    if "float" in setting.kind:
+        return "share" if setting.member.endswith(_SHARES) else "s"
+    return "bytes" if "int" in setting.kind and setting.name.endswith(_SIZES) else ""
+
+
+def row(setting: Setting, who: str) -> str:
+    """Return the line of a setting."""
+    said = descriptions(setting.owner or Consumer)[setting.member].replace("|", "\\|")
+    name = f"`{setting.name}`" + ("" if setting.read is not None else " (keyword only)")
+    default = "" if setting.default is None else f"`{setting.default}`"
+    return f"| {name} | {default} | {unit(setting)} | {who} | {said} |"
+
+
+def table() -> str:
+    """Return the whole table."""
+    own, others = producer_settings(), consumer_settings()
+    lines = ["| setting | default | unit | of | meaning |", "| --- | --- | --- | --- | --- |"]
+    for name, setting in (own | others).items():
+        who = "both" if name in own and name in others else "producer" if name in own else "consumer"
+        lines.append(row(setting, who))
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """Return the page with the table as it has to be."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}, whose variables begin with {PREFIX}\n")

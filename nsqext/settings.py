@@ -1,0 +1,295 @@
+"""Settings from four places: keywords go before a URL, that before the environment, that before the defaults.
+
+One name serves everywhere: ``connection_tls`` is a keyword, a parameter of the URL, and ``NSQEXT_CONNECTION_TLS`` in
+the environment. The first part names the group of options that the setting belongs to, where it belongs to one.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import attrs
+
+from nsqext.errors import InvalidSetting
+
+__all__ = ("PREFIX", "Loaded", "Reader", "Setting", "load", "redacted", "settings_of")
+
+T = TypeVar("T")
+
+Reader = Callable[[str], Any]
+"""Reads a value that is written as text; raises ValueError where it cannot be right."""
+
+PREFIX = "NSQEXT_"
+_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_")
+_SECRETS = frozenset({"connection_auth_secret"})
+_ADDRESSES = ("lookupd", "nsqd")
+_SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+
+
+@attrs.frozen
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: its name everywhere; in capitals and behind ``NSQEXT_`` in the environment.
+        member: member of the option class.
+        group: member of the outer option class that holds that class; empty for the outer class itself.
+        kind: annotation of the member.
+        default: value where nobody says anything.
+        read: reads it from text; None where it can only be given as a keyword.
+        owner: the option class; None for a setting that belongs to none.
+    """
+
+    name: str
+    member: str
+    group: str
+    kind: str
+    default: object
+    read: Reader | None
+    owner: type | None = None
+
+
+@attrs.frozen
+class Loaded(Generic[T]):
+    """What was found.
+
+    Attributes:
+        lookupd: lookup addresses.
+        nsqd: nsqd addresses, instead.
+        options: the options.
+        others: values of settings that belong to no option class.
+    """
+
+    lookupd: Any
+    nsqd: Any
+    options: T
+    others: Mapping[str, Any]
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in _TRUE | _FALSE:
+        raise ValueError("write true or false")
+    return text.lower() in _TRUE
+
+
+def _read_tls(text: str) -> ssl.SSLContext | bool:
+    """Read true, false, or the path of a file with the authorities' certificates."""
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    try:
+        return ssl.create_default_context(cafile=text)
+    except OSError as error:
+        raise ValueError(f"write true, false, or a file of certificates: {error}") from error
+
+
+def _read_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+_READERS: dict[str, Reader] = {
+    "ssl.SSLContext": _read_tls,
+    "bool": _read_bool,
+    "float": float,
+    "int": int,
+    "tuple[int, ...]": _read_numbers,
+    "str": str,
+}
+
+
+def _reader(kind: str, name: str, readers: Mapping[str, Reader]) -> Reader | None:
+    parts = kind.split(" | ")
+    found = readers.get(name) or next((_READERS[part] for part in parts if part in _READERS), None)
+    if found is None and kind.startswith("Literal["):
+        found = str
+    if found is None or "None" not in parts:
+        return found
+    inner = found
+    return lambda text: None if text.lower() == "none" else inner(text)
+
+
+def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> dict[str, Setting]:
+    """Return the settings of an option class and of the classes in it, by name.
+
+    Args:
+        options: the class.
+        readers: how values are read whose type does not say it, by name of the setting.
+    """
+    found: dict[str, Setting] = {}
+    for outer in attrs.fields(options):
+        factory = getattr(outer.default, "factory", None)
+        if factory is None or not attrs.has(factory):
+            found[outer.name] = _setting(outer, outer.name, "", options, readers or {})
+            continue
+        for inner in attrs.fields(factory):
+            name = f"{outer.name}_{inner.name}"
+            found[name] = _setting(inner, name, outer.name, factory, readers or {})
+    return found
+
+
+def _setting(
+    member: attrs.Attribute[Any], name: str, group: str, owner: type, readers: Mapping[str, Reader]
+) -> Setting:
+    kind = str(member.type)
+    return Setting(name, member.name, group, kind, member.default, _reader(kind, name, readers), owner)
+
+
+def redacted(url: str) -> str:
+    """Return a URL that can be shown: without secrets."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    shown = f"***@{place}" if "@" in parts.netloc else place
+    query = "&".join(
+        f"{name}={'***' if name in _SECRETS else value}"
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    )
+    return f"{parts.scheme}://{shown}{'?' if query else ''}{query}"
+
+
+def _text_of(value: str, setting: Setting, place: str) -> object:
+    if setting.read is None:
+        raise InvalidSetting(f"{place}: {setting.name} cannot be written as text", hint="give it as a keyword")
+    try:
+        return setting.read(value)
+    except ValueError as error:
+        shown = "***" if setting.name in _SECRETS else repr(value)
+        raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be read: {error}") from None
+
+
+def _from_url(url: str) -> dict[str, str]:
+    """Return the settings of a URL as text."""
+    parts = _split(url)
+    shown = redacted(url)
+    kind, port = _SCHEMES[parts.scheme]
+    userinfo, _, hosts = parts.netloc.rpartition("@")
+    given: dict[str, str] = {}
+    if hosts:
+        given[kind] = ",".join(_with_port(host, port) for host in hosts.split(",") if host)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    user, _, secret = userinfo.partition(":")
+    if user:
+        raise InvalidSetting(f"{shown}: NSQ knows no user names", hint="a secret is written nsq://:SECRET@host:port")
+    if secret:
+        pairs.append(("connection_auth_secret", unquote(secret)))
+    for name, value in pairs:
+        if name in given or (name in _ADDRESSES and hosts):
+            raise InvalidSetting(f"{shown}: {name} is given twice")
+        given[name] = value
+    return given
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidSetting(f"a URL that cannot be read: {error}") from None
+    if parts.scheme not in _SCHEMES:
+        raise InvalidSetting(
+            f"a URL with the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
+        )
+    if parts.path.strip("/") or parts.fragment:
+        raise InvalidSetting(f"{redacted(url)}: a URL of settings has neither path nor fragment")
+    return parts
+
+
+def _with_port(host: str, port: int) -> str:
+    bare = host.rpartition("]")[2]
+    return host if ":" in bare else f"{host}:{port}"
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and not name.startswith(_OTHERS) and name != f"{PREFIX}URL"
+    }
+
+
+class _Collector:
+    """Puts values together, those of the strongest place first."""
+
+    def __init__(self, own: Mapping[str, Setting], foreign: Mapping[str, Setting]) -> None:
+        self._own = own
+        self._foreign = foreign
+        self.values: dict[str, object] = {}
+        self.addresses: dict[str, object] = {}
+
+    def add(self, given: Mapping[str, object], place: str, *, text: bool) -> None:
+        """Take what one place says.
+
+        Raises:
+            InvalidSetting: a setting that there is not, a value that cannot be read, two kinds of addresses.
+        """
+        addresses = {name: given[name] for name in _ADDRESSES if given.get(name)}
+        if len(addresses) > 1:
+            raise InvalidSetting(f"{place}: both lookupd and nsqd are given", hint="give one of them")
+        self.addresses = self.addresses or addresses
+        for name, value in given.items():
+            if name in _ADDRESSES:
+                continue
+            setting = self._own.get(name) or (self._foreign.get(name) if text else None)
+            if setting is None:
+                raise InvalidSetting(f"{place}: there is no setting {name!r}", hint="see the reference of settings")
+            read = _text_of(str(value), setting, place) if text else value
+            if name in self._own:
+                self.values.setdefault(name, read)
+
+    def build(self, options: type[T]) -> T:
+        """Return the options."""
+        groups: dict[str, dict[str, object]] = {}
+        for name, value in self.values.items():
+            setting = self._own[name]
+            if setting.owner is not None:
+                groups.setdefault(setting.group, {})[setting.member] = value
+        outer = groups.pop("", {})
+        for group, members in groups.items():
+            owner = next(setting.owner for setting in self._own.values() if setting.group == group)
+            outer[group] = owner(**members) if owner is not None else members
+        return options(**outer)
+
+    def others(self) -> dict[str, Any]:
+        """Return the values of settings that belong to no option class."""
+        return {name: value for name, value in self.values.items() if self._own[name].owner is None}
+
+
+def load(
+    options: type[T],
+    own: Mapping[str, Setting],
+    url: str | None,
+    keywords: Mapping[str, object],
+    *,
+    foreign: Mapping[str, Setting],
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[T]:
+    """Put settings together.
+
+    Args:
+        options: the option class that is made.
+        own: its settings, and further ones.
+        url: ``nsq://lookupd:4161,lookupd2:4161?…``, or ``nsqd://nsqd:4150?…`` to do without lookup; ``NSQEXT_URL`` in
+            the environment where it is None.
+        keywords: settings by name; values, not text.
+        foreign: settings of others, which may stand in URL and environment as well; they are checked, not used.
+        environ: the environment; the process's by default.
+
+    Raises:
+        InvalidSetting: an unknown setting, a value that cannot be, settings that contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    collector = _Collector(own, foreign)
+    collector.add(keywords, "keywords", text=False)
+    url = url or environ.get(f"{PREFIX}URL")
+    if url:
+        collector.add(_from_url(url), redacted(url), text=True)
+    collector.add(_from_environment(environ), "environment", text=True)
+    return Loaded(
+        collector.addresses.get("lookupd", ()),
+        collector.addresses.get("nsqd", ()),
+        collector.build(options),
+        collector.others(),
+    )

@@ -1,0 +1,175 @@
+"""Settings from keywords, URL, environment and defaults."""
+
+from __future__ import annotations
+
+import runpy
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trustme
+
+import nsqext
+from nsqext import ConnectionOptions, ConsumerOptions, LookupOptions, Position, ProducerOptions, sync
+from nsqext.client.configure import consumer_settings, load_consumer, load_producer, producer_settings
+from nsqext.errors import InvalidSetting
+from nsqext.settings import redacted
+
+EMPTY: Mapping[str, str] = {}
+
+
+def produce(url: str | None = None, environ: Mapping[str, str] = EMPTY, **keywords: Any) -> ProducerOptions:
+    return load_producer(url, keywords, environ).options
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert produce() == ProducerOptions()
+    assert load_consumer(None, {}, EMPTY).options == ConsumerOptions()
+
+
+def test_precedence() -> None:
+    environ = {"NSQEXT_TIMEOUT": "1", "NSQEXT_RETRY_WAIT": "0.1", "NSQEXT_MAX_BATCH_COUNT": "7"}
+    url = "nsq://h?timeout=2&retry_wait=0.2"
+    options = produce(url, environ, timeout=3.0)
+    assert options == ProducerOptions(timeout=3.0, retry_wait=0.2, max_batch_count=7)
+
+
+def test_the_url_of_the_environment() -> None:
+    environ = {"NSQEXT_URL": "nsq://h:1?timeout=2", "NSQEXT_TIMEOUT": "1"}
+    assert produce(None, environ).timeout == 2
+    assert produce("nsq://h", environ).timeout == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "keywords", "environ", "lookupd", "nsqd"),
+    [
+        ("nsq://a:1,b,[::1]:2,[::2]", {}, {}, "a:1,b:4161,[::1]:2,[::2]:4161", ()),
+        ("nsqd://a,b:5", {}, {"NSQEXT_LOOKUPD": "c:1"}, (), "a:4150,b:5"),
+        ("nsq://a:1", {"nsqd": ["n:1"]}, {}, (), ["n:1"]),
+        ("nsq://?timeout=1", {}, {"NSQEXT_LOOKUPD": "c:1"}, "c:1", ()),
+        ("nsq://?lookupd=x:1,y:2", {}, {}, "x:1,y:2", ()),
+        (None, {}, {"NSQEXT_NSQD": "n:1"}, (), "n:1"),
+        (None, {}, {}, (), ()),
+    ],
+)
+def test_addresses(url: str | None, keywords: dict[str, Any], environ: dict[str, str], lookupd: Any, nsqd: Any) -> None:
+    loaded = load_producer(url, keywords, environ)
+    assert (loaded.lookupd, loaded.nsqd) == (lookupd, nsqd)
+
+
+def test_values_of_every_kind() -> None:
+    url = (
+        "nsq://h?ordered=true&queue_position=no&partitions=0,2&start=offset:77&msg_timeout=none&sample_rate=0"
+        "&backoff_mode=off&failure_max_attempts=5&failure_dead_letter=dead&lookup_poll_interval=9"
+        "&connection_deflate_level=3&tag=canary&max_in_flight=9&key=none"
+    )
+    loaded = load_consumer(url, {}, EMPTY)
+    options = loaded.options
+    assert (options.ordered, options.queue_position, options.partitions) == (True, False, (0, 2))
+    assert (options.start, options.msg_timeout, options.backoff.mode) == (Position.offset(77), None, "off")
+    assert (options.failure.max_attempts, options.failure.dead_letter) == (5, "dead")
+    assert (options.lookup, options.connection) == (
+        LookupOptions(poll_interval=9),
+        ConnectionOptions(deflate_level=3),
+    )
+    assert loaded.others == {"tag": "canary", "max_in_flight": 9}
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("earliest", Position.earliest()),
+        ("latest", Position.latest()),
+        ("timestamp:1000", Position.at(1000)),
+        ("message:3", Position.message(3)),
+    ],
+)
+def test_positions(text: str, position: Position) -> None:
+    assert load_consumer(f"nsq://h?start={text}", {}, EMPTY).options.start == position
+
+
+def test_tls(tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    assert produce("nsq://h?connection_tls=true").connection.tls is True
+    assert produce("nsq://h?connection_tls=false").connection.tls is False
+    context = produce(f"nsq://h?connection_tls={tmp_path}/ca.pem").connection.tls
+    assert isinstance(context, ssl.SSLContext)
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "keywords", "environ", "reason"),
+    [
+        ("nsq://h?colour=red", {}, {}, "there is no setting 'colour'"),
+        (None, {"colour": "red"}, {}, "there is no setting 'colour'"),
+        (None, {}, {"NSQEXT_COLOUR": "red"}, "there is no setting 'colour'"),
+        (None, {"grace": 1.0}, {}, "there is no setting 'grace'"),
+        ("nsq://h?timeout=soon", {}, {}, "timeout='soon' cannot be read"),
+        ("nsq://h?grace=soon", {}, {}, "grace='soon' cannot be read"),
+        ("nsq://h?connection_snappy=maybe", {}, {}, "write true or false"),
+        ("nsq://h?connection_tls=/no/such/file", {}, {}, "a file of certificates"),
+        ("nsq://h?start=somewhere", {}, {}, "write earliest"),
+        ("nsq://h?ext_filter=x", {}, {}, "cannot be written as text"),
+        ("nsq://h?timeout=1&timeout=2", {}, {}, "timeout is given twice"),
+        ("nsq://h?lookupd=a:1", {}, {}, "lookupd is given twice"),
+        ("nsq://h?nsqd=a:1", {}, {}, "nsqd is given twice"),
+        (None, {"lookupd": "a:1", "nsqd": "b:1"}, {}, "both lookupd and nsqd"),
+        (None, {}, {"NSQEXT_LOOKUPD": "a:1", "NSQEXT_NSQD": "b:1"}, "both lookupd and nsqd"),
+        ("nsq://h?connection_snappy=1&connection_deflate_level=3", {}, {}, "cannot be used together"),
+        ("nsq://h?timeout=-1", {}, {}, "not positive"),
+        ("http://h", {}, {}, "scheme 'http'"),
+        ("nsq://h/topic", {}, {}, "neither path nor fragment"),
+        ("nsq://[::1", {}, {}, "cannot be read"),
+        ("nsq://me:hush@h", {}, {}, "no user names"),
+        ("nsq://:hush@h?connection_auth_secret=x", {}, {}, "given twice"),
+    ],
+)
+def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=reason) as caught:
+        load_producer(url, keywords, environ)
+    assert "hush" not in str(caught.value)
+
+
+def test_secrets_are_read_and_never_shown() -> None:
+    options = produce("nsq://:hu%2Fsh@h")
+    assert options.connection.auth_secret == "hu/sh"
+    assert "hu/sh" not in repr(options)
+    assert redacted("nsq://:hush@h:1?timeout=1&connection_auth_secret=hush") == (
+        "nsq://***@h:1?timeout=1&connection_auth_secret=***"
+    )
+
+
+def test_names_are_unambiguous_and_complete() -> None:
+    for options, settings in ((ProducerOptions, producer_settings()), (ConsumerOptions, consumer_settings())):
+        members = 0
+        for outer in attrs.fields(options):
+            factory = getattr(outer.default, "factory", None)
+            members += len(attrs.fields(factory)) if factory is not None and attrs.has(factory) else 1
+        assert len([setting for setting in settings.values() if setting.owner is not None]) == members
+    shared = producer_settings().keys() & consumer_settings().keys()
+    assert all(producer_settings()[name].owner is consumer_settings()[name].owner for name in shared)
+    text_only_by_keyword = {name for name, setting in consumer_settings().items() if setting.read is None}
+    assert text_only_by_keyword == {"ext_filter"}
+
+
+def test_variables_of_tests_are_left_alone() -> None:
+    assert produce(None, {"NSQEXT_TEST_LOOKUPD": "a", "NSQEXT_BENCH_NSQD": "b", "OTHER": "c"}) == ProducerOptions()
+
+
+def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQEXT_MAX_IN_FLIGHT", "9")
+    assert nsqext.Producer.from_url("nsq://h", timeout=2.0).options.timeout == 2
+    assert nsqext.Consumer.from_url("orders", "ch", "nsqd://h", tag="blue").tag == "blue"
+    assert sync.Producer.from_url("nsq://h?timeout=2").options.timeout == 2
+    assert sync.Consumer.from_url("orders", "ch", "nsq://h", grace=1.0).options.grace == 1
+    with pytest.raises(InvalidSetting, match="neither lookupd nor nsqd"):
+        nsqext.Producer.from_url()
+
+
+def test_the_table_of_the_documentation_is_complete() -> None:
+    """To write it anew: python docs/settings_table.py."""
+    found = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "settings_table.py"))
+    assert found["PAGE"].read_text(encoding="utf-8") == found["page"]()

@@ -64,7 +64,7 @@ class OriginalCore(Core):
                 running.member.node.channel(hosted, channel)
         alive = sum(running.member.alive for running in self.nodes.values())
         for lookupd in self.lookupds_named(None):
-            while lookupd.alive and not self._shows(lookupd, name, channels, alive):
+            while lookupd.alive and not self._shows(lookupd, name, channels, alive):  # noqa: ASYNC110 - lookup tells nobody
                 await anyio.sleep(0.005)
 
     def _shows(self, lookupd: Lookupd | OriginalLookupd, name: str, channels: tuple[str, ...], nodes: int) -> bool:

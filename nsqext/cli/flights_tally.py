@@ -104,9 +104,9 @@ class Tally:
 
     def __init__(self, parcels: Sequence[Parcel], sides: Sequence[Side]) -> None:
         self.parcels = parcels
-        self.sides = {side.tag: side for side in sides}
-        self.foreign = 0
-        self.misplaced = 0
+        self.sides: dict[str | None, Side] = {side.tag: side for side in sides}
+        self.foreign: int = 0
+        self.misplaced: int = 0
         self.unfinished = 0
         self._by_number = {parcel.number: parcel for parcel in parcels}
         self._receipts: dict[int, Receipt] = {}

@@ -17,7 +17,7 @@ from nsqext.lookup.client import LookupClient
 
 __all__ = ("TopicPlan", "fresh_name", "make_writable", "temporary_topic")
 
-logger = logging.getLogger("nsqext.demo")
+logger: logging.Logger = logging.getLogger("nsqext.demo")
 
 _SLOW = LookupOptions(request_timeout=15.0)  # the real lookup service asks the nodes before it answers a change
 _PROBE = "ready"

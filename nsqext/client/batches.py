@@ -47,7 +47,7 @@ class Sorter:
     ) -> None:
         self.rows: list[list[Batch]] = []
         self.keys: set[bytes] = set()
-        self.count = 0
+        self.count: int = 0
         self._route = route
         self._options = options
         self._key_hash = key_hash

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ("DeadLetterTopic",)
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class DeadLetterTopic:

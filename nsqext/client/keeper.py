@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Keeper",)
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25
 _SETTLED = 5.0
@@ -102,9 +102,9 @@ class Keeper:
         self._unwatch: Callable[[], None] | None = None
         self._wanted: int | None = None
         self._strangers: set[Key] | None = set()
-        self.started = anyio.Event()
+        self.started: anyio.Event = anyio.Event()
         """All partitions of the first view are subscribed, or nothing will be."""
-        self.closing = False
+        self.closing: bool = False
 
     @property
     def subscriptions(self) -> list[Subscription]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Message", "Owner")
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class Owner(Protocol):
@@ -217,7 +217,7 @@ class Message(RawMessage):
         """
         headers = self._all_headers()
         if is_compressed(headers):
-            self.body = decompress_body(headers, self.body)
+            self.body: bytes = decompress_body(headers, self.body)
             self._headers = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
 
     def _check(self) -> None:

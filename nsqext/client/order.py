@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ("OrderCheck",)
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class OrderCheck:

@@ -55,15 +55,15 @@ class PooledNode:
     )
 
     def __init__(self, address: Address) -> None:
-        self.address = address
-        self.node = str(address)
+        self.address: Address = address
+        self.node: str = str(address)
         self.connection: Connection | None = None
-        self.negotiated = Negotiated()
+        self.negotiated: Negotiated = Negotiated()
         self.connecting: anyio.Event | None = None
         self.failure: NsqError | None = None
-        self.failures = 0
-        self.rest_until = 0.0
-        self.wanted = True
+        self.failures: int = 0
+        self.rest_until: float = 0.0
+        self.wanted: bool = True
 
     @property
     def in_flight(self) -> int:

@@ -143,9 +143,9 @@ class Single(Publication):
         trace_id: int | None = None,
         delay: float | None = None,
     ) -> None:
-        self.topic = check_topic(topic)
-        self.key = None
-        self.partition = None
+        self.topic: str = check_topic(topic)
+        self.key: bytes | None = None
+        self.partition: int | None = None
         self.in_doubt = False
         self._options = options
         self._header = b""
@@ -229,9 +229,9 @@ class Batch(Publication):
     __slots__ = ("_bodies", "_headers", "_traces", "indexes")
 
     def __init__(self, topic: str, partition: int | None = None) -> None:
-        self.topic = topic
-        self.key = None
-        self.partition = partition
+        self.topic: str = topic
+        self.key: bytes | None = None
+        self.partition: int | None = partition
         self.in_doubt = False
         self.indexes: list[int] = []
         self._bodies: list[bytes] = []

@@ -35,11 +35,11 @@ class Target:
     __slots__ = ("_lines", "_pub", "node", "partition", "receipt", "rest_until", "topic")
 
     def __init__(self, topic: str, partition: int, node: PooledNode) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.node = node
-        self.receipt = Receipt(topic, partition, node.node)
-        self.rest_until = 0.0
+        self.topic: str = topic
+        self.partition: int = partition
+        self.node: PooledNode = node
+        self.receipt: Receipt = Receipt(topic, partition, node.node)
+        self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}
         self._pub = self.line("PUB")
 
@@ -86,10 +86,10 @@ class Route:
         *,
         least_pending: bool = False,
     ) -> None:
-        self.topic = topic
-        self.view = view
+        self.topic: str = topic
+        self.view: TopicView = view
         self.meta: TopicMeta = view.meta
-        self.partitions = {
+        self.partitions: dict[int, Target] = {
             partition: Target(topic, partition, pool.node(address)) for partition, address in view.leaders.items()
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]

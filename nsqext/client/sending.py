@@ -62,10 +62,10 @@ class Sender:
     def __init__(self, options: ProducerOptions, directory: Directory, pool: NodePool) -> None:
         self.options = options
         self.directory = directory
-        self.retry = RetryPolicy(options)
+        self.retry: RetryPolicy = RetryPolicy(options)
         self.routes: dict[str, Route] = {}
         self.running: set[Delivery] = set()
-        self.closed = False
+        self.closed: bool = False
         self.tasks: TaskGroup | None = None
         self._pool = pool
         self._key_hash = key_hash(options.key_hash)

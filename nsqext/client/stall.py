@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ("StallWatch",)
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class StallWatch:

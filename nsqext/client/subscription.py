@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Hub", "Subscription")
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _MANY = 750  # answers that are worth a send of their own

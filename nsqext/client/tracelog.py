@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ("TraceLog", "trace_log")
 
-logger = logging.getLogger("nsqext.trace")
+logger: logging.Logger = logging.getLogger("nsqext.trace")
 
 
 class TraceLog:
@@ -128,5 +128,5 @@ class TraceLog:
             )
 
 
-trace_log = TraceLog()
+trace_log: TraceLog = TraceLog()
 """The trace log of this process."""

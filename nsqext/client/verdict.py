@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ("LocalDelays", "Verdict")
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 

@@ -40,8 +40,8 @@ class Reply:
     __slots__ = ("breaks", "data", "deadline", "error", "wake")
 
     def __init__(self, deadline: float = inf, breaks: bool = False) -> None:
-        self.deadline = deadline
-        self.breaks = breaks
+        self.deadline: float = deadline
+        self.breaks: bool = breaks
         self.data: bytes | None = None
         self.error: NsqError | None = None
         self.wake: Callable[[], None] | None = None

@@ -70,13 +70,13 @@ class Connection(Wire):
         self, sock: socket.socket, address: Address, *, max_frame_size: int, request_timeout: float = 10.0
     ) -> None:
         super().__init__(sock, address)
-        self.protocol = ClientProtocol(str(address), max_frame_size)
+        self.protocol: ClientProtocol = ClientProtocol(str(address), max_frame_size)
         self.protocol.read_ahead(False)
-        self.heartbeat_interval = 0.0
+        self.heartbeat_interval: float = 0.0
         """Seconds between two heartbeats of the server; 0 when it sends none."""
         self.on_messages: Callable[[list[bytes]], None] | None = None
         """Takes the data of message frames, a list for each read."""
-        self.read_size = _READ_SIZE
+        self.read_size: int = _READ_SIZE
         """Bytes that one read takes at most."""
         self._flush_due = False
         self._crowded = False

@@ -35,8 +35,8 @@ class Wire:
     __slots__ = ("_drained", "_draining", "_kept", "_layers", "_out", "_rest", "_sock", "_watch", "address", "closed")
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
-        self.address = address
-        self.closed = False
+        self.address: Address = address
+        self.closed: bool = False
         self._sock = sock
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None

@@ -87,19 +87,19 @@ class Client:
     )
 
     def __init__(self, subscriber: Subscriber, tag: str) -> None:
-        self.subscriber = subscriber
-        self.tag = tag
+        self.subscriber: Subscriber = subscriber
+        self.tag: str = tag
         self.matches: Callable[[Record], bool] | None = compile_filter(subscriber.ext_filter)
-        self.in_flight = 0
-        self.window = 0
-        self.limit = NO_LIMIT
-        self.errors = 0
-        self.queued = False
-        self.stalled = False
-        self.messages = 0
-        self.finished = 0
-        self.requeued = 0
-        self.timed_out = 0
+        self.in_flight: int = 0
+        self.window: int = 0
+        self.limit: int = NO_LIMIT
+        self.errors: int = 0
+        self.queued: bool = False
+        self.stalled: bool = False
+        self.messages: int = 0
+        self.finished: int = 0
+        self.requeued: int = 0
+        self.timed_out: int = 0
         self.refresh()
 
     def refresh(self) -> None:

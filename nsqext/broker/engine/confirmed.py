@@ -19,8 +19,8 @@ class Confirmed:
     __slots__ = ("_counts", "_ends", "count", "offset", "starts")
 
     def __init__(self, offset: int, count: int) -> None:
-        self.offset = offset
-        self.count = count
+        self.offset: int = offset
+        self.count: int = count
         self.starts: list[int] = []
         self._ends: list[int] = []
         self._counts: list[int] = []

@@ -51,14 +51,14 @@ class Dispatcher:
 
     def __init__(self, partition: Partition, name: str, offset: int, count: int) -> None:
         self.name = name
-        self.ephemeral = is_ephemeral(name)
+        self.ephemeral: bool = is_ephemeral(name)
         self.paused = False
         self.skipped = False
-        self.backlog = self._make_backlog(partition, offset, count)
+        self.backlog: Backlog = self._make_backlog(partition, offset, count)
         self.hand: Flight | None = None
         self.clients: dict[int, Client] = {}
-        self.timeouts = 0
-        self.latencies = Latencies()
+        self.timeouts: int = 0
+        self.latencies: Latencies = Latencies()
         self.kind = PLAIN
         self._partition = partition
         self._options = partition.options

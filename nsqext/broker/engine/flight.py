@@ -49,15 +49,15 @@ class Flight:
     )
 
     def __init__(self, entry: Entry, attempts: int = 0, *, delayed: bool = False) -> None:
-        self.entry = entry
-        self.attempts = attempts
+        self.entry: Entry = entry
+        self.attempts: int = attempts
         self.owner: Client | None = None
-        self.deadline = 0.0
-        self.delivered = 0.0
-        self.deferred = False
-        self.delayed = delayed
-        self.behind = 0
-        self.kept = False
+        self.deadline: float = 0.0
+        self.delivered: float = 0.0
+        self.deferred: bool = False
+        self.delayed: bool = delayed
+        self.behind: int = 0
+        self.kept: bool = False
         self.tag: str | None = None
         self.line: KeyLine | None = None
 
@@ -74,7 +74,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.table: dict[int, Flight] = {}
-        self.deferred = 0
+        self.deferred: int = 0
         self._delays: list[tuple[float, int, Flight]] = []
         self._order = count()
         # no message at a client times out before; to know the true minimum would cost more than a scan now and then

@@ -24,7 +24,7 @@ class Groups:
     __slots__ = ("_lines", "_members", "tagged")
 
     def __init__(self) -> None:
-        self.tagged = False
+        self.tagged: bool = False
         self._lines: dict[str, deque[Client]] = {"": deque()}
         self._members: dict[str, int] = {}
 

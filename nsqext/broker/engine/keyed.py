@@ -73,7 +73,7 @@ class KeyedChannel(Channel):
     backlog: KeyedBacklog
 
     def __init__(self, partition: Partition, name: str, offset: int, count: int, kind: ChannelKind) -> None:
-        self.keys = KeyGroups(partition.options.clock, kind.key_header)
+        self.keys: KeyGroups = KeyGroups(partition.options.clock, kind.key_header)
         super().__init__(partition, name, offset, count)
         self.kind = kind
         self._groups = self.keys

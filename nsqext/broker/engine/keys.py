@@ -61,8 +61,8 @@ class KeyLine:
     __slots__ = ("blocked", "flying", "holder", "key", "pending", "position", "queued")
 
     def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.position = position_of(key)
+        self.key: bytes = key
+        self.position: int = position_of(key)
         self.pending: deque[Flight] = deque()
         self.flying: set[Flight] = set()
         self.blocked: set[Flight] = set()
@@ -101,7 +101,7 @@ class KeyGroups(Groups):
 
     def __init__(self, clock: Callable[[], float], header: str) -> None:
         super().__init__()
-        self.waiting = 0
+        self.waiting: int = 0
         self._clock = clock
         self._header = header
         self._key_lines: dict[bytes, KeyLine] = {}
@@ -132,7 +132,7 @@ class KeyGroups(Groups):
         self._ranges_moved()
 
     def _ranges_moved(self) -> None:
-        self.tagged = any(self._ranges)
+        self.tagged: bool = any(self._ranges)
         for heap in self._heaps.values():
             heap.clear()
         for line in self._key_lines.values():

@@ -104,9 +104,11 @@ class Log:
         *,
         segment_bytes: int = _SEGMENT_BYTES,
     ) -> None:
-        self.start_offset = self.end_offset = offset
-        self.start_count = self.end_count = count
-        self.held = 0
+        self.start_offset: int = offset
+        self.end_offset: int = offset
+        self.start_count: int = count
+        self.end_count: int = count
+        self.held: int = 0
         self._store = store
         self._segment_bytes = segment_bytes
         self._segments = [_Segment(offset, count)]

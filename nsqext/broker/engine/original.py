@@ -45,7 +45,7 @@ class OriginalBacklog(Backlog):
         entry = self._partition.log.at(self.count + 1)
         self.count += 1
         if entry is not None:
-            self.offset = entry.offset + entry.size
+            self.offset: int = entry.offset + entry.size
 
     def _must_wait(self) -> bool:
         return False
@@ -89,7 +89,7 @@ class OriginalChannel(Channel):
 
     def __init__(self, partition: Partition, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
-        self.first_count = count
+        self.first_count: int = count
         self._kept_count = 0
 
     def _make_backlog(self, partition: Partition, offset: int, count: int) -> OriginalBacklog:
@@ -221,7 +221,7 @@ class OriginalChannel(Channel):
 
     def empty(self) -> None:
         """Drop everything, what is at clients included."""
-        self.hand = None
+        self.hand: Flight | None = None
         self.backlog.jump(self._partition.readable_offset, self._partition.readable)
         self.pump()
 

@@ -37,8 +37,8 @@ class Latencies:
     __slots__ = ("consume", "delivery")
 
     def __init__(self) -> None:
-        self.consume = [0] * _BUCKETS
-        self.delivery = [0] * _BUCKETS
+        self.consume: list[int] = [0] * _BUCKETS
+        self.delivery: list[int] = [0] * _BUCKETS
 
     def add(self, held: float, age: int) -> None:
         """Count a message.

@@ -1,0 +1,222 @@
+"""From nothing to a connection: layers apart and together, refusals, silence, and cancellation anywhere."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import anyio
+import pytest
+import trustme
+from attrs import evolve
+
+from nsqext import ConnectionOptions, Producer, ProducerOptions
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.errors import (
+    AuthFailed,
+    AuthRequired,
+    ConnectionFailed,
+    InvalidSetting,
+    NegotiationFailed,
+    NsqError,
+    ProtocolError,
+)
+from nsqext.protocol.commands import sized
+from nsqext.protocol.identify import IdentifyRequest
+from nsqext.protocol.negotiate import ServerLimits
+from nsqext.transport.handshake import open_connection
+from nsqext.types import Address
+from tests.client.scripted import REDESIGNED, Peer, error, obey, ok, scripted_node
+
+pytestmark = pytest.mark.anyio
+
+
+class _Auth(BaseHTTPRequestHandler):
+    """Lets everyone do everything who knows the secret."""
+
+    def do_GET(self) -> None:
+        good = "secret=open-sesame" in self.path
+        body = (
+            b'{"ttl":60,"identity":"tests","identity_url":"","authorizations":'
+            b'[{"permissions":["subscribe","publish"],"topic":".*","channels":[".*"]}]}'
+        )
+        self.send_response(200 if good else 403)
+        self.send_header("Content-Length", str(len(body) if good else 0))
+        self.end_headers()
+        if good:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def secured(authority: trustme.CA) -> Iterator[Cluster]:
+    """A node with TLS, compression and AUTH."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1", "localhost").configure_cert(context)
+    server = HTTPServer(("127.0.0.1", 0), _Auth)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        options = ClusterOptions(
+            tls=context,
+            auth_addresses=(f"127.0.0.1:{server.server_port}",),
+            limits=ServerLimits(tls=True, auth=True),
+        )
+        with Cluster(1, options=options) as cluster:
+            cluster.create_topic("t", channels=["ch"])
+            yield cluster
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("compression", [{}, {"snappy": True}, {"deflate_level": 3}], ids=["none", "snappy", "deflate"])
+async def test_layers_apart_and_together(
+    secured: Cluster, authority: trustme.CA, tls: bool, compression: dict[str, Any]
+) -> None:
+    options = ConnectionOptions(
+        auth_secret="open-sesame", tls=_trusting(authority) if tls else None, tls_hostname="localhost", **compression
+    )
+    with anyio.fail_after(15):
+        async with Producer(secured.lookupd, options=ProducerOptions(timeout=5, connection=options)) as producer:
+            for body in (b"x", b"y" * 300_000, b"z"):
+                assert (await producer.publish("t", body)).topic == "t"
+            async with anyio.create_task_group() as tasks:
+                for _ in range(40):
+                    tasks.start_soon(producer.publish, "t", b"together" * 100)
+            assert len(await producer.publish_many("t", [b"many" * 50] * 500)) == 500
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_told_at_once(secured: Cluster) -> None:
+    options = ProducerOptions(connection=ConnectionOptions(auth_secret="open-sesame", tls=True))
+    with anyio.fail_after(10):
+        async with Producer(secured.lookupd, options=options) as producer:
+            with pytest.raises(NegotiationFailed, match="certificate"):
+                await producer.publish("t", b"x")
+
+
+async def test_a_certificate_for_another_host_is_refused(secured: Cluster, authority: trustme.CA) -> None:
+    options = ConnectionOptions(auth_secret="open-sesame", tls=_trusting(authority), tls_hostname="elsewhere.example")
+    address = secured.nodes["n1"].tcp.rpartition(":")
+    with anyio.fail_after(10), pytest.raises(NegotiationFailed, match="elsewhere"):
+        await open_connection(Address(address[0], int(address[2])), options)
+
+
+@pytest.mark.parametrize(("secret", "kind"), [(None, AuthRequired), ("wrong", AuthFailed), ("", InvalidSetting)])
+async def test_a_secret_that_is_missing_or_wrong(secured: Cluster, secret: str | None, kind: type[NsqError]) -> None:
+    options = ProducerOptions(connection=ConnectionOptions(auth_secret=secret))
+    with anyio.fail_after(10):
+        async with Producer(secured.lookupd, options=options) as producer:
+            with pytest.raises(kind) as caught:
+                await producer.publish("t", b"x")
+    assert "wrong" not in str(caught.value)
+    assert "wrong" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "members"), [("TLS", {"tls": True}), ("snappy", {"snappy": True}), ("deflate", {"deflate_level": 1})]
+)
+async def test_a_layer_that_is_not_offered(name: str, members: dict[str, Any]) -> None:
+    async with scripted_node(obey()) as node:
+        with anyio.fail_after(10), pytest.raises(NegotiationFailed, match=f"does not offer {name}") as caught:
+            await open_connection(node.address, ConnectionOptions(**members))
+    assert caught.value.node == str(node)
+
+
+async def test_a_node_that_is_not_there() -> None:
+    async with scripted_node() as node:
+        pass
+    with anyio.fail_after(10), pytest.raises(ConnectionFailed, match="refused"):
+        await open_connection(node.address, ConnectionOptions())
+    with anyio.fail_after(20), pytest.raises(ConnectionFailed):
+        await open_connection(Address("no-such-host.invalid", 4150), ConnectionOptions(connect_timeout=3.0))
+
+
+async def test_a_silent_node() -> None:
+    async with scripted_node(granted=None) as node:
+        with anyio.fail_after(10), pytest.raises(ConnectionFailed, match=r"silent for 0\.1 s"):
+            await open_connection(node.address, ConnectionOptions(connect_timeout=0.1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", ProtocolError, "HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ProtocolError, "frame size"),
+        (ok(b"neither OK nor JSON"), ProtocolError, "IDENTIFY"),
+        (error("E_BAD_BODY IDENTIFY failed"), NsqError, "E_BAD_BODY"),
+        (b"", ConnectionFailed, "closed the connection"),
+        (ok(b"{}")[:5], ConnectionFailed, "closed the connection"),
+    ],
+)
+async def test_what_is_no_nsqd_says_so(answer: bytes, kind: type[NsqError], text: str) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_magic()
+        await peer.expect("IDENTIFY")
+        await peer.raw(answer)
+        await peer.close()
+
+    async with scripted_node(script, granted=None) as node:
+        with anyio.fail_after(10), pytest.raises(kind, match=text) as caught:
+            await open_connection(node.address, ConnectionOptions())
+        assert caught.value.node == str(node)
+
+
+async def test_what_is_asked_for() -> None:
+    async with scripted_node() as node:
+        request = IdentifyRequest(extend_support=True, desired_tag="canary")
+        connection, negotiated = await open_connection(node.address, ConnectionOptions(heartbeat_interval=7.5), request)
+        peer = await node.accept()
+        connection.close()
+        assert negotiated.version == REDESIGNED["version"]
+        assert connection.heartbeat_interval == 7.5
+        asked = {name: peer.identify[name] for name in ("heartbeat_interval", "extend_support", "desired_tag")}
+        assert asked == {"heartbeat_interval": 7500, "extend_support": True, "desired_tag": "canary"}
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_cancelling_anywhere_closes_the_socket(secured: Cluster, authority: trustme.CA, turns: int) -> None:
+    host, _, port = secured.nodes["n1"].tcp.rpartition(":")
+    options = ConnectionOptions(
+        tls=_trusting(authority), tls_hostname="localhost", snappy=True, auth_secret="open-sesame"
+    )
+
+    async def connect() -> None:
+        connection, _ = await open_connection(Address(host, int(port)), evolve(options))
+        connection.close()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect)
+            for _ in range(turns):
+                await anyio.sleep(0.0005)
+            tasks.cancel_scope.cancel()
+        await connect()
+
+
+async def test_a_request_after_all_of_it(secured: Cluster, authority: trustme.CA) -> None:
+    host, _, port = secured.nodes["n1"].tcp.rpartition(":")
+    options = ConnectionOptions(
+        tls=_trusting(authority), tls_hostname="localhost", deflate_level=6, auth_secret="open-sesame"
+    )
+    connection, _ = await open_connection(Address(host, int(port)), options)
+    assert await connection.request(sized(b"PUB t 0\n", b"x")) == b"OK"
+    connection.close()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Consumer", "ConsumerConnection")
 
-logger = logging.getLogger("nsqext.consumer")
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Handler)
 E = TypeVar("E", bound=BaseException)

@@ -63,7 +63,7 @@ class Producer:
         options: ProducerOptions | None = None,
     ) -> None:
         self._open = False
-        self.options = options or ProducerOptions()
+        self.options: ProducerOptions = options or ProducerOptions()
         self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
         self._pool = NodePool(self.options.connection)
         self._sender = Sender(self.options, self._directory, self._pool)

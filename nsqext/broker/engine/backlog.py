@@ -56,16 +56,16 @@ class Backlog:
         on_dropped: Callable[[Flight], None],
         journal: Journal | None = None,
     ) -> None:
-        self.offset = offset
-        self.count = count
-        self.timestamp = 0
+        self.offset: int = offset
+        self.count: int = count
+        self.timestamp: int = 0
         self.ordered = False
         self.back: deque[Flight] = deque()
-        self.flights = InFlight()
-        self.confirmed = Confirmed(offset, count)
-        self.delayed = DelayedQueue(journal)
+        self.flights: InFlight = InFlight()
+        self.confirmed: Confirmed = Confirmed(offset, count)
+        self.delayed: DelayedQueue = DelayedQueue(journal)
         self.from_delay: set[int] = set()
-        self.requeues = 0
+        self.requeues: int = 0
         self._partition = partition
         self._options = partition.options
         self._window = partition.options.rules.confirm_window

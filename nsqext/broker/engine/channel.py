@@ -263,7 +263,8 @@ class Channel(Dispatcher):
             delayed: what its delayed queue held.
         """
         end_offset, end_count = self._partition.log.end_offset, self._partition.log.end_count
-        self.paused, self.skipped = state.paused, state.skipped
+        self.paused: bool = state.paused
+        self.skipped: bool = state.skipped
         self.confirmed.restore(state.offset, state.count, state.intervals)
         for message in delayed:
             self.backlog.delayed.restore(message)
@@ -273,7 +274,7 @@ class Channel(Dispatcher):
     def cut(self, offset: int, count: int) -> None:
         """Forget what lies behind the end of a queue that was cut off there."""
         if self.hand is not None and self.hand.entry.offset >= offset:
-            self.hand = None
+            self.hand: Flight | None = None
         self.backlog.cut(offset, count)
 
     def stats(self) -> ChannelStats:

@@ -106,7 +106,7 @@ class DiskStore:
     """
 
     def __init__(self, folder: Path, name: str, options: DiskOptions) -> None:
-        self.recovery = Recovery()
+        self.recovery: Recovery = Recovery()
         self._folder = folder
         self._name = name
         self._options = options

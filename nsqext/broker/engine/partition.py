@@ -58,15 +58,18 @@ class Partition:
     def __init__(self, topic: str, partition: int, options: PartitionOptions | None = None) -> None:
         self.topic = topic
         self.partition = partition
-        self.options = options or PartitionOptions()
-        self.extend = self.options.extend
-        self.ordered = self.options.ordered
-        self.log = Log(segment_bytes=self.options.segment_bytes)
+        self.options: PartitionOptions = options or PartitionOptions()
+        self.extend: bool = self.options.extend
+        self.ordered: bool = self.options.ordered
+        self.log: Log = Log(segment_bytes=self.options.segment_bytes)
         self.channels: dict[str, Channel] = {}
-        self.committed = self.readable = self.readable_offset = 0
-        self.suspended = False
-        self.paused = False
-        self.message_count = self.message_bytes = 0
+        self.committed: int = 0
+        self.readable: int = 0
+        self.readable_offset: int = 0
+        self.suspended: bool = False
+        self.paused: bool = False
+        self.message_count: int = 0
+        self.message_bytes: int = 0
         self.on_channel_deleted: Callable[[str], None] | None = None
         self._original = self.options.generation == "nsq"
         self._counter = FIRST_COUNTER

@@ -134,8 +134,8 @@ class Storage:
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = data_path / topic
         name = f"{topic}-{partition}"
-        self.store = DiskStore(folder, name, options)
-        self.dirty = False
+        self.store: DiskStore = DiskStore(folder, name, options)
+        self.dirty: bool = False
         self._path = folder / (name + _STATE)
         self._options = options
         self._journal = DelayedJournal(folder / f"{name}.delayed.jsonl")

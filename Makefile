@@ -9,11 +9,12 @@ install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-c
 SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench clean
+.PHONY: help demo test chaos check docs bench clean
 
 help:
 	@echo "make demo    publish and consume a real day of flights on a three-node cluster"
 	@echo "make test    run the test suite"
+	@echo "make chaos   run 200 schedules of faults and print what came of them"
 	@echo "make check   lint, types, layering, documentation"
 	@echo "make docs    build the documentation into docs/_build/html"
 	@echo "make bench   run the benchmarks"
@@ -24,6 +25,9 @@ demo: $(VENV)/demo/.ready
 
 test: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m pytest
+
+chaos: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.chaos --schedules 200
 
 check: $(VENV)/check/.ready
 	$(VENV)/check/bin/ruff check .

@@ -1,0 +1,105 @@
+"""Nothing is lost, nothing overtakes and nothing is left over, whatever the cluster does: a short set of schedules.
+
+``make chaos`` runs two hundred.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.errors import DeliveryUnknown, PublishFailed
+from tests.chaos.ledger import Ledger
+from tests.chaos.plan import KINDS, make_plan
+from tests.chaos.schedule import run_schedule
+
+SEEDS = (1, 3, 7, 11)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_schedule(seed: int) -> None:
+    outcome, _ = await run_schedule(make_plan(seed))
+    assert outcome.faults_found == []
+    assert outcome.published > 100
+
+
+def test_plans_come_from_their_seed_and_hold_every_fault() -> None:
+    plans = [make_plan(seed) for seed in range(1, 201)]
+    assert [(step.at, step.name) for step in plans[6].steps] == [(step.at, step.name) for step in make_plan(7).steps]
+    assert min(plan.faults for plan in plans) >= 4
+    text = " ".join(step.name for plan in plans for step in plan.steps)
+    words = ("kill the leader", "move", "cut", "delay", "freeze", "refuses", "answers", "stale", "empty", "takes 0.")
+    assert all(word in text for word in (*words, "kill l1", "kill l2"))
+    assert len(KINDS) == len(words) + 1
+
+
+class Owner:
+    """Stands for a subscription."""
+
+
+class Delivered:
+    """Stands for a message that was handled."""
+
+    def __init__(self, body: bytes, number: int, owner: Owner, attempts: int = 1) -> None:
+        self.body, self.id, self.owner, self.attempts = body, number.to_bytes(16, "big"), owner, attempts
+
+
+def published(ledger: Ledger, topic: str, count: int) -> list[bytes]:
+    """Note publishes of one key that returned."""
+    bodies = []
+    for number in range(count):
+        body, entry = ledger.begin(topic, "k", number, None)
+        entry.ended = entry.began + 1
+        bodies.append(body)
+    return bodies
+
+
+def consume(ledger: Ledger, *messages: Delivered) -> None:
+    for message in messages:
+        ledger.consumed(message)  # type: ignore[arg-type]
+
+
+def test_the_ledger_finds_what_is_lost() -> None:
+    ledger, owner = Ledger("retry"), Owner()
+    first, second = published(ledger, "plain", 2)
+    consume(ledger, Delivered(second, 2, owner))
+    assert ledger.missing == 1
+    assert ledger.judge().faults_found == [f"lost: {first.decode()}"]
+
+
+def test_the_ledger_finds_what_was_overtaken() -> None:
+    ledger, owner = Ledger("retry"), Owner()
+    first, second, third = published(ledger, "ordered", 3)
+    consume(ledger, Delivered(first, 1, owner), Delivered(third, 3, owner), Delivered(second, 2, owner))
+    assert ledger.judge().faults_found == ["reordered: ordered/k: 1 after 2"]
+
+
+def test_a_redelivery_overtakes_nothing() -> None:
+    ledger, owner, other = Ledger("raise"), Owner(), Owner()
+    first, second = published(ledger, "ordered", 2)
+    consume(
+        ledger, *(Delivered(body, number, own) for own in (owner, other) for number, body in enumerate((first, second)))
+    )
+    outcome = ledger.judge()
+    assert outcome.faults_found == []
+    assert (outcome.redelivered, outcome.twice_stored) == (2, 0)
+
+
+def test_the_ledger_finds_duplicates_that_nothing_explains() -> None:
+    ledger, owner = Ledger("raise"), Owner()
+    first, second = published(ledger, "plain", 2)
+    consume(ledger, Delivered(first, 1, owner), Delivered(first, 1, owner), Delivered(second, 2, owner))
+    consume(ledger, Delivered(second, 3, owner))
+    found = ledger.judge().faults_found
+    assert [text.partition(" ")[0] for text in found] == ["unexplained:", "unexplained:"]
+
+
+def test_the_ledger_finds_failures_that_were_stored_after_all() -> None:
+    ledger, owner = Ledger("retry"), Owner()
+    failed, unknown = published(ledger, "plain", 2)
+    ledger.entries[failed].error = PublishFailed("not stored")
+    ledger.entries[unknown].error = DeliveryUnknown("who knows")
+    consume(ledger, Delivered(failed, 1, owner), Delivered(unknown, 2, owner))
+    outcome = ledger.judge()
+    assert [text.partition(":")[0] for text in outcome.faults_found] == ["phantoms"]
+    assert (outcome.failed, outcome.unknown) == (1, 1)

@@ -158,7 +158,8 @@ class ConsumerOptions:
             requeued waits here, in front of what is behind it of its key, while all other keys go on. Backoff does
             nothing then. Up to as many messages again as ``max_in_flight`` may wait behind those that are held.
         dispatch: ``key_failover`` makes the channel one whose messages of one key go to one consumer, or subscribes to
-            it as such; servers that cannot do this are refused. ``shared`` refuses channels of that type.
+            it as such, with ``key`` as the header that carries the key (``##key`` where that is a function or not
+            given); servers that cannot do this are refused. ``shared`` refuses channels of that type.
         reconnect_wait: first pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full
             jitter.
         max_reconnect_wait: longest pause before a node is tried again.

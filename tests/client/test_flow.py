@@ -153,3 +153,15 @@ def test_nobody_starves(total: int, count: int) -> None:
 def test_a_total_that_is_none(total: Any) -> None:
     with pytest.raises(InvalidSetting):
         make(total)
+
+
+def test_held_messages_do_not_count_up_to_as_many_again() -> None:
+    flow = make(10, 2500)
+    assert not flow.widen(0)
+    assert flow.widen(4)
+    assert flow.shares(0) == {0: 14}
+    assert not flow.widen(4)
+    assert flow.widen(50)
+    assert flow.shares(0) == {0: 20}
+    flow.paused = True
+    assert flow.shares(0) == {0: 0}

@@ -13,7 +13,7 @@ from anyio import create_task_group
 
 from nsqext import BackoffOptions, Consumer, Draft, FailureOptions, Message, Producer
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting
 from tests.client.consuming import QUICK, eventually, quick, running
 
 if TYPE_CHECKING:
@@ -154,6 +154,69 @@ async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Clust
     assert keys[1]
     assert not keys[0] & keys[1]
     assert firsts(seen["one"] + seen["two"]) == numbers
+
+
+async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
+    """With headers, tag and trace id or without, alone and in batches."""
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"alone", key="ann")
+        traced = await producer.publish(topic, b"traced", key="ann", trace_id=7)
+        await producer.publish(topic, b"full", key="ann", headers={"size": "1"}, tag="red", trace_id=8)
+        await producer.publish(topic, b"bytes", key=b"\xff\x00")
+        await producer.publish_many(topic, [b"many", Draft(b"own", key="bob", trace_id=9)], key="ann")
+        await producer.publish(topic, b"none")
+    assert traced.trace_id == 7
+    assert traced.message_id
+    found = {}
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+        async for message in consumer:
+            found[message.body] = message.key, dict(message.headers), message.tag, message.trace_id
+            await message.finish()
+            if len(found) == 7:
+                break
+    assert found == {
+        b"alone": ("ann", {}, None, 0),
+        b"traced": ("ann", {}, None, 7),
+        b"full": ("ann", {"size": "1"}, "red", 8),
+        b"bytes": ("\xff\x00", {}, None, 0),
+        b"many": ("ann", {}, None, 0),
+        b"own": ("bob", {}, None, 9),
+        b"none": (None, {}, None, 0),
+    }
+
+
+async def test_topics_without_extend_support_get_no_key(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(f"{topic}-plain", channels=["ch"])
+    async with (
+        Producer(cluster.lookupd) as producer,
+        Consumer(f"{topic}-plain", "ch", lookupd=cluster.lookupd, options=QUICK) as consumer,
+    ):
+        await producer.publish(f"{topic}-plain", b"x", key="ann")
+        async for message in consumer:
+            assert message.key is None
+            await message.finish()
+            break
+
+
+async def test_a_key_that_is_too_long_is_refused(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        with pytest.raises(InvalidHeader, match="use a shorter key"):
+            await producer.publish(topic, b"x", key="k" * 60_000)
+
+
+async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(
+        topic, "ch", lookupd=cluster.lookupd, key=lambda message: message.headers["user"], options=QUICK
+    )
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        raise AssertionError(f"{message!r} has no key")
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"x")
+    with anyio.fail_after(10), pytest.raises(InvalidInput, match="mend the consumer's key function"):
+        await consumer.run()
 
 
 async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from nsqext.errors import InvalidHeader, InvalidInput, InvalidName, ProtocolError
-from nsqext.protocol.headers import MAX_HEADER_BYTES, decode_headers, encode_headers, tag_of
+from nsqext.protocol.headers import MAX_HEADER_BYTES, add_key, decode_headers, encode_headers, tag_of
 
 
 def test_headers_tag_and_trace_id_are_one_object() -> None:
@@ -111,3 +111,21 @@ def test_a_tag_is_text() -> None:
     for value in (None, "", 5, ["canary"]):
         assert tag_of({"##client_dispatch_tag": value}) is None
     assert tag_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "after"),
+    [
+        (b"", b"ann", {"##key": "ann"}),
+        (b"{}", b"ann", {"##key": "ann"}),
+        (b'{"a":"1"}', 'ä"'.encode(), {"a": "1", "##key": 'ä"'}),
+        (b"", b"\xff\x01", {"##key": "\xff\x01"}),
+    ],
+)
+def test_a_key_is_added_to_an_encoded_header(before: bytes, key: bytes, after: dict[str, str]) -> None:
+    assert decode_headers(add_key(before, key)) == after
+
+
+def test_a_header_with_its_key_is_bounded() -> None:
+    with pytest.raises(InvalidHeader, match="use a shorter key"):
+        add_key(b"", b"k" * MAX_HEADER_BYTES)

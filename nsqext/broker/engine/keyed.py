@@ -25,6 +25,8 @@ _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consu
 class KeyedBacklog(Backlog):
     """What comes back goes to the replay set, at its place in the order of the queue."""
 
+    requeues: int
+
     def __init__(self, partition: Partition, offset: int, count: int, channel: KeyedChannel) -> None:
         journal = None if channel.ephemeral else partition.journal(channel.name)
         super().__init__(partition, offset, count, channel.let_go, journal)

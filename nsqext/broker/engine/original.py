@@ -23,6 +23,9 @@ __all__ = ("OriginalBacklog", "OriginalChannel")
 class OriginalBacklog(Backlog):
     """Messages of a channel of the original server, seen from its read position."""
 
+    count: int
+    offset: int
+
     def __init__(self, partition: Partition, offset: int, count: int, channel: OriginalChannel) -> None:
         super().__init__(partition, offset, count, channel.let_go)
         self._taken: set[int] = set()  # numbers of messages ahead that are not to be read: deferred or dropped
@@ -45,7 +48,7 @@ class OriginalBacklog(Backlog):
         entry = self._partition.log.at(self.count + 1)
         self.count += 1
         if entry is not None:
-            self.offset: int = entry.offset + entry.size
+            self.offset = entry.offset + entry.size
 
     def _must_wait(self) -> bool:
         return False

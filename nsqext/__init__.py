@@ -13,6 +13,7 @@ from nsqext._version import __version__
 
 if _typing.TYPE_CHECKING:
     from nsqext import errors
+    from nsqext.app import App
     from nsqext.client.batcher import Batcher
     from nsqext.client.consumer import Consumer, ConsumerConnection
     from nsqext.client.consumer_options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
@@ -31,6 +32,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = (
     "Address",
+    "App",
     "BackoffOptions",
     "BatchFailed",
     "Batcher",
@@ -63,6 +65,7 @@ __all__ = (
 )
 
 _HOMES = {
+    "nsqext.app": ("App",),
     "nsqext.client.batcher": ("Batcher",),
     "nsqext.client.consumer": ("Consumer", "ConsumerConnection"),
     "nsqext.client.consumer_options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),

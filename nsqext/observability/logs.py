@@ -1,0 +1,84 @@
+"""Publishes and handled messages as structured log records."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from nsqext.observability.observer import Processing, Publishing, failure
+
+__all__ = ("LogObserver",)
+
+
+class LogObserver:
+    """Writes a record for every publish and every handled message. Bodies and header values are never in it.
+
+    The text of a record is one of ``published``, ``publish failed``, ``handled`` and ``handler failed``; everything
+    else is an attribute of the record (``extra``): event, topic, partition, channel, count, bytes, seconds, attempts,
+    message_id, trace_id, error.
+
+    Args:
+        logger: where to.
+        level: of what went well; failures are warnings.
+        slow: seconds from which on something that went well is a warning as well; None for never.
+    """
+
+    def __init__(
+        self, logger: str | logging.Logger = "nsqext.events", *, level: int = logging.DEBUG, slow: float | None = None
+    ) -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._level = level
+        self._slow = slow
+
+    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
+        """Write down how a publish ended."""
+        return self._publishing(publishing)
+
+    def processing(self, processing: Processing) -> AbstractContextManager[object]:
+        """Write down how a handler ended."""
+        return self._processing(processing)
+
+    @contextmanager
+    def _publishing(self, publishing: Publishing) -> Iterator[None]:
+        size = sum(len(draft.body) for draft in publishing.drafts)
+        fields: dict[str, object] = {"topic": publishing.topic, "count": len(publishing.drafts), "bytes": size}
+        started = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            self._write("publish failed", started, fields, error)
+            raise
+        partitions = sorted({receipt.partition for receipt in publishing.receipts})
+        self._write("published", started, {**fields, "partition": partitions})
+
+    @contextmanager
+    def _processing(self, processing: Processing) -> Iterator[None]:
+        message = processing.message
+        fields: dict[str, object] = {
+            "topic": message.topic,
+            "partition": message.partition,
+            "channel": processing.channel,
+            "attempts": message.attempts,
+            "message_id": message.internal_id,
+            "trace_id": message.trace_id,
+            "bytes": len(message.body),
+        }
+        started = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            self._write("handler failed" if failure(error) else "handled", started, fields, error)
+            raise
+        self._write("handled", started, fields)
+
+    def _write(
+        self, event: str, started: float, fields: Mapping[str, object], error: BaseException | None = None
+    ) -> None:
+        seconds = time.monotonic() - started
+        late = self._slow is not None and seconds >= self._slow
+        level = logging.WARNING if late or failure(error) else self._level
+        if self._logger.isEnabledFor(level):
+            outcome = None if error is None else type(error).__qualname__
+            self._logger.log(level, event, extra={**fields, "event": event, "seconds": seconds, "error": outcome})

@@ -321,6 +321,29 @@ async def test_the_error_of_the_body_comes_out_as_it_is(cluster: Cluster, topic:
             raise KeyError("mine")
 
 
+async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, topic: str) -> None:
+    with pytest.raises(KeyError, match="mine"), anyio.CancelScope() as scope:
+        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+            scope.cancel()
+            raise KeyError("mine")
+
+
+async def test_what_a_handler_may_not_raise_comes_out_as_it_is(
+    cluster: Cluster, topic: str, anyio_backend_name: str
+) -> None:
+    if anyio_backend_name == "asyncio":
+        return  # whose event loop ends on it
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        raise SystemExit(3)
+
+    publish(cluster, topic, b"a")
+    with pytest.raises(SystemExit):
+        await consumer.run()
+
+
 async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
     with pytest.raises(InvalidState, match="not open"):

@@ -1,0 +1,266 @@
+"""OpenTelemetry: spans and metrics by the messaging conventions, through the API alone (extra ``otel``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import evolve, frozen
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+from nsqext._version import __version__
+from nsqext.errors import InvalidSetting
+from nsqext.observability.observer import Processing, Publishing, failure
+
+if TYPE_CHECKING:
+    from nsqext.client.publication import Draft
+
+__all__ = ("OpenTelemetry", "TelemetryOptions")
+
+SYSTEM = "messaging.system"
+OPERATION_NAME = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+DESTINATION = "messaging.destination.name"
+PARTITION = "messaging.destination.partition.id"
+GROUP = "messaging.consumer.group.name"
+MESSAGE_ID = "messaging.message.id"
+BODY_SIZE = "messaging.message.body.size"
+BATCH_COUNT = "messaging.batch.message_count"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
+ERROR_TYPE = "error.type"
+ATTEMPTS = "messaging.nsq.message.attempts"
+TRACE_ID = "messaging.nsq.message.trace_id"
+TAG = "messaging.nsq.message.tag"
+
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+Attributes = dict[str, Any]
+
+
+@frozen
+class TelemetryOptions:
+    """What is measured, and how.
+
+    Attributes:
+        propagate: when the context of a span travels with its message, in the extend headers: ``with_headers`` where
+            the message has headers or a tag anyway, ``always`` (for topics that support them; others refuse the
+            message), ``never``.
+        create_spans: a span for each message of a batch, to which the span of the batch is linked; otherwise the latter
+            alone.
+        parent: make the span of a handler a child of the publisher's, rather than link to it.
+        body_size: tell the size of bodies.
+    """
+
+    propagate: Literal["with_headers", "always", "never"] = "with_headers"
+    create_spans: bool = True
+    parent: bool = False
+    body_size: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.propagate not in ("with_headers", "always", "never"):
+            raise InvalidSetting(f"propagate={self.propagate!r} is none of 'with_headers', 'always' and 'never'")
+
+
+class OpenTelemetry:
+    """Makes spans ``publish TOPIC`` and ``process TOPIC``, and the four client metrics of the messaging conventions.
+
+    The channel is told as ``messaging.consumer.group.name``. Without an SDK nothing comes of it, at little cost.
+
+    Args:
+        tracer_provider: the global one by default.
+        meter_provider: the global one by default.
+        options: what is measured, and how.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+        options: TelemetryOptions | None = None,
+    ) -> None:
+        self._options = options or TelemetryOptions()
+        self._tracer = trace.get_tracer("nsqext", __version__, tracer_provider)
+        meter = metrics.get_meter("nsqext", __version__, meter_provider)
+        self._duration = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of messaging operations of a client.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )
+        self._process = meter.create_histogram(
+            "messaging.process.duration",
+            "s",
+            "Duration of handling a message.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that a producer tried to send."
+        )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages that were delivered to a handler."
+        )
+
+    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
+        """Surround a publish with a span."""
+        return self._publishing(publishing)
+
+    def processing(self, processing: Processing) -> AbstractContextManager[object]:
+        """Surround a handler with a span."""
+        return self._processing(processing)
+
+    # Publishing
+
+    @contextmanager
+    def _publishing(self, publishing: Publishing) -> Iterator[None]:
+        topic = publishing.topic
+        base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
+        attributes: Attributes = {**base, OPERATION_TYPE: "send"}
+        # a batch has spans of its own for what its messages were created with; a single message is created by its send
+        creates = publishing.batch and self._options.create_spans
+        links = self._create(publishing) if creates else []
+        if publishing.batch:
+            attributes[BATCH_COUNT] = len(publishing.drafts)
+        else:
+            attributes |= self._of_draft(publishing.drafts[0])
+        kind = SpanKind.CLIENT if creates else SpanKind.PRODUCER
+        name = f"publish {topic}"
+        with (
+            self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span,
+            self._measured(span, base, len(publishing.drafts)),
+        ):
+            if not creates:
+                publishing.drafts = [self._inject(draft, None) for draft in publishing.drafts]
+            yield
+            self._tell_receipts(span, publishing)
+
+    def _create(self, publishing: Publishing) -> list[Link]:
+        links = []
+        base: Attributes = {
+            SYSTEM: "nsq",
+            OPERATION_NAME: "create",
+            OPERATION_TYPE: "create",
+            DESTINATION: publishing.topic,
+        }
+        for number, draft in enumerate(publishing.drafts):
+            attributes = base | self._of_draft(draft)
+            span = self._tracer.start_span(f"create {publishing.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+            publishing.drafts[number] = self._inject(draft, trace.set_span_in_context(span))
+            links.append(Link(span.get_span_context()))
+            span.end()
+        return links
+
+    def _inject(self, draft: Draft, context: Context | None) -> Draft:
+        """Return the message with the context in its headers, where that is wanted."""
+        mode = self._options.propagate
+        if mode == "never" or (mode == "with_headers" and not draft.headers and draft.tag is None):
+            return draft
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, context)
+        return evolve(draft, headers={**(draft.headers or {}), **carrier}) if carrier else draft
+
+    def _of_draft(self, draft: Draft) -> Attributes:
+        attributes: Attributes = {}
+        if draft.trace_id is not None:
+            attributes[TRACE_ID] = str(draft.trace_id)
+        if draft.tag is not None:
+            attributes[TAG] = draft.tag
+        if self._options.body_size:
+            attributes[BODY_SIZE] = len(draft.body)
+        return attributes
+
+    @contextmanager
+    def _measured(self, span: Span, base: Attributes, count: int) -> Iterator[None]:
+        started = time.monotonic()
+        error_type: Mapping[str, str] = {}
+        try:
+            yield
+        except BaseException as error:
+            error_type = {ERROR_TYPE: type(error).__qualname__}
+            span.set_attributes(error_type)
+            raise
+        finally:
+            self._duration.record(time.monotonic() - started, {**base, OPERATION_TYPE: "send", **error_type})
+            self._sent.add(count, {**base, **error_type})
+
+    def _tell_receipts(self, span: Span, publishing: Publishing) -> None:
+        if not span.is_recording() or not publishing.receipts:
+            return
+        first = publishing.receipts[0]
+        if any((other.partition, other.node) != (first.partition, first.node) for other in publishing.receipts):
+            return
+        span.set_attributes(_place(first.partition, first.node))
+        if not publishing.batch and first.message_id:
+            span.set_attribute(MESSAGE_ID, str(first.message_id))
+
+    # Processing
+
+    @contextmanager
+    def _processing(self, processing: Processing) -> Iterator[None]:
+        message = processing.message
+        base: Attributes = {
+            SYSTEM: "nsq",
+            OPERATION_NAME: "process",
+            DESTINATION: message.topic,
+            GROUP: processing.channel,
+        }
+        self._consumed.add(1, base)
+        started = time.monotonic()
+        error_type: Mapping[str, str] = {}
+        context, links = self._origin(processing)
+        span = self._tracer.start_span(
+            f"process {message.topic}", context, SpanKind.CONSUMER, self._of_message(processing) | base, links
+        )
+        try:
+            with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+                try:
+                    yield
+                except BaseException as error:
+                    kind = failure(error)
+                    if kind is not None:
+                        error_type = {ERROR_TYPE: kind}
+                        span.record_exception(error)
+                        span.set_status(Status(StatusCode.ERROR, kind))
+                        span.set_attributes(error_type)
+                    raise
+        finally:
+            self._process.record(time.monotonic() - started, {**base, **error_type})
+
+    def _origin(self, processing: Processing) -> tuple[Context | None, list[Link]]:
+        """Return the parent of a handler's span, and what it is linked to."""
+        if not processing.message.header:
+            return None, []
+        headers = {name: value for name, value in processing.message.headers.items() if isinstance(value, str)}
+        context = propagate.extract(headers, Context())
+        origin = trace.get_current_span(context).get_span_context()
+        if not origin.is_valid:
+            return None, []
+        return (context, []) if self._options.parent else (None, [Link(origin)])
+
+    def _of_message(self, processing: Processing) -> Attributes:
+        message = processing.message
+        attributes: Attributes = {
+            OPERATION_TYPE: "process",
+            MESSAGE_ID: str(message.internal_id),
+            ATTEMPTS: message.attempts,
+            **_place(message.partition, message.node),
+        }
+        if message.trace_id:
+            attributes[TRACE_ID] = str(message.trace_id)
+        if message.tag is not None:
+            attributes[TAG] = message.tag
+        if self._options.body_size:
+            attributes[BODY_SIZE] = len(message.body)
+        return attributes
+
+
+def _place(partition: int, node: str) -> Attributes:
+    host, _, port = node.rpartition(":")
+    attributes: Attributes = {SERVER_ADDRESS: host.strip("[]"), SERVER_PORT: int(port)}
+    if partition >= 0:
+        attributes[PARTITION] = str(partition)
+    return attributes

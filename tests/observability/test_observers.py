@@ -1,0 +1,230 @@
+"""Observers of every kind, on a cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry
+
+from nsqext import App, BackoffOptions, ConsumerOptions, Draft, FailureOptions, InvalidInput, Message, Requeue
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
+from nsqext.observability import LogObserver, ObservedConsumer, ObservedProducer, Observer
+from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
+from nsqext.observability.prometheus import Prometheus
+
+pytestmark = pytest.mark.anyio
+
+CALM = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A fresh topic with the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, extend=True, channels=["ch"])
+    return name
+
+
+async def journey(cluster: Cluster, topic: str, observers: Sequence[Observer]) -> None:
+    """Publish one message and a batch of two, and a bad one; handle all, two of them twice."""
+    async with ObservedProducer(cluster.lookupd, observers=observers) as producer:
+        await producer.publish(topic, b"one", tag=None, headers={"user": "42"}, trace_id=7)
+        await producer.publish_many(topic, [b"two", Draft(b"three", headers={"user": "43"})])
+        with pytest.raises(InvalidInput):
+            await producer.publish(topic, b"")
+    consumer = ObservedConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, observers=observers)
+    done: list[bytes] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        if message.attempts == 1 and message.body == b"two":
+            raise RuntimeError("broken")
+        if message.attempts == 1 and message.body == b"three":
+            raise Requeue(0.0, backoff=False)
+        done.append(message.body)
+        if len(done) == 3:
+            consumer.stop()
+
+    with anyio.fail_after(15):
+        await consumer.run()
+    assert sorted(done) == [b"one", b"three", b"two"]
+
+
+async def test_logs(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "nsqext.events")
+    await journey(cluster, topic, [LogObserver()])
+    records: list[Any] = [record for record in caplog.records if record.name == "nsqext.events"]
+    told = [(record.getMessage(), record.levelname, record.error) for record in records]
+    assert told[:3] == [
+        ("published", "DEBUG", None),
+        ("published", "DEBUG", None),
+        ("publish failed", "WARNING", "InvalidBody"),
+    ]
+    assert sorted(told[3:], key=str) == [
+        ("handled", "DEBUG", "Requeue"),
+        ("handled", "DEBUG", None),
+        ("handled", "DEBUG", None),
+        ("handled", "DEBUG", None),
+        ("handler failed", "WARNING", "RuntimeError"),
+    ]
+    assert (records[1].count, records[1].bytes, records[1].partition, records[1].topic) == (2, 8, [0], topic)
+    assert records[0].seconds > 0
+    assert {record.attempts for record in records[3:]} == {1, 2}
+    assert 7 in {record.trace_id for record in records[3:]}
+
+
+async def test_slow_ones_are_warnings(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with ObservedProducer(cluster.lookupd, observers=[LogObserver("quick", slow=0.0)]) as producer:
+        await producer.publish(topic, b"x")
+    assert [(record.name, record.levelname) for record in caplog.records if record.name == "quick"] == [
+        ("quick", "WARNING")
+    ]
+
+
+class Telemetry:
+    """OpenTelemetry's SDK, in memory."""
+
+    def __init__(self, options: TelemetryOptions | None = None) -> None:
+        self._spans = InMemorySpanExporter()
+        self._reader = InMemoryMetricReader()
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.observer = OpenTelemetry(tracers, MeterProvider([self._reader]), options)
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._spans.get_finished_spans() if span.name == name]
+
+    def points(self, name: str) -> list[Any]:
+        data: Any = self._reader.get_metrics_data()
+        metrics = data.resource_metrics[0].scope_metrics[0].metrics
+        return [point for metric in metrics if metric.name == name for point in metric.data.data_points]
+
+
+async def test_spans(cluster: Cluster, topic: str) -> None:
+    telemetry = Telemetry()
+    await journey(cluster, topic, [telemetry.observer])
+    single, batch, bad = telemetry.spans(f"publish {topic}")
+    attributes = dict(single.attributes or {})
+    assert int(str(attributes.pop("messaging.message.id"))) > 0
+    assert attributes.pop("server.port") == int(cluster.nodes["n1"].tcp.rpartition(":")[2])
+    assert attributes == {
+        "messaging.system": "nsq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": topic,
+        "messaging.destination.partition.id": "0",
+        "messaging.nsq.message.trace_id": "7",
+        "server.address": "127.0.0.1",
+    }
+    created = telemetry.spans(f"create {topic}")
+    assert [single.kind, batch.kind, *(span.kind for span in created)] == [
+        SpanKind.PRODUCER,
+        SpanKind.CLIENT,
+        SpanKind.PRODUCER,
+        SpanKind.PRODUCER,
+    ]
+    assert [link.context for link in batch.links] == [span.context for span in created]
+    assert (batch.attributes or {})["messaging.batch.message_count"] == 2
+    assert (bad.status.status_code, (bad.attributes or {})["error.type"]) == (StatusCode.ERROR, "InvalidBody")
+
+    handled = telemetry.spans(f"process {topic}")
+    assert {span.kind for span in handled} == {SpanKind.CONSUMER}
+    assert {(span.attributes or {})["messaging.consumer.group.name"] for span in handled} == {"ch"}
+    linked = {link.context.span_id for span in handled for link in span.links}
+    assert single.context is not None
+    assert created[1].context is not None
+    assert linked == {single.context.span_id, created[1].context.span_id}  # the second message had no headers
+    failed = [span for span in handled if span.status.status_code is StatusCode.ERROR]
+    assert [(span.attributes or {})["error.type"] for span in failed] == ["RuntimeError"]
+    assert all(span.parent is None for span in handled)
+
+
+async def test_metrics(cluster: Cluster, topic: str) -> None:
+    telemetry = Telemetry()
+    await journey(cluster, topic, [telemetry.observer])
+    tried = telemetry.points("messaging.client.sent.messages")
+    sent = {point.attributes.get("error.type"): point.value for point in tried}
+    assert sent == {None: 3, "InvalidBody": 1}
+    assert sum(point.value for point in telemetry.points("messaging.client.consumed.messages")) == 5
+    assert sum(point.count for point in telemetry.points("messaging.client.operation.duration")) == 3
+    measured = telemetry.points("messaging.process.duration")
+    processed = {point.attributes.get("error.type"): point.count for point in measured}
+    assert processed == {None: 4, "RuntimeError": 1}
+
+
+async def test_contexts_travel_always_and_become_parents(cluster: Cluster, topic: str) -> None:
+    telemetry = Telemetry(TelemetryOptions(propagate="always", create_spans=False, parent=True, body_size=True))
+    await journey(cluster, topic, [telemetry.observer])
+    single, batch, _ = telemetry.spans(f"publish {topic}")
+    assert telemetry.spans(f"create {topic}") == []
+    assert (batch.kind, (single.attributes or {})["messaging.message.body.size"]) == (SpanKind.PRODUCER, 3)
+    parents = {span.parent.span_id for span in telemetry.spans(f"process {topic}") if span.parent is not None}
+    assert single.context is not None
+    assert batch.context is not None
+    assert parents == {single.context.span_id, batch.context.span_id}
+    assert all(span.parent is not None and not span.links for span in telemetry.spans(f"process {topic}"))
+
+
+async def test_contexts_stay_here_where_that_is_wanted(cluster: Cluster, topic: str) -> None:
+    telemetry = Telemetry(TelemetryOptions(propagate="never"))
+    await journey(cluster, topic, [telemetry.observer])
+    assert all(span.parent is None and not span.links for span in telemetry.spans(f"process {topic}"))
+
+
+async def test_prometheus(cluster: Cluster, topic: str) -> None:
+    registry = CollectorRegistry()
+    await journey(cluster, topic, [Prometheus(registry)])
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"nsqext_{name}", {"topic": topic, **labels})
+
+    assert (value("published_messages_total"), value("published_bytes_total")) == (3, 11)
+    assert value("publish_seconds_count") == 2
+    assert value("publish_failures_total", error="InvalidBody") == 1
+    assert value("handled_messages_total", channel="ch") == 5
+    assert value("redelivered_messages_total", channel="ch") == 2
+    assert value("handler_seconds_count", channel="ch") == 5
+    assert value("handler_failures_total", channel="ch", error="RuntimeError") == 1
+    assert value("running_handlers", channel="ch") == 0
+
+
+async def test_an_app_with_observers(cluster: Cluster, topic: str) -> None:
+    registry = CollectorRegistry()
+    app = App(cluster.lookupd, observers=[Prometheus(registry, namespace="mine")])
+
+    @app.handler(topic, "ch")
+    async def handle(message: Message) -> None:
+        app.stop()
+
+    async with ObservedProducer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"x")
+    with anyio.fail_after(15):
+        await app.serve()
+    assert registry.get_sample_value("mine_handled_messages_total", {"topic": topic, "channel": "ch"}) == 1
+
+
+@pytest.mark.parametrize("make", [ObservedProducer, lambda *a, **k: ObservedConsumer("orders", "ch", **k)])
+async def test_what_is_no_observer(make: Callable[..., object]) -> None:
+    with pytest.raises(InvalidSetting, match="is not an observer"):
+        make(nsqd="127.0.0.1:1", **({"observers": [print]}))
+    with pytest.raises(InvalidSetting, match="propagate"):
+        TelemetryOptions(propagate="sometimes")  # type: ignore[arg-type]

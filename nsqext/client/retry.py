@@ -25,6 +25,9 @@ __all__ = ("Attempts", "RetryPolicy", "outcome_unknown")
 
 T = TypeVar("T")
 
+_PACED = 0.1
+"""Longest pause, in seconds, before an attempt that waits for lookup, too."""
+
 
 def outcome_unknown(error: NsqError) -> bool:
     """Return whether a publish that failed so may have been stored."""
@@ -40,6 +43,10 @@ class Attempts(Protocol):
     @property
     def moves(self) -> bool:
         """Whether the next attempt goes somewhere that has not failed yet, so that nothing has to be waited for."""
+
+    @property
+    def paced(self) -> bool:
+        """Whether the next attempt waits for an answer of lookup, which paces itself."""
 
 
 class RetryPolicy:
@@ -84,7 +91,10 @@ class RetryPolicy:
                 errors.append(error)
 
         def wait(state: RetryCallState) -> float:
-            return 0.0 if attempts.moves and not errors[-1].overload else self._jitter(state)
+            if attempts.moves and not errors[-1].overload:
+                return 0.0
+            pause = self._jitter(state)
+            return min(pause, _PACED) if attempts.paced else pause
 
         def goes_on(error: BaseException) -> bool:
             tried = errors if error is errors[-1] else [*errors, error]

@@ -315,6 +315,11 @@ class Delivery:
             and self._route.untried(self._tried)
         )
 
+    @property
+    def paced(self) -> bool:
+        """Whether the next attempt waits for an answer of lookup."""
+        return self.errors[-1].refresh_lookup and self._sender.directory.asks
+
     async def _again(self) -> list[Receipt]:
         last = self.errors[-1]
         topic = self._publication.topic

@@ -66,6 +66,11 @@ class Directory:
         self._wake: anyio.Event | None = None
         self._closed = False
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is a lookup service to be asked."""
+        return self._client is not None
+
     def peek(self, topic: str, access: str = "w") -> TopicView | None:
         """Return what is known of a topic at the moment, without asking; None where it was never found."""
         view = self._views.get((topic, access))

@@ -120,4 +120,5 @@ async def test_the_original_nsq_through_lookup() -> None:
 
 def _stats(address: str) -> dict[str, Any]:
     answer: dict[str, Any] = httpx.get(f"http://{address}/stats?format=json").json()
-    return answer.get("data", answer)
+    data: dict[str, Any] = answer.get("data", answer)
+    return data

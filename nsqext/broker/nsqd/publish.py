@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from attrs import define
 
 from nsqext.broker.engine.partition import NewMessage
 from nsqext.broker.engine.refusal import Refusal
@@ -13,7 +15,7 @@ from nsqext.protocol.frames import OK
 from nsqext.protocol.replies import encode_trace_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Generator
 
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.node import Hosted, Node
@@ -103,7 +105,7 @@ def _put(
         session.answer(answer)  # before a delivery that may go to this very client
         hosted.partition.commit(stored)
         return None
-    return _replicated(session, hosted, stored, answer)
+    return _Replicated(session, hosted, stored, answer)
 
 
 async def _rechecked(
@@ -119,10 +121,22 @@ async def _rechecked(
             await waiting
 
 
-async def _replicated(session: Session, hosted: Hosted, stored: Stored, answer: bytes) -> None:
-    try:
-        await commit(session.node, hosted, stored)
-    except Fault as fault:
-        session.refuse(fault)
-    else:
-        session.answer(answer)
+@define(eq=False)
+class _Replicated:
+    """The answer to a publish that replicas have to store first; a node that is killed may never come to await it."""
+
+    session: Session
+    hosted: Hosted
+    stored: Stored
+    answer: bytes
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._commit().__await__()
+
+    async def _commit(self) -> None:
+        try:
+            await commit(self.session.node, self.hosted, self.stored)
+        except Fault as fault:
+            self.session.refuse(fault)
+        else:
+            self.session.answer(self.answer)

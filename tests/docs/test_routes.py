@@ -1,0 +1,55 @@
+"""The page of HTTP routes names every route that is served, and no other as served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.applications import Starlette
+
+from nsqext.broker import Cluster, web
+from tests.docs.programs import ROOT
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+_SECTION = re.compile(
+    r"^## (nsqd|nsqlookupd), (redesigned|original) generation\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
+_ROW = re.compile(r"^\| (GET|POST|PUT) `(\S+)` \| (served|checked|left out)[ ;]", re.MULTILINE)
+_PAGE = (ROOT / "docs" / "reference" / "routes.md").read_text(encoding="utf-8")
+_LISTED = {
+    (program, generation): [(method, path, fate) for method, path, fate in _ROW.findall(text)]
+    for program, generation, text in _SECTION.findall(_PAGE)
+}
+
+
+def _routes_of(generation: str, patch: pytest.MonkeyPatch) -> dict[str, set[tuple[str, str]]]:
+    """Start a cluster, and return methods and paths that its programs serve."""
+    served: dict[str, set[tuple[str, str]]] = {}
+
+    def make(*, routes: Sequence[Route], **others: Any) -> Starlette:
+        found = {(method, route.path) for route in routes for method in route.methods or ()}
+        served["nsqlookupd" if ("GET", "/lookup") in found else "nsqd"] = found
+        return Starlette(routes=routes, **others)
+
+    patch.setattr(web, "Starlette", make)
+    with Cluster(nodes=1, generation=generation):
+        return served
+
+
+@pytest.mark.parametrize(("name", "generation"), [("redesigned", "ha"), ("original", "nsq")])
+def test_the_page_names_what_is_served(name: str, generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = _routes_of(generation, monkeypatch)
+    for program in ("nsqd", "nsqlookupd"):
+        listed = {(method, path): fate != "left out" for method, path, fate in _LISTED[program, name]}
+        assert {route for route, there in listed.items() if there} == served[program]
+        left_out = {(method, path.removesuffix("*")) for (method, path), there in listed.items() if not there}
+        assert [route for route in served[program] if any(route[1].startswith(path) for _, path in left_out)] == []
+
+
+def test_every_row_is_read() -> None:
+    assert len(_LISTED) == 4
+    assert sum(map(len, _LISTED.values())) == len(re.findall("^\\| [A-Z]+ `", _PAGE, re.MULTILINE))

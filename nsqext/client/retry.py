@@ -119,6 +119,9 @@ class RetryPolicy:
 def refusal(errors: Sequence[NsqError]) -> NsqError:
     """Return the error of a publish that is not tried again."""
     last = errors[-1]
+    if isinstance(last, DeliveryUnknown):
+        last.attempts = tuple(errors[:-1])
+        return last
     if any(outcome_unknown(error) for error in errors):
         return _unknown(errors, last.message)
     last.attempts = tuple(errors[:-1])

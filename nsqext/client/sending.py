@@ -167,14 +167,22 @@ class Sender:
         if route is None:
             return await Delivery(self, publication, started).run()
         target = None
+        failure: NsqError | None = None
         try:
             target = self.choose(route, publication)
             connection = target.node.connection
             if connection is not None and connection.usable:
-                return await self.request(publication, route, target, connection, started + self.options.timeout)
-            failure = None
+                # as `request` does it, without the cost of one more coroutine
+                command = publication.command(target, route.meta, target.node.negotiated)
+                publication.in_doubt = True
+                reply = await connection.request(command, started + self.options.timeout, breaks=publication.breaks)
+                publication.in_doubt = False
+                return self.receipts(publication, route, target, connection, reply)
         except NsqError as error:
+            publication.in_doubt = False
             failure = error.at(topic=publication.topic)
+            if target is not None:
+                failure.at(partition=target.partition, node=target.node.node)
         return await Delivery(self, publication, started).run(route, target, failure)
 
     async def request(

@@ -14,9 +14,14 @@ from typing import NoReturn
 __all__ = ("COMMANDS", "PROGRAMS", "main")
 
 COMMANDS: dict[str, str] = {
+    "bench": "nsqext.cli.bench",
     "broker": "nsqext.cli.broker",
     "demo": "nsqext.cli.demo",
     "key-ranges": "nsqext.cli.key_ranges",
+    "lookup": "nsqext.cli.lookup",
+    "pub": "nsqext.cli.pub",
+    "tail": "nsqext.cli.tail",
+    "topic": "nsqext.cli.topic",
 }
 """Commands and their modules."""
 

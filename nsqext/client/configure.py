@@ -11,10 +11,10 @@ from nsqext.client.options import ProducerOptions
 from nsqext.client.positions import Position
 from nsqext.settings import Loaded, Reader, Setting, load, settings_of
 
-__all__ = ("consumer_settings", "load_consumer", "load_producer", "producer_settings")
+__all__ = ("consumer_settings", "load_consumer", "load_producer", "producer_settings", "read_position")
 
 
-def _position(text: str) -> Position:
+def read_position(text: str) -> Position:
     """Read ``earliest``, ``latest``, ``timestamp:SECONDS``, ``offset:BYTES`` or ``message:NUMBER``."""
     kind, _, number = text.partition(":")
     if text == "earliest":
@@ -30,7 +30,7 @@ def _position(text: str) -> Position:
     raise ValueError("write earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER")
 
 
-_READERS: Mapping[str, Reader] = {"start": _position, "compression": str}
+_READERS: Mapping[str, Reader] = {"start": read_position, "compression": str}
 _DIRECT = (
     Setting("tag", "tag", "", "str | None", None, str),
     Setting("max_in_flight", "max_in_flight", "", "int", 200, int),

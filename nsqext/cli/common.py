@@ -1,0 +1,92 @@
+"""What the client commands share: where the servers are, and how results are shown."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+import anyio
+import orjson
+import typer
+
+from nsqext import LookupOptions, NsqError
+from nsqext.client.configure import load_producer
+from nsqext.errors import InvalidSetting
+from nsqext.lookup.client import LookupClient
+
+__all__ = ("Lookupd", "Nsqd", "Url", "addresses", "body_fields", "lookup_client", "perform", "show")
+
+Lookupd = Annotated[
+    str | None, typer.Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas. [env: NSQEXT_LOOKUPD]")
+]
+Nsqd = Annotated[
+    str | None, typer.Option(help="HOST:PORT of nsqd, to do without lookup; several with commas. [env: NSQEXT_NSQD]")
+]
+Url = Annotated[
+    str | None, typer.Option(help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client. [env: NSQEXT_URL]")
+]
+
+_PATIENT = LookupOptions(request_timeout=15.0)  # the real lookup service asks the nodes before it answers a change
+
+
+def addresses(lookupd: str | None, nsqd: str | None) -> dict[str, Any]:
+    """Return what was given, as keywords of `from_url`."""
+    return {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
+
+
+def lookup_client(url: str | None, lookupd: str | None) -> LookupClient:
+    """Return a client of the lookup service.
+
+    Raises:
+        InvalidSetting: nobody says where it is.
+    """
+    found = load_producer(url, addresses(lookupd, None)).lookupd
+    if not found:
+        raise InvalidSetting("nobody says where lookup is", hint="give --lookupd, --url, or NSQEXT_LOOKUPD")
+    return LookupClient(found, _PATIENT)
+
+
+def show(record: Mapping[str, Any], text: str) -> None:
+    """Print a result: text for people at a terminal, a line of JSON for everything else."""
+    if sys.stdout.isatty():
+        print(text, flush=True)
+    else:
+        print(orjson.dumps(record, default=str).decode(), flush=True)
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """Return a body for JSON: ``body`` where it is text, ``body_base64`` otherwise."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def perform(command: Callable[[], Awaitable[None]]) -> None:
+    """Run a command; of several errors at the same time the first one stands for all.
+
+    A reader that has closed the pipe ends it quietly.
+    """
+    try:
+        anyio.run(command)
+    except BrokenPipeError:
+        _leave_the_pipe()
+    except BaseExceptionGroup as group:
+        matching, rest = group.split((NsqError, BrokenPipeError))
+        if matching is None or rest is not None:
+            raise
+        first: BaseException = matching
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        if isinstance(first, BrokenPipeError):
+            _leave_the_pipe()
+            return
+        raise first from None
+
+
+def _leave_the_pipe() -> None:
+    # Python flushes standard output at its end, and would complain
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,144 @@
+"""`nsqext pub`, `tail`, `lookup`, `topic` and `bench`, as programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+
+from nsqext.broker import Cluster
+
+ROOT = str(Path(__file__).parents[2])
+
+
+def run(*words: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSQEXT_")}
+    command = [sys.executable, "-W", "error", "-m", "nsqext", *words]
+    environment = {**clean, "PYTHONPATH": ROOT, **environ}
+    return subprocess.run(command, input=stdin, env=environment, capture_output=True, timeout=18, check=False)
+
+
+def lines(*words: str, stdin: bytes = b"", **environ: str) -> list[dict[str, Any]]:
+    """Run a command that has to succeed; returns the JSON lines that it printed."""
+    done = run(*words, stdin=stdin, **environ)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
+    return name
+
+
+def test_publish_and_tail(cluster: Cluster, topic: str) -> None:
+    address = cluster.lookupd[0]
+    words = ("--header", "user=42", "--trace-id", "7", "--partition", "1", "--lookupd", address)
+    first, second = lines("pub", topic, "one", "two", *words)
+    assert (first["topic"], first["partition"], first["trace_id"]) == (topic, 1, 7)
+    assert second["offset"] > first["offset"] == 0
+    got = lines("tail", topic, "--channel", "ch", "--count", "2", "--url", f"nsq://{address}")
+    assert [(one["body"], one["headers"], one["trace_id"]) for one in got] == [
+        ("one", {"user": "42"}, 7),
+        ("two", {"user": "42"}, 7),
+    ]
+
+
+def test_lines_of_standard_input(cluster: Cluster, topic: str) -> None:
+    address = cluster.lookupd[0]
+    told = lines("pub", topic, "--key", "k", stdin=b"a\n\n\xff\r\nlast", NSQEXT_LOOKUPD=address)
+    assert told == [{"topic": topic, "published": 3}]
+    got = lines("tail", topic, "--channel", "ch", "--count", "3", NSQEXT_LOOKUPD=address)
+    assert [one.get("body", one.get("body_base64")) for one in got] == ["a", "/w==", "last"]
+
+
+def test_tail_from_a_position_through_a_channel_of_its_own(cluster: Cluster) -> None:
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=["other"])
+    lines("pub", name, "old", "--lookupd", cluster.lookupd[0])
+    (got,) = lines("tail", name, "--start", "earliest", "--count", "1", "--lookupd", cluster.lookupd[0])
+    assert got["body"] == "old"
+
+
+def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
+    address = cluster.lookupd[0]
+    lines("pub", topic, *map(str, range(50)), "--lookupd", address)
+    program = f"{sys.executable} -m nsqext tail {topic} --channel ch --lookupd {address} | head -n 1"
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run(program, shell=True, env=environment, capture_output=True, timeout=18, check=False)  # noqa: S602
+    assert (done.stderr, len(done.stdout.splitlines())) == (b"", 1)
+
+
+def test_lookup(cluster: Cluster, topic: str) -> None:
+    everything = lines("lookup", "--lookupd", cluster.lookupd[0])
+    assert {"lookupd": cluster.lookupd[0], "leader": True} in everything
+    assert {"topic": topic} in everything
+    assert {one["nsqd"] for one in everything if "nsqd" in one} == {node.tcp for node in cluster.nodes.values()}
+    meta, *partitions = lines("lookup", topic, "--lookupd", cluster.lookupd[0])
+    assert (meta["meta"]["partition_num"], meta["meta"]["extend_support"]) == (2, True)
+    leaders = {one["partition"]: one["leader"] for one in partitions}
+    assert leaders == {number: cluster.nodes[cluster.leader(topic, number)].tcp for number in (0, 1)}
+
+
+def test_topics_come_and_go(cluster: Cluster) -> None:
+    name, address = f"t_{token_hex(4)}", cluster.lookupd[0]
+    words = ("--partitions", "2", "--extend", "--lookupd", address)
+    assert lines("topic", "create", name, *words) == [{"topic": name, "created": True}]
+    cluster.wait_writable(name, 1)
+    made = lines("topic", "channel", name, "--channel", "a", "--channel", "b", "--lookupd", address)
+    assert [one["channel"] for one in made] == ["a", "b"]
+    assert lines("lookup", name, "--lookupd", address)[0]["meta"]["extend_support"] is True
+    assert lines("topic", "delete", name, "--lookupd", address) == [{"topic": name, "deleted": True}]
+    gone = run("lookup", name, "--lookupd", address)
+    assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
+
+
+def test_bench_counts_what_it_published() -> None:
+    published, consumed = lines("bench", "--count", "300", "--in-flight", "8")
+    assert (published["mode"], published["messages"], consumed["mode"], consumed["messages"]) == (
+        "publish",
+        300,
+        "consume",
+        301,
+    )
+    assert 0 < published["p50_ms"] <= published["p99_ms"]
+    assert published["per_second"] == pytest.approx(300 / published["seconds"])
+
+
+def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> None:
+    words = ("--channel", "ch", "--count", "250", "--batch", "100", "--lookupd", cluster.lookupd[0])
+    published, consumed = lines("bench", topic, *words)
+    assert (published["messages"], consumed["messages"]) == (250, 251)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("pub", "orders", "x"), "neither lookupd nor nsqd is given"),
+        (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),
+        (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "take neither --partition nor --delay"),
+        (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "there is no setting 'colour'"),
+        (("tail", "orders", "--nsqd", "h:1", "--start", "nowhere"), "write earliest"),
+        (("lookup",), "nobody says where lookup is"),
+        (("topic", "channel", "orders", "--lookupd", "h:1"), "no channel is named"),
+        (("topic", "delete", "orders", "--channel", "a", "--lookupd", "h:1"), "--channel is for create"),
+        (("bench", "--nsqd", "h:1"), "no topic is named"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], reason: str) -> None:
+    done = run(*words)
+    assert (done.returncode, reason in done.stderr.decode(), len(done.stderr.splitlines())) == (2, True, 1), done.stderr

@@ -104,13 +104,13 @@ def _search(partition: Partition, mode: str, position: int) -> Entry:
         kind = "msgcount" if mode == "count" else "virtual_queue"
         try:
             offset, _ = StartPosition(kind, position).find(log)
-        except Refusal as refusal:
-            raise HttpFault(404, refusal.text) from None
+        except Refusal:
+            raise HttpFault(500, "INTERNAL_ERROR") from None
         entry = log.read(offset)
     else:
         raise HttpFault(400, "search mode should be one of id/count/virtual_offset")
     if entry is None:
-        raise HttpFault(404, "commit log end of file")
+        raise HttpFault(500, "INTERNAL_ERROR")
     return entry
 
 

@@ -107,6 +107,7 @@ async def test_an_error_reply_leaves_the_connection_and_the_others_alone() -> No
         await peer.expect("PUB")
         await peer.expect("PUB")
         await peer.raw(error("E_FAILED_ON_NOT_LEADER") + ok())
+        await first.ended.wait()
         await second.ended.wait()
         assert {type(first.outcome), type(second.outcome)} == {NotLeader, bytes}
         assert connection.usable
@@ -123,7 +124,7 @@ async def test_a_fatal_error_makes_the_requests_behind_it_not_sent() -> None:
         for _ in rest:
             await peer.expect("PUB")
         await peer.error("E_BAD_MESSAGE too big")
-        for caller in rest:
+        for caller in (first, *rest):
             await caller.ended.wait()
         assert type(first.outcome) is BadMessage
         assert [type(caller.outcome) for caller in rest] == [NotSent] * 3
@@ -141,6 +142,7 @@ async def test_an_error_in_a_batch_that_breaks_the_stream_ends_the_connection() 
         tasks.start_soon(second)
         await peer.expect("PUB")
         await peer.error("E_EXT_NOT_SUPPORT x")
+        await first.ended.wait()
         await second.ended.wait()
         assert isinstance(first.outcome, NsqError)
         assert type(second.outcome) is ConnectionLost
@@ -274,6 +276,7 @@ async def test_a_request_that_the_kernel_does_not_take_at_once() -> None:
         assert (await peer.expect("PUB")).body == b"b" * _BIG
         assert (await peer.expect("PUB")).body == b"small"
         await peer.raw(ok(b"1") + ok(b"2"))
+        await big.ended.wait()
         await small.ended.wait()
         assert (big.outcome, small.outcome) == (b"1", b"2")
 

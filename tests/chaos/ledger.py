@@ -11,7 +11,7 @@ from attrs import define, field
 from nsqext.errors import DeliveryUnknown, NsqError
 
 if TYPE_CHECKING:
-    from nsqext import Message
+    from nsqext import Message, Receipt
 
 __all__ = ("Entry", "Ledger", "Outcome")
 
@@ -28,6 +28,7 @@ class Entry:
         began: when it was called.
         ended: when it returned or raised.
         error: what it raised.
+        receipt: what it returned.
         seen: deliveries whose handler returned: id of the message, and of the subscription.
         first: place of the first of them among all of its topic; -1 for none.
         waited: seconds from the end of the publish to that.
@@ -40,6 +41,7 @@ class Entry:
     began: float = field(factory=time.monotonic)
     ended: float = 0.0
     error: NsqError | None = None
+    receipt: Receipt | None = None
     seen: list[tuple[bytes, int, int]] = field(factory=list)
     first: int = -1
     waited: float = 0.0
@@ -100,6 +102,7 @@ class Ledger:
 
     def __init__(self, on_unknown: str) -> None:
         self._on_unknown = on_unknown
+        self._began = time.monotonic()
         self.entries: dict[bytes, Entry] = {}
         self._order: dict[str, int] = defaultdict(int)
 
@@ -138,7 +141,7 @@ class Ledger:
         if entry.stored:
             outcome.published += 1
             if entry.first < 0:
-                outcome.lost.append(name)
+                outcome.lost.append(f"{name}, {entry.ended - self._began:.3f} s: {entry.receipt}")
         elif isinstance(entry.error, DeliveryUnknown):
             outcome.unknown += 1
         else:

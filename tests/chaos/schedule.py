@@ -92,7 +92,7 @@ async def publish(producer: Producer, ledger: Ledger, topic: str, name: str, cha
         tag = chance.choice((None, "blue")) if topic == "tagged" else None
         body, entry = ledger.begin(topic, key, numbers[key], tag)
         try:
-            await producer.publish(topic, body, key=key if keyed else None, tag=tag)
+            entry.receipt = await producer.publish(topic, body, key=key if keyed else None, tag=tag)
         except NsqError as error:
             entry.error = error
         entry.ended = time.monotonic()

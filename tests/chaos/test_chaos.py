@@ -64,7 +64,7 @@ def test_the_ledger_finds_what_is_lost() -> None:
     first, second = published(ledger, "plain", 2)
     consume(ledger, Delivered(second, 2, owner))
     assert ledger.missing == 1
-    assert ledger.judge().faults_found == [f"lost: {first.decode()}"]
+    assert ledger.judge().faults_found == [f"lost: {first.decode()}, 0.000 s: None"]
 
 
 def test_the_ledger_finds_what_was_overtaken() -> None:

@@ -131,6 +131,8 @@ class ReplicaSet:
             Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the entries may survive.
         """
         epoch = self.state.epoch
+        if self.state.leader not in self.hosts:  # the topic was deleted meanwhile
+            raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
         while not self.push(stored):
             await self.wait()
             if self.state.epoch != epoch or self.state.resigned:

@@ -15,7 +15,7 @@ from nsqext.protocol.frames import OK
 from nsqext.protocol.replies import encode_trace_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.node import Hosted, Node
@@ -57,13 +57,29 @@ def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> St
     return stored
 
 
-async def commit(node: Node, hosted: Hosted, stored: Stored) -> None:
-    """Wait until every in-sync replica has what was stored, then let it be delivered."""
-    if hosted.replicate is not None:
+def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None]]:
+    if hosted.replicate is None or hosted.epoch != epoch:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+    return hosted.replicate
+
+
+async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int) -> None:
+    """Wait until every in-sync replica has what was stored, then let it be delivered.
+
+    Args:
+        node: the node.
+        hosted: the partition.
+        stored: what was stored.
+        epoch: of the partition at that time: another leader since then may not have it.
+
+    Raises:
+        Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the entries may survive.
+    """
+    if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size
         hosted.waiting += size
         try:
-            await hosted.replicate(stored)
+            await _replicator(hosted, epoch)(stored)
         except Fault:
             hosted.failed += 1
             node.publish_failed += 1
@@ -105,7 +121,7 @@ def _put(
         session.answer(answer)  # before a delivery that may go to this very client
         hosted.partition.commit(stored)
         return None
-    return _Replicated(session, hosted, stored, answer)
+    return _Replicated(session, hosted, stored, hosted.epoch, answer)
 
 
 async def _rechecked(
@@ -128,6 +144,7 @@ class _Replicated:
     session: Session
     hosted: Hosted
     stored: Stored
+    epoch: int
     answer: bytes
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -135,7 +152,7 @@ class _Replicated:
 
     async def _commit(self) -> None:
         try:
-            await commit(self.session.node, self.hosted, self.stored)
+            await commit(self.session.node, self.hosted, self.stored, self.epoch)
         except Fault as fault:
             self.session.refuse(fault)
         else:

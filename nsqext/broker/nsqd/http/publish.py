@@ -155,7 +155,7 @@ class _Publisher(Site):
     async def _put(self, hosted: Hosted, items: list[PublishItem]) -> Stored:
         try:
             stored = store(self.node, hosted, items, "E_PUB_FAILED")
-            await commit(self.node, hosted, stored)
+            await commit(self.node, hosted, stored, hosted.epoch)
         except Fault as fault:
             if fault.code in (NOT_LEADER, NOT_WRITABLE):
                 raise HttpFault(400, NOT_WRITABLE) from None

@@ -1,0 +1,35 @@
+"""What schedules have found, each as a test of its own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from attrs import define
+
+from nsqext.broker.nsqd.publish import commit
+from nsqext.protocol.faults import Fault
+
+pytestmark = pytest.mark.anyio
+
+
+@define
+class Record:
+    """Stands for what was stored."""
+
+    size: int = 10
+
+
+async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_replicas_had_it() -> None:
+    """The old leader was no leader any more, so nothing was replicated, and the publish was acknowledged: it was lost."""
+    node = SimpleNamespace(publish_failed=0)
+    committed: list[object] = []
+    partition = SimpleNamespace(commit=committed.append)
+    hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, waiting=0, failed=0)
+    with pytest.raises(Fault) as caught:
+        await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=1)  # type: ignore[arg-type]
+    assert caught.value.code == "E_FAILED_ON_NOT_WRITABLE"
+    assert (committed, hosted.waiting, hosted.failed, node.publish_failed) == ([], 0, 1, 1)
+    await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=2)  # type: ignore[arg-type]
+    assert committed == [Record()]

@@ -23,7 +23,8 @@ def run_snippet(snippet: Snippet, file: Path, address: str) -> Run:
     """Write the snippet to a file and run it in its mode."""
     file.write_text(snippet.code.replace(ADDRESS, address), encoding="utf-8")
     if snippet.mode == "pytest":
-        return run_program("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", file.parent, file)
+        options = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+        return run_program("-m", "pytest", "-q", *options, "--rootdir", file.parent, file)
     if snippet.mode == "serve":
         return run_program(file, until=snippet.output)
     assert snippet.mode == "program", f"{snippet.where}: unknown mode {snippet.mode}"

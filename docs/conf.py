@@ -27,6 +27,8 @@ myst_heading_anchors = 3
 
 # `single` backticks in docstrings name Python objects
 default_role = "py:obj"
+# the name alone of `Message` fits the client's and the blocking one's
+suppress_warnings = ["ref.python"]
 autosummary_generate = True
 autosummary_ignore_module_all = False
 autodoc_member_order = "bysource"

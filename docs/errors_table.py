@@ -1,0 +1,47 @@
+"""Writes the table of errors, from the classes, their flags and the codes that lead to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from nsqext.errors import SERVER_ERRORS, NsqError
+
+PAGE = Path(__file__).parent / "reference" / "errors.md"
+BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
+
+_FLAGS = ("retryable", "refresh_lookup", "overload", "closes_connection", "maybe_stored")
+
+
+def classes(base: type[NsqError] = NsqError) -> Iterator[type[NsqError]]:
+    """Name the classes of the tree, each before those below it."""
+    for found in base.__subclasses__():
+        yield found
+        yield from classes(found)
+
+
+def row(found: type[NsqError]) -> str:
+    """Return the line of a class."""
+    codes = ", ".join(f"`{code}`" for code, of in SERVER_ERRORS.items() if of is found)
+    flags = " | ".join("yes" if getattr(found, flag) else "" for flag in _FLAGS)
+    return f"| `{found.__name__}` | {codes} | {flags} |"
+
+
+def table() -> str:
+    """Return the whole table."""
+    heads = ["error", "code", *(f"`{flag}`" for flag in _FLAGS)]
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    lines += [row(found) for found in classes() if found.__module__ == NsqError.__module__]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """Return the page with the table as it has to be."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}\n")

@@ -22,7 +22,7 @@ class Record:
 
 
 async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_replicas_had_it() -> None:
-    """The old leader was no leader any more, so nothing was replicated, and the publish was acknowledged: it was lost."""
+    """The old leader was no leader any more, so nothing was replicated, and the publish was acknowledged."""
     node = SimpleNamespace(publish_failed=0)
     committed: list[object] = []
     partition = SimpleNamespace(commit=committed.append)

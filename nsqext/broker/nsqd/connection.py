@@ -117,12 +117,14 @@ class Connection:
         data, cut = await self._faults.carry("in", self.session.peer, data)
         if cut:
             self.close()
-        elif not self._ended:
-            self._take(data)
+        elif not self._ended and not self._take(data):
+            # a command that waits reads on itself: the answers of those behind it must not overtake its own
             self._read_on()
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> bool:
+        """Run the commands that came; returns whether one of them waits."""
         host, session = self._host, self.session
+        waiting: Awaitable[None] | None = None
         host.busy = True
         try:
             session.receive(data)
@@ -135,6 +137,7 @@ class Connection:
                 host.start(lambda: self._wait(waiting))
         finally:
             host.flush()
+        return waiting is not None
 
     async def _wait(self, waiting: Awaitable[None] | None) -> None:
         """Await what a command waits for, and go on with the commands behind it."""

@@ -175,6 +175,29 @@ async def test_publishes_wait_for_replicas_in_order_while_deliveries_go_on() -> 
         assert hosted.waiting == 0
 
 
+async def test_no_command_overtakes_a_publish_that_waits_while_bytes_are_delayed() -> None:
+    async with _running() as running:
+        hosted = running.node.hosted["t", 0]
+        gate, seen = anyio.Event(), []
+
+        async def replicate(stored: Any) -> None:
+            seen.append(stored.message_id)
+            await gate.wait()
+
+        hosted.replicate = replicate
+        running.node.faults.add(Rule("delay", "in"))
+        peer = await running.connect()
+        await peer.send(sized("PUB t 0", b"a"))
+        await _until(lambda: seen)
+        await peer.send(sized("PUB other 0", b"b"))
+        with anyio.move_on_after(0.05) as overtaken:
+            await peer.frame()
+        assert overtaken.cancelled_caught
+        gate.set()
+        assert await peer.frame() == (0, b"OK")
+        assert (await peer.frame())[1].startswith(b"E_TOPIC_NOT_EXIST")
+
+
 async def test_a_replica_set_that_falls_apart_fails_the_publish_and_nothing_else() -> None:
     async with _running() as running:
 

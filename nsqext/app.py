@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("App",)
 
-logger = logging.getLogger("nsqext.app")
+logger: logging.Logger = logging.getLogger("nsqext.app")
 
 H = TypeVar("H", bound="Handler")
 Lifespan = Callable[["App"], AsyncIterator[object]]

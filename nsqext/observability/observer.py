@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import define, field
 
 from nsqext.client.control import HandlerSignal
+from nsqext.client.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 
 if TYPE_CHECKING:
-    from nsqext.client.message import Message
     from nsqext.client.publication import Draft
     from nsqext.types import Receipt
 

@@ -203,6 +203,22 @@ class Backlog:
         """
         self._rewind = forget
 
+    def spare_rewind(self, flight: Flight) -> None:
+        """Do without reading again when all that is on its way is the first unfinished message of an ordered channel.
+
+        Args:
+            flight: the message that has just gone out.
+        """
+        if self._rewind is None or not self.ordered or self.back or len(self.flights.table) != 1:
+            return
+        entry = flight.entry
+        if entry.offset != self.confirmed.offset:
+            return
+        if self._rewind:
+            self.confirmed.clear()
+        self._rewind = self._ahead = None
+        self.offset, self.count = entry.offset + entry.size, entry.count
+
     def _apply_rewind(self, forget: bool) -> None:
         self._rewind = None
         if forget:

@@ -124,8 +124,8 @@ class Dispatcher:
     def _order(self) -> None:
         """Become ordered: begin to read again from the confirmed position.
 
-        The message in hand goes out before, so the first message may come twice with the same attempts
-        (captured: sub_ordered_first_reset_duplicate).
+        The message in hand goes out before, so the first message comes twice with the same attempts to a client that
+        has room for it (captured: sub_ordered_first_reset_duplicate), and once to one with RDY 1.
         """
         if not self.ordered:
             self.backlog.ordered = True
@@ -204,6 +204,8 @@ class Dispatcher:
                     return
                 self.hand = None
                 self._hand_over(client, flight)
+                if client.in_flight >= client.window:
+                    self.backlog.spare_rewind(flight)
                 groups.offer(client)
         finally:
             self._pumping = False

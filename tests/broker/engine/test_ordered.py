@@ -36,14 +36,60 @@ def test_rdy_zero_still_means_nothing() -> None:
     assert consumer.bodies() == ["m0"]
 
 
-def test_the_first_sub_ordered_may_bring_the_head_twice() -> None:
+def backlogged() -> Bench:
+    """A channel that no SUB_ORDERED has reached yet, with three messages before it."""
     bench = Bench(ordered=True)
     bench.channel()
-    bench.publish("m0", "m1")
-    consumer = bench.consume(ready=1, ordered=True)
+    bench.publish("m0", "m1", "m2")
+    return bench
+
+
+def test_the_first_sub_ordered_may_bring_the_head_twice() -> None:
+    bench = backlogged()
+    consumer = bench.consume(ready=2, ordered=True)
     assert consumer.attempts() == [("m0", 1), ("m0", 1)]
     bench.finish(consumer, [2])
     assert consumer.attempts() == [("m1", 1)]
+
+
+def test_the_first_sub_ordered_with_rdy_1_brings_everything_once() -> None:
+    bench = backlogged()
+    consumer = bench.consume(ready=1, ordered=True)
+    assert consumer.attempts() == [("m0", 1)]
+    bench.channel().set_ready(consumer, 100)
+    assert consumer.attempts() == []
+    bench.finish(consumer, [2])
+    assert consumer.attempts() == [("m1", 1)]
+    bench.finish(consumer, [3])
+    assert consumer.attempts() == [("m2", 1)]
+
+
+def test_the_first_message_with_rdy_1_can_be_given_back() -> None:
+    bench = backlogged()
+    consumer = bench.consume(ready=1, ordered=True)
+    bench.channel().requeue(consumer, 2, 0)
+    assert consumer.attempts() == [("m0", 1), ("m0", 2)]
+    bench.finish(consumer, [2])
+    assert consumer.attempts() == [("m1", 1)]
+
+
+def test_the_first_message_with_rdy_1_outlives_its_client() -> None:
+    bench = backlogged()
+    first = bench.consume(1, ready=1, ordered=True)
+    second = bench.consume(2, ready=1, ordered=True)
+    assert (first.attempts(), second.attempts()) == ([("m0", 1)], [])
+    bench.channel().unsubscribe(first)
+    assert second.attempts() == [("m0", 1)]
+
+
+def test_what_is_at_others_comes_again_when_a_channel_becomes_ordered() -> None:
+    bench = Bench()
+    first = bench.consume(1, ready=1)
+    bench.publish("m0", "m1", "m2")
+    second = bench.consume(2, ready=1, ordered=True)
+    bodies = first.bodies() + second.bodies()
+    assert bodies.count("m0") == 2
+    assert bodies.count("m2") == 0
 
 
 def test_requeue_brings_the_same_message_again() -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ("SubscriptionPlan",)
 
+_UNBUFFERED = -1
+_SHORTEST = 0.01
+_SHORTEST_ORIGINAL = 0.025
+
 
 @frozen
 class SubscriptionPlan:
@@ -58,14 +62,31 @@ class SubscriptionPlan:
         Extend support has to follow the topic (captured: sub_ext_need, sub_ext_forbidden).
         """
         extend = self.meta.extend_support
+        size, timeout = self._buffer()
         return IdentifyRequest(
             msg_timeout=self.options.msg_timeout,
             sample_rate=self.options.sample_rate,
+            output_buffer_size=size,
+            output_buffer_timeout=timeout,
             extend_support=extend,
             desired_tag=self.tag if extend else None,
             ext_filter=self.options.ext_filter if extend else None,
             extra=self._dispatch(),
         )
+
+    def _buffer(self) -> tuple[int | None, float | None]:
+        """Return size and timeout of the server's output buffer.
+
+        Without partition the node may be of either generation, and the original refuses what is too short.
+        """
+        options, connection = self.options, self.options.connection
+        timeout = options.output_buffer_timeout
+        if timeout is None:
+            return options.output_buffer_size, None
+        if not timeout and not connection.snappy and not connection.deflate_level:
+            return _UNBUFFERED, None
+        # compression is written out by the timer alone, however small the buffer
+        return options.output_buffer_size, max(timeout, _SHORTEST if self.partition >= 0 else _SHORTEST_ORIGINAL)
 
     def _dispatch(self) -> dict[str, str]:
         dispatch, key = self.options.dispatch, self.options.key

@@ -22,6 +22,12 @@ from nsqext.errors import InvalidInput
         {"reconnect_wait": -1},
         {"grace": "long"},
         {"start_timeout": True},
+        {"output_buffer_timeout": -0.1},
+        {"output_buffer_timeout": 1.5},
+        {"output_buffer_size": 63},
+        {"output_buffer_size": 65537},
+        {"output_buffer_size": 4096.0},
+        {"output_buffer_timeout": 0, "output_buffer_size": 4096},
     ],
 )
 def test_settings_that_make_no_sense(members: dict[str, object]) -> None:

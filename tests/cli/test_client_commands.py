@@ -76,7 +76,8 @@ def test_tail_from_a_position_through_a_channel_of_its_own(cluster: Cluster) -> 
 
 def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
     address = cluster.lookupd[0]
-    lines("pub", topic, *map(str, range(50)), "--lookupd", address)
+    # more than a pipe holds: what tail has written before head ends must not be all there is
+    lines("pub", topic, *(str(number) * 2000 for number in range(50)), "--lookupd", address)
     program = f"{sys.executable} -m nsqext tail {topic} --channel ch --lookupd {address} | head -n 1"
     environment = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(program, shell=True, env=environment, capture_output=True, timeout=18, check=False)  # noqa: S602

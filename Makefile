@@ -43,7 +43,7 @@ docs: $(VENV)/check/.ready
 
 bench: $(VENV)/bench/.ready
 	@test -n "$(wildcard benchmarks/bench_*.py)" || { echo "there is no benchmarks/bench_*.py yet"; exit 1; }
-	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(VENV)/bench/bin/python "$$script"; done
+	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(VENV)/bench/bin/python -m benchmarks.$$(basename $$script .py); done
 
 clean:
 	rm -rf $(VENV) docs/_build docs/reference/api/generated build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -89,12 +89,14 @@ class Plan:
     Attributes:
         seed: what it was drawn from.
         on_unknown: what producers do with publishes whose fate is unknown.
+        replicas: copies of each partition: of two, the one that is left takes no writes; of three, two go on.
         faults: how many things go wrong.
         steps: faults and their ends, by time.
     """
 
     seed: int
     on_unknown: Literal["retry", "raise"]
+    replicas: int
     faults: int
     steps: tuple[Step, ...]
 
@@ -215,4 +217,4 @@ def make_plan(seed: int) -> Plan:
     for kind in kinds:
         steps += KINDS[kind](chance, chance.uniform(0.05, LENGTH))
     steps.sort(key=lambda step: step.at)
-    return Plan(seed, chance.choice(("retry", "raise")), len(kinds), tuple(steps))
+    return Plan(seed, chance.choice(("retry", "raise")), chance.choice((2, 3)), len(kinds), tuple(steps))

@@ -35,13 +35,13 @@ class HandlerFailed(Exception):
     """What handlers raise now and then."""
 
 
-def make_topics(cluster: Cluster) -> None:
+def make_topics(cluster: Cluster, replicas: int) -> None:
     """Create a topic of each kind, with its channel."""
     for topic in TOPICS:
         cluster.create_topic(
             topic,
             partitions=PARTITIONS,
-            replicas=2,
+            replicas=replicas,
             extend=topic in ("keyed", "tagged"),
             ordered=topic == "ordered",
             channels=[] if topic == "keyed" else [CHANNEL],
@@ -200,7 +200,7 @@ async def run_schedule(plan: Plan, limit: float = 60.0) -> tuple[Outcome, list[E
         cluster = Cluster(nodes=3, lookupds=2)
         await to_thread.run_sync(cluster.start)
         try:
-            await to_thread.run_sync(make_topics, cluster)
+            await to_thread.run_sync(make_topics, cluster, plan.replicas)
             tasks = {task.id for task in anyio.get_running_tasks()}
             with anyio.fail_after(limit):
                 await traffic(plan, World(cluster), ledger)

@@ -15,7 +15,7 @@ from nsqext.client.batcher import Batcher, BatcherLimits
 from nsqext.client.batches import Sorter
 from nsqext.client.options import ProducerOptions
 from nsqext.client.pool import NodePool
-from nsqext.client.publication import Batch, Draft, Single, check_choice, key_bytes
+from nsqext.client.publication import Batch, Draft, Single, check_choice, key_bytes, marked_command
 from nsqext.client.retry import given_up
 from nsqext.client.sending import Delivery, Sender
 from nsqext.client.tracelog import trace_log
@@ -186,38 +186,32 @@ class Producer:
         When it is cancelled, the message may be stored or not.
         """
         # nearly every publish goes this way, which is as short as it can be made
-        if headers is None and tag is None and trace_id is None and key is None and partition is None and delay is None:
-            route = self._sender.routes.get(topic)
-            if (
-                route is not None
-                and route.targets
-                and route.view is self._directory.peek(topic, "w")
-                and self._open
-                and type(body) is bytes
-                and 0 < len(body) <= self._plain_size
-                and not trace_log.active
-            ):
-                target = route.next()
-                connection = target.node.connection
-                if connection is not None and connection.protocol.error is None and not target.rest_until:
-                    started = _clock()
-                    try:
-                        reply = await connection.request(target.pub(body), started + self.options.timeout)
-                    except NsqError as error:
-                        return await self._recover(topic, body, target, error, started)
-                    if reply == b"OK":
-                        return target.receipt
-                    self._sender.receipts(Single(topic, body, self.options), route, target, connection, reply)
-                route.give_back()
+        if key is None and partition is None and delay is None:
+            target = self._at_hand(topic, body)
+            connection = None if target is None else target.node.connection
+            if target is not None and connection is not None:
+                started = _clock()
+                try:
+                    if headers is None and tag is None and trace_id is None:
+                        command = target.pub(body)
+                    else:
+                        command = marked_command(target, body, headers, tag, trace_id, self.options.max_message_size)
+                    reply = await connection.request(command, started + self.options.timeout)
+                except NsqError as error:
+                    publication = Single(topic, body, self.options, headers, tag, trace_id)
+                    return await self._recover(publication, target, error, started)
+                if reply == b"OK" and trace_id is None:
+                    return target.receipt
+                return self._sender.receipt(target, connection, reply, traced=trace_id is not None)
         publication = Single(topic, body, self.options, headers, tag, trace_id, delay)
+        return await self._publish_chosen(publication, key, partition)
+
+    async def _publish_chosen(self, publication: Single, key: str | bytes | None, partition: int | None) -> Receipt:
         check_choice(key, partition)
         self._check_open()
         publication.partition = partition
         if key is None:
             return (await self._sender.send(publication))[0]
-        return await self._publish_keyed(publication, key)
-
-    async def _publish_keyed(self, publication: Single, key: str | bytes) -> Receipt:
         publication.key = key_bytes(key)
         turn = (publication.topic, publication.key)
         if not self._turns.try_enter(turn):
@@ -227,11 +221,31 @@ class Producer:
         finally:
             self._turns.leave(turn)
 
-    async def _recover(self, topic: str, body: bytes, target: Target, error: NsqError, started: float) -> Receipt:
-        """Go on with a plain publish whose first attempt failed."""
-        delivery = Delivery(self._sender, Single(topic, body, self.options), started)
-        error.at(topic=topic, partition=target.partition, node=target.node.node)
-        return (await delivery.run(self._sender.routes.get(topic), target, error))[0]
+    def _at_hand(self, topic: str, body: bytes) -> Target | None:
+        """Return the target of a message that may go anywhere, where nothing stands against sending it at once."""
+        route = self._sender.routes.get(topic)
+        if (
+            route is None
+            or not route.targets
+            or route.view is not self._directory.peek(topic, "w")
+            or not self._open
+            or type(body) is not bytes
+            or not 0 < len(body) <= self._plain_size
+            or trace_log.active
+        ):
+            return None
+        target = route.next()
+        connection = target.node.connection
+        if connection is None or connection.protocol.error is not None or target.rest_until:
+            route.give_back()
+            return None
+        return target
+
+    async def _recover(self, publication: Single, target: Target, error: NsqError, started: float) -> Receipt:
+        """Go on with a publish whose first attempt failed."""
+        delivery = Delivery(self._sender, publication, started)
+        error.at(topic=target.topic, partition=target.partition, node=target.node.node)
+        return (await delivery.run(self._sender.routes.get(target.topic), target, error))[0]
 
     async def publish_many(
         self,

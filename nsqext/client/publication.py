@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from nsqext.client.routes import Target
     from nsqext.protocol.identify import Negotiated
 
-__all__ = ("Batch", "Draft", "Publication", "Single", "check_choice", "key_bytes", "pack_body")
+__all__ = (
+    "Batch",
+    "Draft",
+    "Publication",
+    "Single",
+    "check_choice",
+    "key_bytes",
+    "marked_command",
+    "pack_body",
+    "read_receipt",
+)
 
 _EXT_LENGTH = 2
 _TRACE_LENGTH = 8
@@ -68,6 +78,51 @@ def pack_body(
         return body, headers
     packed = compress_body(options.compression, body)
     return (body, headers) if packed is None else (packed[0], {**(headers or {}), **packed[1]})
+
+
+def marked_command(
+    target: Target,
+    body: bytes,
+    headers: Mapping[str, str] | None,
+    tag: str | None,
+    trace_id: int | None,
+    limit: int,
+) -> bytes:
+    """Return the command for one message with headers, tag or trace id, which is sent as it is: the short way.
+
+    Raises:
+        InvalidInput: it cannot be right, or the topic or the server does not take it.
+    """
+    if headers or tag is not None:
+        if not target.meta.extend_support:
+            _refuse(target.meta, target.node.negotiated, target.topic, header=True)
+        header = encode_headers(headers, tag=tag, trace_id=trace_id)
+        check_body(body, limit, _EXT_LENGTH + len(header))
+        return sized(target.line("PUB_EXT"), ext_body(header, body))
+    if trace_id is None:
+        return target.pub(body)
+    check_trace_id(trace_id)
+    check_body(body, limit, _TRACE_LENGTH)
+    if not target.meta.partition_num:
+        _refuse(target.meta, target.node.negotiated, target.topic, header=False)
+    return sized(target.line("PUB_TRACE"), trace_body(trace_id, body))
+
+
+def read_receipt(target: Target, reply: bytes, *, traced: bool) -> Receipt:
+    """Return the receipt for one message.
+
+    Raises:
+        ProtocolError: the reply is none to a publish, or not the one with trace that was asked for.
+    """
+    receipt = target.receipt
+    if traced:
+        told = decode_trace_reply(reply)
+        return Receipt(
+            receipt.topic, receipt.partition, receipt.node, told.message_id, told.trace_id, told.offset, told.size
+        )
+    if reply != b"OK":
+        raise ProtocolError(f"the reply to a publish is {reply[:80]!r}")
+    return receipt
 
 
 def _refuse(meta: TopicMeta, negotiated: Negotiated, topic: str, *, header: bool) -> None:
@@ -214,13 +269,7 @@ class Single(Publication):
         return sized(publish_line("DPUB", self.topic, delay=delay), self._body)
 
     def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
-        if self._traced:
-            traced = decode_trace_reply(reply)
-            receipt = target.receipt
-            return [Receipt(receipt.topic, receipt.partition, receipt.node, *traced)]
-        if reply != b"OK":
-            raise ProtocolError(f"the reply to a publish is {reply[:80]!r}")
-        return [target.receipt]
+        return [read_receipt(target, reply, traced=self._traced)]
 
 
 class Batch(Publication):

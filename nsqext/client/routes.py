@@ -27,15 +27,17 @@ class Target:
     """A partition and the node that leads it, with the command lines for it.
 
     Attributes:
+        meta: what lookup told of the topic.
         receipt: what a publish gets whose answer tells nothing but that it was stored.
         rest_until: a target that refused is left alone until then where there is a choice, in seconds of the monotonic
             clock; 0 for a good one.
     """
 
-    __slots__ = ("_lines", "_pub", "node", "partition", "receipt", "rest_until", "topic")
+    __slots__ = ("_lines", "_pub", "meta", "node", "partition", "receipt", "rest_until", "topic")
 
-    def __init__(self, topic: str, partition: int, node: PooledNode) -> None:
+    def __init__(self, topic: str, partition: int, node: PooledNode, meta: TopicMeta) -> None:
         self.topic: str = topic
+        self.meta: TopicMeta = meta
         self.partition: int = partition
         self.node: PooledNode = node
         self.receipt: Receipt = Receipt(topic, partition, node.node)
@@ -90,10 +92,11 @@ class Route:
         self.view: TopicView = view
         self.meta: TopicMeta = view.meta
         self.partitions: dict[int, Target] = {
-            partition: Target(topic, partition, pool.node(address)) for partition, address in view.leaders.items()
+            partition: Target(topic, partition, pool.node(address), view.meta)
+            for partition, address in view.leaders.items()
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
-        nodes = [Target(topic, -1, pool.node(address)) for address in view.nodes]
+        nodes = [Target(topic, -1, pool.node(address), view.meta) for address in view.nodes]
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from nsqext.client.publication import read_receipt
 from nsqext.client.retry import RetryPolicy, given_up, refusal
 from nsqext.client.routes import Route, Target
 from nsqext.client.tracelog import trace_log
@@ -214,18 +215,21 @@ class Sender:
         try:
             receipts = publication.receipts(target, route.meta, reply)
         except ProtocolError as error:
-            error.at(topic=target.topic, partition=target.partition, node=target.node.node)
-            connection.fail(error)
-            raise DeliveryUnknown(
-                f"the message may have been stored: {error.message}",
-                topic=target.topic,
-                partition=target.partition,
-                node=target.node.node,
-                hint="the server's answers are not those to our commands; publishing again may store it twice",
-            ) from error
+            raise _out_of_step(target, connection, error) from error
         if trace_log.active:
             trace_log.published(receipts, connection.local_address)
         return receipts
+
+    def receipt(self, target: Target, connection: Connection, reply: bytes, *, traced: bool) -> Receipt:
+        """Read the reply to one message that is not in the trace log; see `receipts`.
+
+        Raises:
+            DeliveryUnknown: it is none to this command.
+        """
+        try:
+            return read_receipt(target, reply, traced=traced)
+        except ProtocolError as error:
+            raise _out_of_step(target, connection, error) from error
 
     async def connected(self, target: Target) -> Connection:
         """Return the connection to a target.
@@ -367,6 +371,19 @@ class Delivery:
             self._tried.append(target)
             if error.retryable and isinstance(error, ServerError):
                 target.refused()
+
+
+def _out_of_step(target: Target, connection: Connection, error: ProtocolError) -> DeliveryUnknown:
+    """End a connection whose replies are not those to our commands; returns what to raise."""
+    error.at(topic=target.topic, partition=target.partition, node=target.node.node)
+    connection.fail(error)
+    return DeliveryUnknown(
+        f"the message may have been stored: {error.message}",
+        topic=target.topic,
+        partition=target.partition,
+        node=target.node.node,
+        hint="the server's answers are not those to our commands; publishing again may store it twice",
+    )
 
 
 def _not_there(error: NsqError) -> bool:

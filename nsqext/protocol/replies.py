@@ -36,6 +36,8 @@ def decode_trace_reply(data: bytes) -> TraceReply:
     Raises:
         ProtocolError: it is not 30 bytes long or does not begin with OK; the message was stored all the same.
     """
-    if len(data) != TRACE_REPLY_SIZE or not data.startswith(b"OK"):
-        raise ProtocolError(f"a reply with trace is OK and 28 bytes, this one is {data[:40]!r}")
-    return TraceReply(*_TRACE.unpack(data)[1:])
+    if len(data) == TRACE_REPLY_SIZE:
+        start, message_id, trace_id, offset, size = _TRACE.unpack(data)
+        if start == b"OK":
+            return TraceReply(message_id, trace_id, offset, size)
+    raise ProtocolError(f"a reply with trace is OK and 28 bytes, this one is {data[:40]!r}")

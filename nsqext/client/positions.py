@@ -26,6 +26,7 @@ __all__ = ("Position", "channel_exists", "move_channel")
 
 _FUTURE = 365 * 24 * 3600.0
 _TIMEOUT = 5.0
+_EMPTY = "commit log end of file"
 _SHOWN = 200
 
 
@@ -146,6 +147,9 @@ async def move_channel(http: Address, topic: str, partition: int, channel: str, 
     try:
         await _ask("POST", http, "/channel/setoffset", params, str(position).encode())
     except NsqError as error:
+        if _EMPTY in error.message:
+            # an empty queue has no other place than the one where the channel stands (seen at the real server)
+            return
         raise error.at(topic=topic, partition=partition) from error.__cause__
 
 

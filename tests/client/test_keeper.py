@@ -189,6 +189,16 @@ async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> No
             await consumer.seek(Position.latest(), [5])
 
 
+async def test_seek_where_a_partition_is_empty(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    publish(cluster, topic, b"1")
+    async with opened(topic, cluster) as consumer:
+        assert await take(consumer, 1) == [b"1"]
+        with anyio.fail_after(5):
+            await consumer.seek(Position.earliest())
+        assert await take(consumer, 1) == [b"1"]
+
+
 async def test_the_original_has_no_positions() -> None:
     async with scripted_node(obey(), granted=PLAIN) as node:
         with pytest.raises(InvalidSetting, match="original"):

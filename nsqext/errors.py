@@ -172,6 +172,9 @@ def _rebuild(cls: type[NsqError], args: tuple[Any, ...], state: dict[str, Any]) 
 class InvalidInput(NsqError, ValueError):
     """What the caller gave cannot be right; nothing was sent."""
 
+    index: int | None = None
+    """Which of many messages it is, counted from 0, where there are many."""
+
 
 class InvalidName(InvalidInput):
     """A topic, channel or tag whose name NSQ does not allow."""

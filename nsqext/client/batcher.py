@@ -11,7 +11,15 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.client.publication import Draft, key_bytes
-from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidSetting, InvalidState, NsqError, PublishFailed
+from nsqext.errors import (
+    BatchFailed,
+    DeliveryUnknown,
+    InvalidInput,
+    InvalidSetting,
+    InvalidState,
+    NsqError,
+    PublishFailed,
+)
 from nsqext.protocol.commands import check_body
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_topic, check_trace_id
@@ -247,13 +255,18 @@ class Batcher:
         return batch
 
     async def _publish(self, batch: list[_Entry]) -> None:
-        outcomes: Sequence[Outcome]
-        try:
-            outcomes = await self._publisher.publish_many(self._topic, [entry.message for entry in batch])
-        except BatchFailed as error:
-            outcomes = error.outcomes
-        except NsqError as error:
-            outcomes = [error] * len(batch)
+        outcomes: Sequence[Outcome] = ()
+        while batch and not outcomes:
+            try:
+                outcomes = await self._publisher.publish_many(self._topic, [entry.message for entry in batch])
+            except BatchFailed as error:
+                outcomes = error.outcomes
+            except NsqError as error:
+                if isinstance(error, InvalidInput) and error.index is not None:
+                    # nothing was sent: the others go without it
+                    self._settle([batch.pop(error.index)], [error])
+                else:
+                    outcomes = [error] * len(batch)
         self._flying = []
         self._settle(batch, outcomes)
 

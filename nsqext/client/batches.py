@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.client.publication import Batch, Draft, key_bytes, pack_body
 from nsqext.client.tracelog import trace_log
-from nsqext.errors import InvalidBody
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput
 from nsqext.protocol.commands import check_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_trace_id
@@ -56,6 +56,7 @@ class Sorter:
         self._filling: dict[int | None, tuple[Batch, int]] = {}
         self._row_of: dict[int, list[Batch]] = {}
         self._carries = route.meta.extend_support
+        self._plain = route.meta.partition_num > 0 and not route.meta.extend_support
         self._compresses = options.compression != "none" and route.meta.extend_support
         self._traced = trace_log.active and trace_log.wants(route.topic) and route.meta.partition_num > 0
 
@@ -63,15 +64,21 @@ class Sorter:
         """Sort messages in.
 
         Raises:
-            InvalidInput: a message cannot be right.
+            InvalidInput: a message cannot be right; its ``index`` tells which.
         """
         if isinstance(messages, (bytes, bytearray, str)):
             raise InvalidBody("publish_many takes a list of bodies, not one", hint="use publish")
         given = messages if isinstance(messages, Sequence) else list(messages)
         self.count = len(given)
         if not self._add_plain(given):
-            for index, message in enumerate(given):
-                self._add_one(index, message if isinstance(message, Draft) else Draft(message))
+            index = 0
+            try:
+                for index, message in enumerate(given):
+                    self._add_one(index, message if isinstance(message, Draft) else Draft(message))
+            except InvalidInput as error:
+                error.index = index
+                error.message = f"message {index}: {error.message}"
+                raise error.at(topic=self._route.topic) from error.__cause__
 
     def _add_plain(self, given: Sequence[bytes | Draft]) -> bool:
         """Take the short way when all are bodies of acceptable size that fit one batch; returns whether they are."""
@@ -106,6 +113,10 @@ class Sorter:
             body, headers = pack_body(self._options, body, headers)
         if headers or message.tag is not None:
             header = encode_headers(headers, tag=message.tag, trace_id=trace_id)
+            if self._plain:
+                raise ExtendNotSupported(
+                    "the topic takes no headers and no tag", hint="create it with extend support, or upgrade it"
+                )
         key = self._key if message.key is None else key_bytes(message.key)
         if key is not None and self._carries:
             header = add_key(header or (b"" if trace_id is None else encode_headers(trace_id=trace_id)), key)

@@ -271,7 +271,7 @@ class Producer:
             A receipt for each message, in order.
 
         Raises:
-            InvalidInput: a message cannot be right; nothing was sent.
+            InvalidInput: a message cannot be right, its ``index`` tells which; nothing was sent.
             BatchFailed: not all were stored; its ``outcomes`` tell for each message.
             TopicNotFound: lookup does not know the topic.
             LookupFailed: no lookup address answers.

@@ -11,8 +11,17 @@ import anyio
 import pytest
 
 from nsqext import BatchFailed, Draft, Producer, ProducerOptions, PublishFailed, Receipt
+from nsqext.broker import Cluster
 from nsqext.client.batcher import Batcher, BatcherLimits
-from nsqext.errors import DeliveryUnknown, InvalidBody, InvalidHeader, InvalidSetting, InvalidState, NsqError
+from nsqext.errors import (
+    DeliveryUnknown,
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidHeader,
+    InvalidSetting,
+    InvalidState,
+    NsqError,
+)
 from tests.client.scripted import error, obey, scripted_node, until
 
 pytestmark = pytest.mark.anyio
@@ -146,6 +155,20 @@ async def test_a_message_that_cannot_be_right_is_refused_alone() -> None:
             await batcher.add(Draft(b"x", headers={"##no": "x"}))
         await batcher.add(Draft(b"y", headers={"a": "b"}, key="k", trace_id=1))
     assert functools.reduce(operator.iadd, publisher.batches, []) == [b"x", b"y"]
+
+
+async def test_a_message_that_its_topic_does_not_take_fails_alone() -> None:
+    with Cluster(nodes=1) as cluster, anyio.fail_after(15):
+        cluster.create_topic("t", channels=["ch"])
+        async with Producer(cluster.lookupd) as producer, producer.batcher("t", linger=60) as batcher:
+            for number in range(6):
+                await batcher.add(Draft(b"%d" % number, headers={"a": "b"} if number % 2 else None))
+            with pytest.raises(BatchFailed):
+                await batcher.flush()
+            failed = batcher.take_failed()
+            assert [message.body for message, _ in failed if isinstance(message, Draft)] == [b"1", b"3", b"5"]
+            assert {type(failure) for _, failure in failed} == {ExtendNotSupported}
+            assert batcher.pending == 0
 
 
 async def test_what_the_end_of_the_producer_cuts_off_is_told() -> None:

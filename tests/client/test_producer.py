@@ -27,6 +27,8 @@ from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
     InvalidBody,
+    InvalidHeader,
+    InvalidInput,
     InvalidPartition,
     InvalidState,
     NotLeader,
@@ -358,6 +360,21 @@ async def test_nothing_is_sent_when_one_message_cannot_be_right() -> None:
         assert nodes[0].commands == []
 
 
+async def test_the_message_that_cannot_be_right_is_named() -> None:
+    async with _cluster({}) as (producer, nodes, _):
+        wrong: list[tuple[type[InvalidInput], Any]] = [
+            (InvalidBody, b""),
+            (InvalidHeader, Draft(b"x", headers={"##no": "x"})),
+            (ExtendNotSupported, Draft(b"x", headers={"a": "b"})),
+            (ExtendNotSupported, Draft(b"x", tag="canary")),
+        ]
+        for kind, message in wrong:
+            with pytest.raises(kind, match="message 2: ") as caught:
+                await producer.publish_many("t", [b"a", b"b", message, b"c"])
+            assert (caught.value.index, caught.value.topic) == (2, "t")
+        assert nodes[0].commands == []
+
+
 # Headers, traces, compression, delay
 
 
@@ -365,6 +382,31 @@ async def test_a_trace_gives_a_full_receipt() -> None:
     async with _cluster({"PUB_TRACE": ok(encode_trace_reply(7, 5, 100, 31))}) as (producer, nodes, _):
         receipt = await producer.publish("t", b"x", trace_id=5)
         assert receipt == Receipt("t", 0, str(nodes[0]), 7, 5, 100, 31)
+        assert await producer.publish("t", b"y", trace_id=5) == receipt  # over the connection that is there now
+
+
+@pytest.mark.parametrize("reply", [ok(), ok(b"NO" + bytes(28)), ok(encode_trace_reply(7, 5, 100, 31) + b"x")])
+async def test_a_reply_without_the_trace_is_an_unknown_outcome(reply: bytes) -> None:
+    options = _options(on_unknown="raise")
+    async with _cluster({"PUB_TRACE": reply}, options=options) as (producer, _, _):
+        for _ in range(2):
+            await producer.publish("t", b"x")  # connects
+            with pytest.raises(DeliveryUnknown, match="trace"):
+                await producer.publish("t", b"x", trace_id=5)
+
+
+async def test_headers_are_sent_as_they_are_given() -> None:
+    headers = {"user": "42", "x.y": "\u00e9"}
+    async with _cluster({}, extend=True) as (producer, nodes, _):
+        for _ in range(2):
+            await producer.publish("t", b"x", headers=headers, tag="canary")
+        assert headers == {"user": "42", "x.y": "\u00e9"}
+        sent = {body for node in nodes for body in _bodies(node, "PUB_EXT")}
+        header = '{"user":"42","x.y":"\u00e9","##client_dispatch_tag":"canary"}'.encode()
+        assert sent == {len(header).to_bytes(2, "big") + header + b"x"}
+        for wrong in ({"##a": "b"}, {"a": 1}, {"a b": "c"}):
+            with pytest.raises(InvalidHeader):
+                await producer.publish("t", b"x", headers=wrong)  # type: ignore[arg-type]
 
 
 async def test_headers_need_a_topic_that_takes_them() -> None:

@@ -64,7 +64,8 @@ def test_the_ledger_finds_what_is_lost() -> None:
     first, second = published(ledger, "plain", 2)
     consume(ledger, Delivered(second, 2, owner))
     assert ledger.missing == 1
-    assert ledger.judge().faults_found == [f"lost: {first.decode()}, 0.000 s: None"]
+    found = ledger.judge().faults_found
+    assert [line.partition(",")[0] for line in found] == [f"lost: {first.decode()}"]
 
 
 def test_the_ledger_finds_what_was_overtaken() -> None:

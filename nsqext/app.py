@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -12,6 +11,7 @@ import anyio
 
 from nsqext.client.consumer import Consumer
 from nsqext.client.producer import Producer
+from nsqext.client.signals import stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 
 if TYPE_CHECKING:
@@ -209,11 +209,4 @@ class App:
             self._stopping.set()
 
     async def _listen(self) -> None:
-        try:
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-                async for number in received:
-                    logger.info("stopping on %s", signal.Signals(number).name)
-                    self.stop()
-                    return
-        except (NotImplementedError, RuntimeError, ValueError):
-            logger.debug("no signals outside of the main thread")
+        await stop_on_signals(self.stop, logger)

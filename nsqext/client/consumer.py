@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import inspect
 import logging
-import signal
-import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-import anyio
-from anyio.lowlevel import checkpoint
 from attrs import evolve, frozen
 
-from nsqext.client.backoff import Backoff
 from nsqext.client.consumer_options import ConsumerOptions, KeyOptions
-from nsqext.client.flow import ReadyFlow
-from nsqext.client.inbox import Inbox
-from nsqext.client.keeper import Keeper
-from nsqext.client.lanes import Lanes, key_reader
-from nsqext.client.places import Listener, Source
-from nsqext.client.stall import StallWatch
-from nsqext.client.subscription import Subscription
-from nsqext.client.touch import Toucher
-from nsqext.client.verdict import LocalDelays, Verdict
-from nsqext.client.workers import Handler, Workers
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError
+from nsqext.client.places import Source
+from nsqext.client.session import Session
+from nsqext.client.signals import stop_on_signals
+from nsqext.client.workers import Handler
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.directory import Directory
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
-    from anyio.abc import TaskGroup
-
+    from nsqext.client.backoff import Backoff
     from nsqext.client.deadletter import DeadLetterTopic
     from nsqext.client.message import Message
     from nsqext.client.positions import Position
@@ -43,11 +31,6 @@ __all__ = ("Consumer", "ConsumerConnection")
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Handler)
-E = TypeVar("E", bound=BaseException)
-
-_clock = time.monotonic
-_SLICE = 0.02
-"""Seconds after which an iteration that never waits lets everything else have a turn."""
 
 
 @frozen
@@ -115,31 +98,12 @@ class Consumer:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
         self._concurrency = concurrency
-        self.backoff: Backoff = Backoff(self.options.backoff)
-        """How much the consumer has slowed down because handlers fail; to be looked at, not to be changed."""
-        self._flow = ReadyFlow[Subscription](max_in_flight, self.backoff)
-        self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
-        self._keeper = Keeper(
-            Source(self.topic, self.channel, self.tag, self.options),
-            self._flow,
-            self.backoff,
-            self._directory,
-            Listener(self._arrived, self._fail, self._ticked),
-        )
-        self._letters = self._make_letters(lookupd, nsqd)
-        self._delays = LocalDelays()
-        self._toucher = Toucher() if self.options.delivery.auto_touch else None
-        self._stall = StallWatch(self.options.delivery.block_warning, "the loop over the consumer")
         self._handler: Handler | None = None
-        self._workers: Workers | None = None
-        self._inbox = Inbox()
-        self._lanes: Lanes | None = None
-        self._end = anyio.Event()
-        self._error: NsqError | None = None
-        self._used = False
-        self._given = 0.0
-        self._tasks: TaskGroup | None = None
-        self._scopes: list[anyio.CancelScope] = []
+        self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
+        source = Source(self.topic, self.channel, self.tag, self.options)
+        self._session = Session(source, self._directory, max_in_flight, self._make_letters(lookupd, nsqd))
+        self.backoff: Backoff = self._session.upkeep.backoff
+        """How much the consumer has slowed down because handlers fail; to be looked at, not to be changed."""
 
     @classmethod
     def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
@@ -208,51 +172,34 @@ class Consumer:
         handler = self._handler
         if handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
-        async with self as consumer:
-            tasks = consumer._opened()
-            name = getattr(handler, "__qualname__", type(handler).__qualname__)
-            self._stall = StallWatch(self.options.delivery.block_warning, f"the handler {name}")
-            letters = self.options.failure.dead_letter
-            hook = None if isinstance(letters, str) else letters
-            if self._letters is not None:
-                hook = self._letters.take
-            verdict = Verdict(self.options.failure, hook, self._delays)
-            self._workers = Workers(handler, verdict, self._stall, self._keeper.flush)
-            self._workers.start(tasks, self._rows())
+        session = self._session
+        async with self:
+            session.work(handler, self._concurrency)
             if signals:
-                tasks.start_soon(self._listen)
-            await self._end.wait()
-        if self._error is not None:
-            raise self._error
+                session.start(self._listen)
+            await session.ended.wait()
+        if session.error is not None:
+            raise session.error
 
-    def _rows(self) -> list[Inbox]:
-        """Return where each of the workers takes its messages from."""
-        key = self.options.lanes
-        if key is None:
-            return [self._inbox] * self._concurrency
-        self._lanes = lanes = Lanes(self._concurrency, key_reader(key), _clock)
-        arrived = list(self._inbox.messages)
-        self._inbox.messages.clear()
-        self._arrived(arrived)
-        return lanes.rows
+    async def _listen(self) -> None:
+        await stop_on_signals(self.stop, logger)
 
     def stop(self) -> None:
         """Let `run` drain and return, or end the iteration. May be called from handlers."""
-        self._stop_rows()
-        self._end.set()
+        self._session.stop()
 
     # While it runs
 
     def pause(self) -> None:
         """Ask for no further messages, until `resume`; those that are here go on."""
-        self._flow.paused = True
-        self._keeper.level()
+        self._session.flow.paused = True
+        self._session.upkeep.level()
 
     def resume(self) -> None:
         """Ask for messages again."""
-        if not self._inbox.stopped:
-            self._flow.paused = False
-            self._keeper.level()
+        if not self._session.reception.stopped:
+            self._session.flow.paused = False
+            self._session.upkeep.level()
 
     @property
     def max_in_flight(self) -> int:
@@ -261,24 +208,24 @@ class Consumer:
         Raises:
             InvalidSetting: it is no positive number.
         """
-        return self._flow.max_in_flight
+        return self._session.flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        self._flow.max_in_flight = count
-        self._keeper.level()
+        self._session.flow.max_in_flight = count
+        self._session.upkeep.level()
 
     @property
     def paused(self) -> bool:
         """Whether no further messages are asked for."""
-        return self._flow.paused
+        return self._session.flow.paused
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The connections that work at the moment."""
         return tuple(
             ConsumerConnection(one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
-            for one in self._keeper.subscriptions
+            for one in self._session.upkeep.subscriptions
         )
 
     async def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
@@ -299,59 +246,23 @@ class Consumer:
         While a partition has no leader it waits; when it is cancelled, the place holds for the next subscription all
         the same.
         """
-        if self._tasks is None or self._inbox.stopped:
-            raise InvalidState("the consumer is not open", topic=self.topic)
-        await self._keeper.seek(position, partitions)
+        await self._session.seek(position, partitions)
 
     # Iteration
 
     async def __aenter__(self) -> Self:
-        if self._used:
-            raise InvalidState("a consumer is used once", topic=self.topic, hint="make a new one")
-        self._used = True
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._start(self._subscribe)
-        self._start(self._directory.run)
-        if self._letters is not None:
-            self._start(self._letters.run)
-        try:
-            with anyio.move_on_after(self.options.start_timeout):
-                await self._keeper.started.wait()
-        except BaseException as error:
-            await self.__aexit__(type(error), error, error.__traceback__)
-            raise
-        if self._error is not None:
-            await self.__aexit__(None, None, None)
-            raise self._error
+        await self._session.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = self._opened()
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._drain()
-        finally:
-            if self._workers is not None:
-                self._workers.cancel()
-            for scope in self._scopes:
-                scope.cancel()
-            tasks.cancel_scope.cancel()
-            try:
-                await tasks.__aexit__(None, None, None)
-            except BaseExceptionGroup as errors:
-                raise _first(errors) from None
-            except anyio.get_cancelled_exc_class():
-                if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
-                    raise
-                # the error of the body goes on; the cancellation comes back at the next chance
+        await self._session.close(error)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Message:
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
         """Return the next message; the caller answers it.
 
         Raises:
@@ -359,112 +270,4 @@ class Consumer:
             InvalidState: the consumer is not open.
             NsqError: nothing further will come.
         """
-        self._opened()
-        inbox = self._inbox
-        if inbox.messages and _clock() - self._given > _SLICE:
-            self._keeper.flush()
-            await checkpoint()
-            self._given = _clock()
-        while True:
-            if self._error is not None:
-                raise self._error
-            if inbox.stopped:
-                raise StopAsyncIteration
-            if not inbox.messages:
-                self._keeper.flush()
-                await inbox.wait()
-                self._given = _clock()
-                continue
-            message = inbox.messages.popleft()
-            if message.received >= message.owner.horizon:
-                return message
-
-    # Inside
-
-    def _opened(self) -> TaskGroup:
-        if self._tasks is None:
-            raise InvalidState("the consumer is not open", hint="use it inside 'async with Consumer(...) as consumer'")
-        return self._tasks
-
-    def _start(self, function: Callable[[], Awaitable[object]]) -> None:
-        """Start a task that only the end of `__aexit__` cancels, so that leaving is orderly."""
-        tasks = self._opened()
-        scope = anyio.CancelScope(shield=True)
-        self._scopes.append(scope)
-
-        async def run() -> None:
-            with scope:
-                await function()
-
-        tasks.start_soon(run)
-
-    async def _subscribe(self) -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                await self._keeper.run(tasks)
-        except* NsqError as errors:
-            self._fail(_first(errors))
-
-    def _stop_rows(self) -> None:
-        self._inbox.stop()
-        if self._lanes is not None:
-            self._lanes.stop()
-
-    def _arrived(self, messages: list[Message]) -> None:
-        if self._lanes is None:
-            self._inbox.put(messages)
-            return
-        try:
-            self._lanes.put(messages)
-        except InvalidInput as error:
-            self._fail(error)
-
-    def _ticked(self, now: float, late: float) -> None:
-        running = self._workers.running if self._workers is not None else []
-        self._delays.tick(now)
-        lanes = self._lanes
-        if lanes is not None:
-            lanes.tick(now)
-            if self._flow.widen(lanes.waiting):
-                self._keeper.level()
-        if self._toucher is not None:
-            waiting = lanes.here() if lanes is not None else self._inbox.messages
-            self._toucher.tick((*running, *self._delays.held, *waiting), now)
-        self._stall.tick(late, running, self.topic)
-
-    def _fail(self, error: NsqError) -> None:
-        if self._error is None:
-            self._error = error
-        self._keeper.started.set()
-        self._inbox.wake()
-        self._end.set()
-
-    async def _listen(self) -> None:
-        try:
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-                async for number in received:
-                    logger.info("stopping on %s", signal.Signals(number).name)
-                    self.stop()
-                    return
-        except (NotImplementedError, RuntimeError, ValueError):
-            logger.debug("no signals outside of the main thread")
-
-    async def _drain(self) -> None:
-        """RDY 0; handlers end; answers go out; CLS; then the sockets."""
-        self._flow.paused = True
-        self._keeper.level()
-        self._keeper.flush()
-        self._stop_rows()
-        if self._workers is not None:
-            with anyio.move_on_after(self.options.grace) as scope:
-                await self._workers.wait()
-            if scope.cancelled_caught:
-                logger.warning("handlers did not end within %g s", self.options.grace, extra={"topic": self.topic})
-        await self._keeper.close()
-        await self._directory.aclose()
-
-
-def _first(errors: BaseExceptionGroup[E]) -> E:
-    """Return the first error of a group: users see one error, never a group."""
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+        return self._session.next()  # without a coroutine of its own: this is called for every message

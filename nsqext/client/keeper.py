@@ -10,44 +10,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.backoff import Backoff
-from nsqext.client.flusher import Flusher
 from nsqext.client.places import Key, Listener, Place, Source
 from nsqext.client.plan import SubscriptionPlan
-from nsqext.client.positions import Position, channel_exists, move_channel
+from nsqext.client.refusals import heals_itself, is_fatal, is_refused
+from nsqext.client.seeking import Seeker
 from nsqext.client.subscription import Subscription
-from nsqext.errors import (
-    AuthFailed,
-    AuthRequired,
-    BadChannel,
-    BadPartition,
-    BadTopic,
-    ChannelNotRegistered,
-    ExtendForbidden,
-    ExtendRequired,
-    IdentifyFailed,
-    InvalidCommand,
-    InvalidInput,
-    InvalidPartition,
-    InvalidSetting,
-    InvalidState,
-    LookupFailed,
-    NotLeader,
-    NsqError,
-    OrderRequired,
-    PartitionUnavailable,
-    ProtocolError,
-    TopicNotExist,
-    Unauthorized,
-)
+from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, ProtocolError
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
     from anyio.abc import TaskGroup
 
-    from nsqext.client.flow import ReadyFlow
-    from nsqext.client.message import Message
+    from nsqext.client.upkeep import Upkeep
     from nsqext.lookup.directory import Directory
     from nsqext.lookup.table import TopicView
 
@@ -55,15 +31,8 @@ __all__ = ("Keeper",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_TICK = 0.25
 _SETTLED = 5.0
 """Seconds after which a subscription counts as working, so that the next failure starts with a short pause."""
-
-_FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
-_FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
-"""Settings that the server does not take; once they were taken, the server is to blame, and it is tried again."""
-_REFUSED = (NotLeader, TopicNotExist)
-_SELF_HEALING = (ExtendForbidden, ExtendRequired, OrderRequired)
 
 _clock = time.monotonic
 
@@ -73,45 +42,31 @@ class Keeper:
 
     Args:
         source: what is consumed.
-        flow: shares the messages in flight out.
-        backoff: of the consumer.
+        upkeep: keeps those going that work.
         directory: where the partitions' leaders are found.
-        listener: told what happens.
+        listener: told what makes no further sense.
+
+    Attributes:
+        seeker: moves the channel.
+        started: all partitions of the first view are subscribed, or nothing will be.
+        closing: nothing is subscribed any more.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        flow: ReadyFlow[Subscription],
-        backoff: Backoff,
-        directory: Directory,
-        listener: Listener,
-    ) -> None:
+    def __init__(self, source: Source, upkeep: Upkeep, directory: Directory, listener: Listener) -> None:
         self._source = source
         self._options = source.options
         self._topic = source.topic
-        self._flow = flow
-        self._backoff = backoff
+        self._upkeep = upkeep
         self._directory = directory
         self._listener = listener
-        self._live: dict[Key, Subscription] = {}
         self._places: dict[Key, Place] = {}
-        self._flusher = Flusher()
-        self._wake_upkeep = anyio.Event()
         self._changed = anyio.Event()
         self._unwatch: Callable[[], None] | None = None
         self._wanted: int | None = None
         self._strangers: set[Key] | None = set()
+        self.seeker: Seeker = Seeker(source, self._places, upkeep.live)
         self.started: anyio.Event = anyio.Event()
-        """All partitions of the first view are subscribed, or nothing will be."""
         self.closing: bool = False
-
-    @property
-    def subscriptions(self) -> list[Subscription]:
-        """Those that work at the moment."""
-        return [subscription for subscription in self._live.values() if subscription.live]
-
-    # Places
 
     async def run(self, tasks: TaskGroup) -> None:
         """Start a task for every partition that lookup lists, now and whenever one comes up.
@@ -121,8 +76,7 @@ class Keeper:
             InvalidPartition: the topic has no partition that is wanted.
         """
         self._unwatch = self._directory.watch(self._topic, "r", self._view_changed)
-        tasks.start_soon(self._flusher.run)
-        tasks.start_soon(self._run_upkeep)
+        self._upkeep.start(tasks)
         while not self.closing:
             changed = self._changed
             view = await self._find()
@@ -174,7 +128,7 @@ class Keeper:
     def _view_changed(self, view: TopicView) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-        for key, subscription in list(self._live.items()):
+        for key, subscription in list(self._upkeep.live.items()):
             if not subscription.live:
                 continue
             address = _address(view, key)
@@ -199,8 +153,7 @@ class Keeper:
                 return
             started = _clock()
             error = await self._subscribe(place, address, view)
-            fatal = _FATAL if place.opened else _FATAL + _FATAL_AT_FIRST
-            if error is not None and (isinstance(error, fatal) or self._nobody_is_nsqd(place, error)):
+            if error is not None and (is_fatal(error, opened=place.opened) or self._nobody_is_nsqd(place, error)):
                 place.moved.set()
                 self._listener.failed(error)
                 return
@@ -230,9 +183,9 @@ class Keeper:
     async def _find_again(self, place: Place, view: TopicView, failures: int, error: NsqError | None) -> None:
         options = self._options
         longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
-        if failures > 1 or not isinstance(error, _SELF_HEALING):
+        if failures > 1 or not heals_itself(error):
             await anyio.sleep(random.uniform(0, longest))
-        suspect = place.key if isinstance(place.key, int) and isinstance(error, _REFUSED) else None
+        suspect = place.key if isinstance(place.key, int) and is_refused(error) else None
         try:
             await self._directory.refresh(self._topic, "r", view, suspect)
         except NsqError as failure:
@@ -246,128 +199,26 @@ class Keeper:
         )
         if source.tag is not None and not view.meta.extend_support:
             logger.warning("the topic has no tags, all messages come", extra={"topic": self._topic, "tag": source.tag})
-        backoff = self._backoff
-        if self._options.backoff.mode == "connection":
-            backoff = Backoff(self._options.backoff)
-        subscription = Subscription(plan, self, backoff)
+        upkeep = self._upkeep
+        backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else upkeep.backoff
+        subscription = Subscription(plan, upkeep, backoff)
         try:
-            await self._see_to_start(place, view, address)
+            await self.seeker.see_to_start(place, view, address)
             await subscription.open()
             place.opened = True
-            await self._move(place, subscription, view)
-            self._live[place.key] = subscription
+            await self.seeker.move(place, subscription, view)
             self._strangers = None
-            self._flow.add(subscription, subscription.max_rdy, backoff, _clock())
-            self.level()
-            if self._wanted is not None and len(self._live) >= self._wanted:
-                self.flush()
+            upkeep.add(place.key, subscription)
+            if self._wanted is not None and len(upkeep.live) >= self._wanted:
+                upkeep.flush()
                 self.started.set()
             await subscription.read()
         except NsqError as error:
             return None if subscription.stopped else error
         finally:
             subscription.end()
-            if self._live.get(place.key) is subscription:
-                del self._live[place.key]
-            self._flow.remove(subscription)
-            self.level()
+            upkeep.remove(place.key, subscription)
         return None
-
-    # Positions
-
-    async def _see_to_start(self, place: Place, view: TopicView, address: Address) -> None:
-        start = self._options.start_of(place.partition)
-        if not place.fresh or start is None:
-            return
-        http = _http(view, place.partition, address)
-        if self._options.start_existing or not await channel_exists(
-            http, self._topic, place.partition, self._source.channel
-        ):
-            place.pending = start
-        place.fresh = False
-
-    async def _move(self, place: Place, subscription: Subscription, view: TopicView) -> None:
-        if place.pending is None:
-            return
-        http = _http(view, place.partition, subscription.plan.address)
-        subscription.start = position = place.pending
-        await move_channel(http, self._topic, place.partition, self._source.channel, position)
-        if place.pending is position:
-            place.pending = None
-            place.moved.set()
-
-    async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
-        """Let the channel read on from a place; returns when it does at all partitions.
-
-        Raises:
-            InvalidPartition: a partition that is not consumed here.
-            InvalidState: the consumer ended meanwhile.
-        """
-        keys: Iterable[Key] = self._places if partitions is None else partitions
-        places = []
-        for key in keys:
-            if key not in self._places:
-                raise InvalidPartition(f"partition {key} is not consumed here", topic=self._topic)
-            places.append(self._places[key])
-        if any(isinstance(place.key, Address) for place in places):
-            raise InvalidSetting("the original NSQ cannot seek", topic=self._topic)
-        for place in places:
-            place.pending, place.moved = position, anyio.Event()
-        for place in places:
-            subscription = self._live.get(place.key)
-            if subscription is not None:
-                await subscription.close()
-        for place in places:
-            await place.moved.wait()
-            if place.pending is position:
-                raise InvalidState(
-                    "the consumer ended before it could seek", topic=self._topic, partition=place.partition
-                )
-
-    # RDY and answers
-
-    def arrived(self, subscription: Subscription, messages: list[Message], now: float) -> None:
-        """Pass the messages of one read on."""
-        self._listener.arrived(messages)
-        if self._flow.delivered(subscription, now):
-            self.level()
-
-    def level(self) -> None:
-        """Tell every connection its share."""
-        now = _clock()
-        for subscription, share in self._flow.shares(now).items():
-            subscription.set_ready(share)
-        if self._next_tick(now) < _TICK:
-            self._wake_upkeep.set()
-
-    def mark(self, subscription: Subscription) -> None:
-        """Note that a subscription has something to send."""
-        self._flusher.mark(subscription)
-
-    def flush(self) -> None:
-        """Send all answers that were given."""
-        self._flusher.flush()
-
-    def _backoffs(self) -> list[Backoff]:
-        return [self._backoff, *(subscription.backoff for subscription in self._live.values())]
-
-    def _next_tick(self, now: float) -> float:
-        return min((max(0.0, backoff.until - now) for backoff in self._backoffs() if backoff.until), default=_TICK)
-
-    async def _run_upkeep(self) -> None:
-        while True:
-            started = _clock()
-            pause = min(_TICK, self._next_tick(started))
-            self._wake_upkeep = anyio.Event()
-            with anyio.move_on_after(pause) as scope:
-                await self._wake_upkeep.wait()
-            now = _clock()
-            for subscription in self.subscriptions:
-                subscription.tick(now)
-            for backoff in self._backoffs():
-                backoff.tick(now)
-            self.level()
-            self._listener.ticked(now, now - started - pause if scope.cancelled_caught else 0.0)
 
     async def close(self) -> None:
         """Take leave of every node, all at the same time."""
@@ -376,9 +227,9 @@ class Keeper:
             self._unwatch()
         for place in self._places.values():
             place.moved.set()
-        self.flush()
+        self._upkeep.flush()
         async with anyio.create_task_group() as tasks:
-            for subscription in self.subscriptions:
+            for subscription in self._upkeep.subscriptions:
                 tasks.start_soon(subscription.close)
 
 
@@ -386,17 +237,3 @@ def _address(view: TopicView, key: Key) -> Address | None:
     if isinstance(key, Address):
         return key if key in view.nodes else None
     return view.leaders.get(key)
-
-
-def _http(view: TopicView, partition: int, address: Address) -> Address:
-    if partition < 0:
-        raise InvalidSetting("the original NSQ has no start positions", topic=view.topic)
-    http = view.http.get(address)
-    if http is None:
-        raise PartitionUnavailable(
-            "lookup does not tell the HTTP address of the leader",
-            topic=view.topic,
-            partition=partition,
-            node=str(address),
-        )
-    return http

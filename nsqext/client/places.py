@@ -51,12 +51,13 @@ class Listener:
     Attributes:
         arrived: takes messages.
         failed: told when nothing further makes sense.
-        ticked: called a few times a second with the time, and the seconds by which this came too late.
+        ticked: called a few times a second with the time, and the seconds by which this came too late; returns whether
+            more may be in flight than before.
     """
 
     arrived: Callable[[list[Message]], None]
     failed: Callable[[NsqError], None]
-    ticked: Callable[[float, float], None]
+    ticked: Callable[[float, float], bool]
 
 
 @define(eq=False)

@@ -1,0 +1,145 @@
+"""The messages of a consumer that are here: who takes them, who is at work on them, and what time does to them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nsqext.client.inbox import Inbox
+from nsqext.client.lanes import Lanes, key_reader
+from nsqext.client.stall import StallWatch
+from nsqext.client.touch import Toucher
+from nsqext.client.verdict import LocalDelays, Verdict
+from nsqext.client.workers import Handler, Workers
+from nsqext.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.consumer_options import DeadLetterHook
+    from nsqext.client.flow import ReadyFlow
+    from nsqext.client.message import Message
+    from nsqext.client.places import Source
+    from nsqext.client.subscription import Subscription
+    from nsqext.errors import NsqError
+
+__all__ = ("Reception",)
+
+_clock = time.monotonic
+
+
+class Reception:
+    """Takes messages in, in one row or in one for each worker, and lets handlers work on them.
+
+    Args:
+        source: what is consumed.
+        flow: told how many messages wait for their keys.
+        failed: told of a message that cannot be sorted in.
+
+    Attributes:
+        inbox: the row that all take from; with lanes it stays empty.
+    """
+
+    def __init__(self, source: Source, flow: ReadyFlow[Subscription], failed: Callable[[NsqError], None]) -> None:
+        self.inbox: Inbox = Inbox()
+        self._topic = source.topic
+        self._options = source.options
+        self._flow = flow
+        self._failed = failed
+        delivery = source.options.delivery
+        self._delays = LocalDelays()
+        self._toucher = Toucher() if delivery.auto_touch else None
+        self._stall = StallWatch(delivery.block_warning, "the loop over the consumer")
+        self._lanes: Lanes | None = None
+        self._workers: Workers | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing further is given out."""
+        return self.inbox.stopped
+
+    def arrived(self, messages: list[Message]) -> None:
+        """Take messages in."""
+        if self._lanes is None:
+            self.inbox.put(messages)
+            return
+        try:
+            self._lanes.put(messages)
+        except InvalidInput as error:
+            self._failed(error)
+
+    def ticked(self, now: float, late: float) -> bool:
+        """Let time pass: delays, touches, a look at handlers that block.
+
+        Args:
+            now: the time.
+            late: seconds by which this comes too late.
+
+        Returns:
+            Whether another number of messages may be in flight than before.
+        """
+        running = self._workers.running if self._workers is not None else []
+        self._delays.tick(now)
+        lanes = self._lanes
+        widened = False
+        if lanes is not None:
+            lanes.tick(now)
+            widened = self._flow.widen(lanes.waiting)
+        if self._toucher is not None:
+            waiting = lanes.here() if lanes is not None else self.inbox.messages
+            self._toucher.tick((*running, *self._delays.held, *waiting), now)
+        self._stall.tick(late, running, self._topic)
+        return widened
+
+    def work(
+        self,
+        tasks: TaskGroup,
+        handler: Handler,
+        concurrency: int,
+        hook: DeadLetterHook | None,
+        flush: Callable[[], None],
+    ) -> None:
+        """Start the workers.
+
+        Args:
+            tasks: where they run.
+            handler: what they run.
+            concurrency: how many there are.
+            hook: takes dead letters.
+            flush: sends all answers.
+        """
+        options = self._options
+        name = getattr(handler, "__qualname__", type(handler).__qualname__)
+        self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
+        verdict = Verdict(options.failure, hook, self._delays)
+        self._workers = Workers(handler, verdict, self._stall, flush)
+        self._workers.start(tasks, self._rows(concurrency))
+
+    def _rows(self, concurrency: int) -> list[Inbox]:
+        """Return where each of the workers takes its messages from."""
+        key = self._options.lanes
+        if key is None:
+            return [self.inbox] * concurrency
+        self._lanes = lanes = Lanes(concurrency, key_reader(key), _clock)
+        arrived = list(self.inbox.messages)
+        self.inbox.messages.clear()
+        self.arrived(arrived)
+        return lanes.rows
+
+    def stop(self) -> None:
+        """Give out nothing further; handlers that run go on."""
+        self.inbox.stop()
+        if self._lanes is not None:
+            self._lanes.stop()
+
+    async def wait(self) -> None:
+        """Wait until all handlers have ended, which they do once this is stopped."""
+        if self._workers is not None:
+            await self._workers.wait()
+
+    def cancel(self) -> None:
+        """Cancel the handlers; their messages stay unanswered."""
+        if self._workers is not None:
+            self._workers.cancel()

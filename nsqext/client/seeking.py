@@ -1,0 +1,113 @@
+"""Moves the channel of a consumer: to its start position when it is new, and wherever the user seeks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.client.positions import Position, channel_exists, move_channel
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nsqext.client.places import Key, Place, Source
+    from nsqext.client.subscription import Subscription
+    from nsqext.lookup.table import TopicView
+
+__all__ = ("Seeker",)
+
+
+class Seeker:
+    """Knows where the channel has to be moved to at each place, and moves it while a subscription is new.
+
+    Args:
+        source: what is consumed.
+        places: the places by their keys, which somebody else adds and takes away.
+        live: the subscriptions that work, likewise.
+    """
+
+    def __init__(self, source: Source, places: Mapping[Key, Place], live: Mapping[Key, Subscription]) -> None:
+        self._topic = source.topic
+        self._channel = source.channel
+        self._options = source.options
+        self._places = places
+        self._live = live
+
+    async def see_to_start(self, place: Place, view: TopicView, address: Address) -> None:
+        """Note before the first subscription to a place where the channel is to begin.
+
+        Raises:
+            InvalidSetting: the original NSQ has no start positions.
+            PartitionUnavailable: the node cannot be asked whether it has the channel.
+        """
+        start = self._options.start_of(place.partition)
+        if not place.fresh or start is None:
+            return
+        http = _http(view, place.partition, address)
+        if self._options.start_existing or not await channel_exists(http, self._topic, place.partition, self._channel):
+            place.pending = start
+        place.fresh = False
+
+    async def move(self, place: Place, subscription: Subscription, view: TopicView) -> None:
+        """Move the channel where that is pending, before the subscription asks for messages.
+
+        Raises:
+            PartitionUnavailable: the node cannot be reached, or refuses.
+        """
+        if place.pending is None:
+            return
+        http = _http(view, place.partition, subscription.plan.address)
+        subscription.start = position = place.pending
+        await move_channel(http, self._topic, place.partition, self._channel, position)
+        if place.pending is position:
+            place.pending = None
+            place.moved.set()
+
+    async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
+        """Let the channel read on from a place; returns when it does at all partitions.
+
+        Raises:
+            InvalidPartition: a partition that is not consumed here.
+            InvalidSetting: the original NSQ cannot seek.
+            InvalidState: the consumer ended meanwhile.
+        """
+        places = self._chosen(self._places if partitions is None else partitions)
+        for place in places:
+            place.pending, place.moved = position, anyio.Event()
+        for place in places:
+            subscription = self._live.get(place.key)
+            if subscription is not None:
+                await subscription.close()
+        for place in places:
+            await place.moved.wait()
+            if place.pending is position:
+                raise InvalidState(
+                    "the consumer ended before it could seek", topic=self._topic, partition=place.partition
+                )
+
+    def _chosen(self, keys: Iterable[Key]) -> list[Place]:
+        places = []
+        for key in keys:
+            if key not in self._places:
+                raise InvalidPartition(f"partition {key} is not consumed here", topic=self._topic)
+            places.append(self._places[key])
+        if any(isinstance(place.key, Address) for place in places):
+            raise InvalidSetting("the original NSQ cannot seek", topic=self._topic)
+        return places
+
+
+def _http(view: TopicView, partition: int, address: Address) -> Address:
+    if partition < 0:
+        raise InvalidSetting("the original NSQ has no start positions", topic=view.topic)
+    http = view.http.get(address)
+    if http is None:
+        raise PartitionUnavailable(
+            "lookup does not tell the HTTP address of the leader",
+            topic=view.topic,
+            partition=partition,
+            node=str(address),
+        )
+    return http

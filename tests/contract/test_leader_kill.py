@@ -1,0 +1,178 @@
+"""A leader is killed while messages are published and consumed: nothing is lost, keys keep their order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from secrets import token_hex
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from attrs import define, field, frozen
+
+from nsqext import Consumer, LookupOptions, Message, NsqError, Producer, ProducerOptions
+from nsqext.broker import Cluster
+from nsqext.cli.flights_topic import TopicPlan, make_writable
+from nsqext.lookup.admin import LookupAdmin
+from nsqext.lookup.client import LookupClient
+from tests.contract.servers import REAL
+
+pytestmark = pytest.mark.anyio
+
+logger = logging.getLogger("tests.contract")
+
+_KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
+"""Command that kills a node of the real cluster; ``{n}`` stands for its place among the nodes by address, from 1."""
+
+_STALL = 2.0 if not REAL else 40.0
+"""Seconds that a publish or a consumption may take longest; a real cluster notices a kill after 20 s."""
+_BEFORE, _AFTER = 20, 40
+"""Publishes of each publisher before the kill, and after it."""
+_SLOW = LookupOptions(request_timeout=15.0)
+
+
+@frozen
+class Killable:
+    """A cluster with a topic of one partition and three replicas.
+
+    Attributes:
+        lookupd: lookup addresses.
+        topic: the topic.
+        kill: kills the node with this TCP address.
+    """
+
+    lookupd: list[str]
+    topic: str
+    kill: Callable[[str], None]
+
+
+@pytest.fixture
+def killable() -> Iterator[Killable]:
+    """A cluster of its own, or the real one."""
+    topic = f"contract_kill_{token_hex(4)}"
+    if not REAL:
+        with Cluster(nodes=3) as cluster:
+            cluster.create_topic(topic, replicas=3)
+            names = {node.tcp: node.name for node in cluster.nodes.values()}
+            yield Killable(cluster.lookupd, topic, lambda address: cluster.kill(names[address]))
+        return
+    if not _KILL:
+        pytest.skip("NSQEXT_TEST_KILL_LEADER does not say how a node of the real cluster is killed")
+    lookupd = REAL.split(",")
+    nodes = anyio.run(_make_topic, lookupd, topic)
+
+    def kill(address: str) -> None:
+        subprocess.run(shlex.split(_KILL.format(n=nodes.index(address) + 1)), check=True)
+
+    yield Killable(lookupd, topic, kill)
+
+
+async def _make_topic(lookupd: list[str], topic: str) -> list[str]:
+    async with LookupClient(lookupd, _SLOW) as client:
+        admin = LookupAdmin(client)
+        await admin.create_topic(topic, replicas=3)
+        await make_writable(lookupd, admin, TopicPlan(topic), lambda partition: None)
+        return [str(node.tcp) for node in await client.nodes()]
+
+
+@define
+class Records:
+    """What was published and consumed; times of the monotonic clock."""
+
+    stored: dict[bytes, float] = field(factory=dict)
+    consumed: dict[bytes, float] = field(factory=dict)
+    failed: list[str] = field(factory=list)
+    longest: float = 0.0
+    killed: anyio.Event = field(factory=anyio.Event)
+    warm: anyio.Event = field(factory=anyio.Event)
+
+    def consumed_all(self) -> bool:
+        """Return whether everything that was stored was consumed."""
+        return self.stored.keys() <= self.consumed.keys()
+
+    @property
+    def gap(self) -> float:
+        """Longest time without a message at the consumer, in seconds."""
+        times = sorted(self.consumed.values())
+        return max(later - earlier for earlier, later in pairwise(times))
+
+
+async def publish(producer: Producer, topic: str, name: str, keyed: bool, records: Records) -> None:
+    """Publish one after the other, until some time after the kill."""
+    number = after = 0
+    while after < _AFTER:
+        body = f"{name}:{number}".encode()
+        began = time.monotonic()
+        try:
+            await producer.publish(topic, body, key=name if keyed else None)
+        except NsqError as error:
+            records.failed.append(str(error))
+        else:
+            records.stored[body] = time.monotonic()
+            records.longest = max(records.longest, time.monotonic() - began)
+        number += 1
+        after += records.killed.is_set()
+        if number == _BEFORE and name == "key 0":
+            records.warm.set()
+        await anyio.sleep(0.01)
+
+
+async def test_all_goes_on_when_a_leader_is_killed(killable: Killable) -> None:
+    topic, lookupd, records = killable.topic, killable.lookupd, Records()
+    consumer = Consumer(topic, "ch", lookupd=lookupd)
+
+    async def collect() -> None:
+        async for message in consumer:
+            note(message)
+            await message.finish()
+
+    def note(message: Message) -> None:
+        records.consumed.setdefault(message.body, time.monotonic())
+
+    async with (
+        Producer(lookupd, options=ProducerOptions(timeout=60.0)) as producer,
+        consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(collect)
+        async with anyio.create_task_group() as publishers:
+            for number in range(3):
+                publishers.start_soon(publish, producer, topic, f"key {number}", True, records)
+                publishers.start_soon(publish, producer, topic, f"publisher {number}", False, records)
+            await records.warm.wait()
+            leader = (await producer.publish(topic, b"the last before")).node
+            await run_sync(killable.kill, leader)
+            records.killed.set()
+        with anyio.fail_after(_STALL + 20):
+            while not records.consumed_all():  # noqa: ASYNC110 - looks at the end of two sets of tasks
+                await anyio.sleep(0.01)
+        consumer.stop()
+    logger.info(
+        "%d messages, longest publish %.2f s, longest gap at the consumer %.2f s",
+        len(records.stored),
+        records.longest,
+        records.gap,
+    )
+    assert records.failed == []
+    assert_in_order(records)
+    assert records.longest < _STALL
+    assert records.gap < _STALL
+
+
+def assert_in_order(records: Records) -> None:
+    """Compare the first deliveries of each key with the order of publishing."""
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for body in records.consumed:  # in order of first deliveries
+        name, _, number = body.decode().partition(":")
+        if name.startswith("key"):
+            by_key[name].append(int(number))
+    assert len(by_key) == 3
+    for numbers in by_key.values():
+        assert numbers == sorted(numbers)

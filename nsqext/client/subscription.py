@@ -166,7 +166,7 @@ class Subscription:
                 message.received = now
                 if order is not None and not order.takes(message):
                     continue
-                if extend and _COMPRESSED in message.header and plan.options.delivery.decompress:
+                if extend and message.header.find(_COMPRESSED) >= 0 and plan.options.delivery.decompress:
                     _unpack(message)
                 messages.append(message)
         except NsqError as error:

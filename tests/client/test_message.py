@@ -76,6 +76,13 @@ def test_headers_and_tag() -> None:
     assert (message.topic, message.partition, message.node, message.in_order) == ("t", 3, "127.0.0.1:4150", False)
 
 
+def test_reserved_names_are_known_however_they_are_written() -> None:
+    message = made(Book(), headers={"a": "b"})
+    message.header = b'{"\\u0023\\u0023trace_id":"7","a":"b","c":"##"}'
+    assert dict(message.headers) == {"a": "b", "c": "##"}
+    assert dict(message.reserved_headers) == {"##trace_id": "7"}
+
+
 def test_its_repr_shows_where_and_not_what() -> None:
     text = repr(made(Book(), 5, b"secret", attempts=2))
     assert "t[3]" in text

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from tests.client.scripted import Peer, ScriptedNode
 
-__all__ = ("CALM", "QUICK", "eventually", "publish", "quick", "running", "tape")
+__all__ = ("CALM", "QUICK", "depth", "eventually", "opened", "publish", "quick", "running", "take", "tape")
 
 _PATIENCE = 10.0
 
@@ -101,3 +101,32 @@ async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *no
                 with anyio.CancelScope(shield=True):
                     for peer in [peer for node in nodes for peer in node.peers]:
                         await peer.close()
+
+
+def depth(cluster: Cluster, topic: str) -> int:
+    """Return how many messages of the channel are not finished, over all partitions."""
+    total = 0
+    for node in cluster.nodes.values():
+        data = httpx.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
+        for entry in data.get("data", data)["topics"]:
+            if cluster.leader(topic, int(entry["topic_partition"])) == node.name:
+                for channel in entry["channels"]:
+                    total += channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
+    return total
+
+
+def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **members: object) -> Consumer:
+    """Return a consumer of the channel ``ch``."""
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)  # type: ignore[arg-type]
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes]:
+    """Return the bodies of the next messages, which are finished."""
+    bodies = []
+    with anyio.fail_after(15):
+        async for message in consumer:
+            await message.finish()
+            bodies.append(message.body)
+            if len(bodies) == count:
+                break
+    return bodies

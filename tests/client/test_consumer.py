@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import httpx
 import pytest
-from anyio import create_task_group, get_running_tasks
+from anyio import create_task_group
 
 from nsqext import Consumer, DeliveryOptions, FailureOptions, Finish, GiveUp, Message, Requeue
-from nsqext.broker import Cluster
 from nsqext.errors import ChannelNotRegistered, InvalidSetting, InvalidState, LookupFailed, MessageNotInFlight
-from tests.client.consuming import CALM, QUICK, eventually, publish, quick, running
+from tests.client.consuming import CALM, QUICK, depth, eventually, publish, quick, running
 from tests.client.scripted import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Three nodes, shared by the tests of this module; each takes topics of its own."""
-    with Cluster(nodes=3) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own with two partitions and a channel."""
-    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
-    cluster.create_topic(name, partitions=2, channels=["ch"])
-    return name
-
-
-def depth(cluster: Cluster, topic: str) -> int:
-    """Return how many messages of the channel are not finished, over all partitions."""
-    total = 0
-    for node in cluster.nodes.values():
-        data = httpx.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
-        for entry in data.get("data", data)["topics"]:
-            if cluster.leader(topic, int(entry["topic_partition"])) == node.name:
-                for channel in entry["channels"]:
-                    total += channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
-    return total
 
 
 async def test_a_handler_gets_everything_from_all_partitions(cluster: Cluster, topic: str) -> None:
@@ -278,85 +247,6 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
     assert seen == [1, 2]
 
 
-async def test_handlers_may_end_within_the_grace_when_run_is_cancelled(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
-    started, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        started.set()
-        await go_on.wait()
-        ended.set()
-
-    publish(cluster, topic, b"a")
-    async with create_task_group() as tasks:
-        tasks.start_soon(consumer.run)
-        await started.wait()
-        tasks.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await anyio.wait_all_tasks_blocked()
-            assert not ended.is_set()
-            go_on.set()
-    assert ended.is_set()
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_handlers_that_do_not_end_are_cancelled_after_the_grace(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(grace=0.05))
-    started = anyio.Event()
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        started.set()
-        await anyio.sleep_forever()
-
-    publish(cluster, topic, b"a")
-    await running(consumer, started.wait)
-    await eventually(lambda: depth(cluster, topic) == 1)
-
-
-async def test_the_error_of_the_body_comes_out_as_it_is(cluster: Cluster, topic: str) -> None:
-    with pytest.raises(KeyError, match="mine"):
-        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
-            raise KeyError("mine")
-
-
-async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, topic: str) -> None:
-    with pytest.raises(KeyError, match="mine"), anyio.CancelScope() as scope:
-        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
-            scope.cancel()
-            raise KeyError("mine")
-
-
-async def test_what_a_handler_may_not_raise_comes_out_as_it_is(
-    cluster: Cluster, topic: str, anyio_backend_name: str
-) -> None:
-    if anyio_backend_name == "asyncio":
-        return  # whose event loop ends on it
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        raise SystemExit(3)
-
-    publish(cluster, topic, b"a")
-    with pytest.raises(SystemExit):
-        await consumer.run()
-
-
-async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
-    with pytest.raises(InvalidState, match="not open"):
-        await consumer.__anext__()
-    with pytest.raises(InvalidState, match="no handler"):
-        await consumer.run()
-    async with consumer:
-        pass
-    with pytest.raises(InvalidState, match="once"):
-        async with consumer:
-            pass
-
-
 async def test_lookup_that_is_not_there_is_raised(free_port: int) -> None:
     with pytest.raises(LookupFailed):
         async with Consumer("t", "ch", lookupd=f"127.0.0.1:{free_port}", options=QUICK):
@@ -406,53 +296,6 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-async def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
-    started, go_on = anyio.Event(), anyio.Event()
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        started.set()
-        await go_on.wait()
-
-    publish(cluster, topic, b"a")
-    with anyio.fail_after(10):
-        async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
-            await started.wait()
-            os.kill(os.getpid(), signal.SIGTERM)
-            await eventually(lambda: consumer.paused)
-            go_on.set()
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_the_order_of_the_end() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=3, options=QUICK)
-        started, go_on = anyio.Event(), anyio.Event()
-
-        @consumer.handler
-        async def handle(message: Message) -> None:
-            started.set()
-            await go_on.wait()
-
-        async with create_task_group() as tasks:
-            tasks.start_soon(consumer.run)
-            peer = await node.accept()
-            await peer.expect("SUB")
-            await peer.answer()
-            assert (await peer.expect("RDY")).words == [b"RDY", b"3"]
-            await peer.raw(message(1) + message(2))
-            await started.wait()
-            consumer.stop()
-            assert (await peer.expect("RDY")).words == [b"RDY", b"0"]
-            go_on.set()
-            assert (await peer.expect("FIN")).words[1][7] == 1
-            await peer.expect("CLS")
-            await peer.answer(b"CLOSE_WAIT")
-            await peer.expect_end()
 
 
 async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:
@@ -548,10 +391,3 @@ async def _subscribe(node: Any) -> Any:
     await peer.answer()
     await peer.expect("RDY")
     return peer
-
-
-async def test_nothing_is_left_behind(cluster: Cluster, topic: str) -> None:
-    before = len(get_running_tasks())
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
-        assert len(get_running_tasks()) > before
-    assert len(get_running_tasks()) == before

@@ -9,26 +9,19 @@ import anyio
 import pytest
 
 from nsqext import Consumer, ExtFilter, LookupOptions, Position
-from nsqext.broker import Cluster
-from nsqext.errors import BadTopic, InvalidCommand, InvalidPartition, InvalidSetting, InvalidState
-from tests.client.consuming import QUICK, eventually, publish, quick, tape
+from nsqext.errors import BadTopic, InvalidCommand, InvalidPartition
+from tests.client.consuming import QUICK, eventually, opened, publish, quick, take, tape
 from tests.client.scripted import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nsqext import ConsumerOptions
+    from nsqext.broker import Cluster
+
 
 pytestmark = pytest.mark.anyio
 
 _EARLIEST = Position.earliest()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Three nodes, shared by the tests of this module."""
-    with Cluster(nodes=3) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -36,23 +29,6 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A name of the test's own; the cluster is whole again afterwards."""
     yield f"t{abs(hash(request.node.nodeid)) % 10**12}"
     cluster.faults.heal()
-
-
-def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **members: object) -> Consumer:
-    """Return a consumer of the channel ``ch``."""
-    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)  # type: ignore[arg-type]
-
-
-async def take(consumer: Consumer, count: int) -> list[bytes]:
-    """Return the bodies of the next messages, which are finished."""
-    bodies = []
-    with anyio.fail_after(15):
-        async for message in consumer:
-            await message.finish()
-            bodies.append(message.body)
-            if len(bodies) == count:
-                break
-    return bodies
 
 
 async def take_until(consumer: Consumer, body: bytes) -> None:
@@ -152,66 +128,6 @@ async def test_a_filter_is_applied(cluster: Cluster, topic: str) -> None:
         assert await take(consumer, 1) == [b"red"]
 
 
-async def test_a_new_channel_may_begin_at_the_start(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, channels=["other"])
-    publish(cluster, topic, b"1", b"2", b"3")
-    options = quick(start=_EARLIEST)
-    async with opened(topic, cluster, options) as consumer:
-        assert await take(consumer, 3) == [b"1", b"2", b"3"]
-    publish(cluster, topic, b"4")
-    async with opened(topic, cluster, options) as consumer:
-        assert await take(consumer, 1) == [b"4"], "the channel exists now"
-    async with opened(topic, cluster, quick(start=_EARLIEST, start_existing=True)) as consumer:
-        assert (await take(consumer, 4))[-3:] == [b"2", b"3", b"4"]
-
-
-async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, channels=["ch"])
-    publish(cluster, topic, b"1", b"2", b"3")
-    async with opened(topic, cluster, quick(queue_position=True)) as consumer:
-        offsets = []
-        async for message in consumer:
-            offsets.append(message.offset)
-            await message.finish()
-            if len(offsets) == 3:
-                break
-        await consumer.seek(Position.offset(offsets[1]))
-        assert await take(consumer, 2) == [b"2", b"3"]
-        await consumer.seek(Position.message(3), [0])
-        assert await take(consumer, 1) == [b"3"]
-        await consumer.seek(Position.at(1.0))
-        assert await take(consumer, 3) == [b"1", b"2", b"3"]
-        await consumer.seek(Position.earliest())
-        await consumer.seek(Position.latest())
-        publish(cluster, topic, b"4")
-        assert (await take(consumer, 1))[-1] in (b"1", b"4")
-        with pytest.raises(InvalidPartition):
-            await consumer.seek(Position.latest(), [5])
-
-
-async def test_seek_where_a_partition_is_empty(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, partitions=2, channels=["ch"])
-    publish(cluster, topic, b"1")
-    async with opened(topic, cluster) as consumer:
-        assert await take(consumer, 1) == [b"1"]
-        with anyio.fail_after(5):
-            await consumer.seek(Position.earliest())
-        assert await take(consumer, 1) == [b"1"]
-
-
-async def test_the_original_has_no_positions() -> None:
-    async with scripted_node(obey(), granted=PLAIN) as node:
-        with pytest.raises(InvalidSetting, match="original"):
-            async with Consumer("t", "ch", nsqd=str(node), options=quick(start=_EARLIEST)):
-                raise AssertionError("it opened")
-        with pytest.raises(InvalidSetting, match="original"):
-            async with Consumer("t", "ch", nsqd=str(node), options=quick(partitions=(0,))):
-                raise AssertionError("it opened")
-        async with Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer:
-            with pytest.raises(InvalidSetting, match="original"):
-                await consumer.seek(_EARLIEST)
-
-
 @pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])
 async def test_a_topic_that_is_not_what_lookup_said_heals(code: str) -> None:
     """The server refuses, lookup is asked again, and what it says now is right."""
@@ -275,35 +191,6 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
             assert [place.node for place in consumer.connections] == [str(one)]
 
 
-async def test_more_connections_than_messages_take_turns() -> None:
-    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        options = quick(start_timeout=0.0)
-        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, options=options) as consumer:
-            peers = [await one.accept(), await two.accept()]
-            for peer in peers:
-                await peer.expect("SUB")
-                await peer.answer()
-            await eventually(lambda: len(consumer.connections) == 2)
-            got: list[int] = []
-            for number in range(4):
-                await eventually(lambda: any(place.ready for place in consumer.connections))
-                ready = [index for index, place in enumerate(consumer.connections) if place.ready]
-                assert len(ready) == 1
-                got.append(ready[0])
-                if number < 3:
-                    before = ready[0]
-                    await eventually(
-                        lambda before=before: (
-                            [place.ready for place in consumer.connections].index(1) != before  # type: ignore[misc]
-                            if any(place.ready for place in consumer.connections)
-                            else False
-                        )
-                    )
-            assert len(set(got)) == 2
-            for peer in peers:
-                await peer.close()
-
-
 async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
         lookup.tell({0: node}, num=1, ordered=True)
@@ -354,24 +241,3 @@ async def test_settings_that_were_taken_once_are_tried_again() -> None:
     ):
         await node.peers[0].close()
         await eventually(lambda: len(node.peers) == 3 and consumer.connections)
-
-
-async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, channels=["ch"])
-    seen: list[str] = []
-
-    async def seek(consumer: Consumer) -> None:
-        with pytest.raises(InvalidState, match="ended"):
-            await consumer.seek(Position.latest())
-        seen.append("ended")
-
-    async with anyio.create_task_group() as tasks:
-        async with opened(topic, cluster) as consumer:
-            cluster.kill(cluster.leader(topic))
-            await eventually(lambda: not consumer.connections)
-            tasks.start_soon(seek, consumer)
-            await anyio.wait_all_tasks_blocked()
-        with pytest.raises(InvalidState, match="not open"):
-            await consumer.seek(Position.latest())
-    assert seen == ["ended"]
-    cluster.restart(cluster.leader(topic))

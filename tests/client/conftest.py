@@ -1,0 +1,27 @@
+"""A cluster for the tests of a module, and a topic for each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext.broker import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes, shared by the tests of a module; each takes topics of its own."""
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own with two partitions and a channel."""
+    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    cluster.create_topic(name, partitions=2, channels=["ch"])
+    return name

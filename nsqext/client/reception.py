@@ -14,7 +14,7 @@ from nsqext.client.workers import Handler, Workers
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from anyio.abc import TaskGroup
 
@@ -44,6 +44,8 @@ class Reception:
 
     def __init__(self, source: Source, flow: ReadyFlow[Subscription], failed: Callable[[NsqError], None]) -> None:
         self.inbox: Inbox = Inbox()
+        self._left: list[Message] = []
+        self._leaving = False
         self._topic = source.topic
         self._options = source.options
         self._flow = flow
@@ -63,7 +65,10 @@ class Reception:
     def arrived(self, messages: list[Message]) -> None:
         """Take messages in."""
         if self._lanes is None:
-            self.inbox.put(messages)
+            if self.inbox.stopped:
+                self._keep_back(messages)
+            else:
+                self.inbox.put(messages)
             return
         try:
             self._lanes.put(messages)
@@ -130,9 +135,24 @@ class Reception:
 
     def stop(self) -> None:
         """Give out nothing further; handlers that run go on."""
+        self._keep_back(self.inbox.messages)
         self.inbox.stop()
         if self._lanes is not None:
             self._lanes.stop()
+
+    def _keep_back(self, messages: Iterable[Message]) -> None:
+        """Keep what nobody will begin with; the redesigned server hands it on by itself."""
+        self._left += [message for message in messages if message.textual]
+        if self._leaving:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Requeue what nobody has begun with: the original NSQ would keep it until its timeout has passed."""
+        self._leaving = True
+        left, self._left = self._left, []
+        for message in left:
+            if not message.answered and not message.expired:
+                message.requeue_now(0.0, backoff=False)
 
     async def wait(self) -> None:
         """Wait until all handlers have ended, which they do once this is stopped."""

@@ -135,6 +135,7 @@ class Session:
             await self.reception.wait()
         if scope.cancelled_caught:
             logger.warning("handlers did not end within %g s", self._options.grace, extra={"topic": self._topic})
+        self.reception.give_back()
         await self.keeper.close()
         await self._directory.aclose()
 

@@ -41,6 +41,7 @@ MESSAGE_ID_SIZE = 16
 MESSAGE_HEAD_SIZE = _HEAD.size + MESSAGE_ID_SIZE
 _U64 = Struct(">Q")
 _U16 = Struct(">H")
+_DIGIT = ord("0")
 
 
 class RawMessage:
@@ -75,8 +76,15 @@ class RawMessage:
         return value
 
     @property
+    def textual(self) -> bool:
+        """Whether its id is text, as at the original NSQ: ids of a redesigned one begin with a partition below 1024."""
+        return self.id[0] >= _DIGIT
+
+    @property
     def trace_id(self) -> int:
-        """Trace id that the publisher gave; 0 without one."""
+        """Trace id that the publisher gave; 0 without one, and at the original NSQ, which has none."""
+        if self.id[0] >= _DIGIT:
+            return 0
         value: int = _U64.unpack_from(self.id, 8)[0]
         return value
 

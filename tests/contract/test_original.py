@@ -1,0 +1,268 @@
+"""The original NSQ: what exists there works in the same way, and what does not is refused clearly."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import pytest
+from attrs import frozen
+
+from nsqext import (
+    Consumer,
+    ConsumerOptions,
+    DeliveryOptions,
+    Draft,
+    LookupOptions,
+    Message,
+    NsqError,
+    Position,
+    Producer,
+)
+from nsqext.broker import Cluster
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
+from nsqext.lookup.client import LookupClient
+from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
+
+pytestmark = pytest.mark.anyio
+
+_REAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
+"""HTTP addresses of nsqlookupd of a real original NSQ."""
+
+
+@frozen
+class Original:
+    """An original NSQ.
+
+    Attributes:
+        lookupd: lookup addresses.
+        nodes: TCP addresses of its nsqd.
+    """
+
+    lookupd: list[str]
+    nodes: list[str]
+
+
+async def _nodes(lookupd: list[str]) -> list[str]:
+    async with LookupClient(lookupd) as client:
+        return [str(node.tcp) for node in await client.nodes()]
+
+
+@pytest.fixture(scope="session", params=["embedded", "real"] if _REAL else ["embedded"])
+def original(request: pytest.FixtureRequest) -> Iterator[Original]:
+    """The embedded cluster always, and a real one where there is one."""
+    if request.param == "real":
+        lookupd = _REAL.split(",")
+        yield Original(lookupd, anyio.run(_nodes, lookupd))
+        return
+    with Cluster(nodes=2, generation="nsq") as cluster:
+        yield Original(cluster.lookupd, [node.tcp for node in cluster.nodes.values()])
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that nobody has made yet."""
+    return f"contract_{token_hex(4)}"
+
+
+async def test_a_topic_that_nobody_has_made_is_published_to_by_lookup(original: Original, topic: str) -> None:
+    before = time.time_ns()
+    async with Producer(original.lookupd) as producer:
+        receipt = await producer.publish(topic, b"hi")
+    async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+        message = (await finish_all(consumer, 1))[0]
+    assert (receipt.topic, receipt.partition, receipt.message_id, receipt.offset) == (topic, -1, 0, -1)
+    assert receipt.node in original.nodes
+    assert (message.topic, message.partition, message.node) == (topic, -1, receipt.node)
+    assert (message.body, message.attempts, message.trace_id, message.offset) == (b"hi", 1, 0, -1)
+    assert (dict(message.headers), message.tag, len(message.id)) == ({}, None, 16)
+    assert before <= message.timestamp <= time.time_ns()
+
+
+async def test_nodes_are_used_without_lookup(original: Original, topic: str) -> None:
+    count = len(original.nodes)
+    async with Consumer(topic, "ch", nsqd=original.nodes) as consumer, Producer(nsqd=original.nodes) as producer:
+        receipts = [await producer.publish(topic, b"%d" % number) for number in range(2 * count)]
+        messages = await finish_all(consumer, 2 * count)
+    assert sorted(receipt.node for receipt in receipts) == sorted(original.nodes * 2), "nodes take turns"
+    assert sorted(message.body for message in messages) == [b"%d" % number for number in range(2 * count)]
+    assert {message.node for message in messages} == set(original.nodes)
+
+
+async def test_lookup_leads_consumers_to_every_node_of_a_topic(original: Original, topic: str) -> None:
+    async with Producer(nsqd=original.nodes) as producer:
+        for node in original.nodes:
+            await producer.publish(topic, node.encode())
+    async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+        messages = await finish_all(consumer, len(original.nodes))
+    assert sorted(message.body.decode() for message in messages) == sorted(original.nodes)
+
+
+async def test_a_consumer_that_was_there_first_finds_the_topic(original: Original, topic: str) -> None:
+    options = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5), start_timeout=0.1)
+    async with Consumer(topic, "ch", lookupd=original.lookupd, options=options) as consumer:
+        async with Producer(original.lookupd) as producer:
+            await producer.publish(topic, b"hi")
+        assert [message.body for message in await finish_all(consumer, 1)] == [b"hi"]
+
+
+async def test_many_bodies_are_one_batch(original: Original, topic: str) -> None:
+    bodies = [b"%d" % number for number in range(100)]
+    async with Producer(original.lookupd) as producer:
+        assert await producer.publish_many(topic, []) == []
+        receipts = await producer.publish_many(topic, bodies)
+    async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+        messages = await finish_all(consumer, 100)
+    assert len(receipts) == 100
+    assert len({receipt.node for receipt in receipts}) == 1
+    assert sorted(messages_of(messages)) == sorted(bodies)
+
+
+async def test_every_channel_gets_every_message(original: Original, topic: str) -> None:
+    first = Consumer(topic, "first", nsqd=original.nodes)
+    second = Consumer(topic, "second", nsqd=original.nodes)
+    async with subscribed(first, second), Producer(original.lookupd) as producer:
+        await producer.publish(topic, b"hi")
+        assert messages_of(await finish_all(first, 1)) == [b"hi"]
+        assert messages_of(await finish_all(second, 1)) == [b"hi"]
+
+
+async def test_a_delayed_message_comes_no_sooner(original: Original, topic: str) -> None:
+    async with Consumer(topic, "ch", nsqd=original.nodes) as consumer, Producer(original.lookupd) as producer:
+        started = time.monotonic()
+        await producer.publish(topic, b"later", delay=0.5)
+        await producer.publish(topic, b"now")
+        messages = await finish_all(consumer, 2)
+        assert time.monotonic() - started >= 0.45
+    assert messages_of(messages) == [b"now", b"later"]
+
+
+async def test_a_requeued_message_comes_again_and_a_finished_one_does_not(original: Original, topic: str) -> None:
+    async with Consumer(topic, "ch", nsqd=original.nodes) as consumer, Producer(original.lookupd) as producer:
+        await producer.publish(topic, b"hi")
+        first = (await take(consumer, 1))[0]
+        await first.requeue()
+        second = (await take(consumer, 1))[0]
+        started = time.monotonic()
+        await second.requeue(0.4)
+        third = (await finish_all(consumer, 1))[0]
+        assert time.monotonic() - started >= 0.35
+        assert await nothing_for(consumer, 0.2)
+    assert [message.attempts for message in (first, second, third)] == [1, 2, 3]
+    assert {message.id for message in (first, second, third)} == {first.id}
+
+
+async def test_a_touched_message_stays_ours(original: Original, topic: str) -> None:
+    options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
+    async with Consumer(topic, "ch", nsqd=original.nodes, options=options) as consumer:
+        async with Producer(original.lookupd) as producer:
+            await producer.publish(topic, b"hi")
+        message = (await take(consumer, 1))[0]
+        for _ in range(4):
+            await message.touch()
+            assert await nothing_for(consumer, 0.4)
+        assert not message.expired
+        await message.finish()
+
+
+async def test_two_consumers_share_a_channel(original: Original, topic: str) -> None:
+    node = original.nodes[0]
+    one = Consumer(topic, "ch", nsqd=node, max_in_flight=2)
+    other = Consumer(topic, "ch", nsqd=node)
+    bodies = [b"%02d" % number for number in range(12)]
+    async with subscribed(one, other), Producer(nsqd=node) as producer:
+        for body in bodies:
+            await producer.publish(topic, body)
+        held = await take(one, 2)
+        rest = await finish_all(other, 10)
+        for message in held:
+            await message.finish()
+    assert sorted(messages_of(held + rest)) == bodies
+
+
+async def test_leaving_waits_for_the_handler_and_gives_the_rest_back(original: Original, topic: str) -> None:
+    handled: list[bytes] = []
+    consumer = Consumer(topic, "ch", lookupd=original.lookupd)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumer.stop()
+        await anyio.sleep(0.1)
+        handled.append(message.body)
+
+    async with Producer(original.lookupd) as producer:
+        await producer.publish_many(topic, [b"%d" % number for number in range(8)])
+    with anyio.fail_after(DEADLINE):
+        await consumer.run(signals=False)
+    async with Consumer(topic, "ch", lookupd=original.lookupd) as successor:
+        rest = await finish_all(successor, 7)
+        assert await nothing_for(successor, 0.2)
+    assert len(handled) == 1
+    assert sorted(handled + messages_of(rest)) == [b"%d" % number for number in range(8)]
+
+
+REFUSED: list[tuple[dict[str, Any], type[InvalidInput]]] = [
+    ({"body": b""}, InvalidBody),
+    ({"body": "text"}, InvalidBody),
+    ({"body": b"x" * (1024 * 1024 + 1)}, InvalidBody),
+    ({"topic": "a b"}, InvalidName),
+    ({"headers": {"a": "1"}}, ExtendNotSupported),
+    ({"tag": "canary"}, ExtendNotSupported),
+    ({"trace_id": 7}, InvalidInput),
+    ({"key": "k"}, InvalidPartition),
+    ({"partition": 0}, InvalidPartition),
+    ({"delay": -1}, InvalidInput),
+]
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["lookup", "nsqd"])
+async def test_what_it_does_not_have_is_refused_before_it_is_sent(original: Original, topic: str, direct: bool) -> None:
+    where: dict[str, Any] = {"nsqd": original.nodes} if direct else {"lookupd": original.lookupd}
+    async with Producer(**where) as producer:
+        await producer.publish(topic, b"first")
+        for given, error in REFUSED:
+            with anyio.fail_after(DEADLINE), pytest.raises(error):
+                await producer.publish(**{"topic": topic, "body": b"hi", **given})
+        with pytest.raises(NsqError, match="header"):
+            await producer.publish_many(topic, [Draft(b"hi", headers={"a": "1"})])
+        await producer.publish(topic, b"last")
+    async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+        assert sorted(messages_of(await finish_all(consumer, 2))) == [b"first", b"last"]
+        assert await nothing_for(consumer, 0.1)
+
+
+@pytest.mark.parametrize("options", [ConsumerOptions(partitions=(0,)), ConsumerOptions(start=Position.earliest())])
+async def test_a_consumer_that_asks_for_what_it_does_not_have_is_told(
+    original: Original, topic: str, options: ConsumerOptions
+) -> None:
+    async with Producer(original.lookupd) as producer:
+        await producer.publish(topic, b"hi")
+    with anyio.fail_after(DEADLINE), pytest.raises(InvalidInput, match="the original NSQ has no"):
+        async with Consumer(topic, "ch", lookupd=original.lookupd, options=options) as consumer:
+            await anext(consumer)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ConsumerOptions(output_buffer_timeout=0),
+        ConsumerOptions(output_buffer_timeout=0.001, output_buffer_size=64),
+        ConsumerOptions(output_buffer_timeout=None, output_buffer_size=65536),
+    ],
+)
+async def test_every_setting_of_the_output_buffer_is_taken(
+    original: Original, topic: str, options: ConsumerOptions
+) -> None:
+    async with Consumer(topic, "ch", nsqd=original.nodes, options=options) as consumer:
+        async with Producer(original.lookupd) as producer:
+            await producer.publish(topic, b"hi")
+        assert messages_of(await finish_all(consumer, 1)) == [b"hi"]
+
+
+def messages_of(messages: list[Message]) -> list[bytes]:
+    """Return the bodies."""
+    return [message.body for message in messages]

@@ -1,0 +1,77 @@
+"""Sockets: made whole or not at all, whatever the name stands for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from nsqext.errors import ConnectionFailed
+from nsqext.transport.sockets import connect
+from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socket) -> None:
+    sock = await connect(Address(*listener.getsockname()), 5)
+    with sock:
+        assert not sock.getblocking()
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getpeername() == listener.getsockname()
+
+
+async def test_nobody_listens() -> None:
+    address = Address("127.0.0.1", _free_port())
+    with pytest.raises(ConnectionFailed, match="refused") as caught:
+        await connect(address, 5)
+    assert caught.value.node == str(address)
+    assert caught.value.retryable
+
+
+async def test_every_address_of_a_name_is_tried(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = listener.getsockname(), ("127.0.0.1", _free_port())
+
+    async def both(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (bad, good)]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", both)
+    with await connect(Address("two", 1), 5) as sock:
+        assert sock.getpeername() == good
+
+
+async def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(*_: object, **__: object) -> list[Any]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(anyio, "getaddrinfo", unknown)
+    with pytest.raises(ConnectionFailed, match="Name or service not known"):
+        await connect(Address("nowhere", 1), 5)
+
+
+async def test_time_runs_out_and_the_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    async def never(sock: socket.socket, _: object) -> None:
+        made.append(sock)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("nsqext.transport.sockets._connect", never)
+    with pytest.raises(ConnectionFailed, match=r"within 0\.01 s"):
+        await connect(Address("127.0.0.1", 1), 0.01)
+    assert [sock.fileno() for sock in made] == [-1]

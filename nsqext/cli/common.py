@@ -14,6 +14,7 @@ import typer
 
 from nsqext import LookupOptions, NsqError
 from nsqext.client.configure import load_producer
+from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.client import LookupClient
 
@@ -78,9 +79,7 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
         matching, rest = group.split((NsqError, BrokenPipeError))
         if matching is None or rest is not None:
             raise
-        first: BaseException = matching
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+        first = first_error(matching)
         if isinstance(first, BrokenPipeError):
             _leave_the_pipe()
             return

@@ -16,6 +16,7 @@ from nsqext.cli.flights import CANARY, FLIGHTS, Columns, Parcel, find_flights, r
 from nsqext.cli.flights_journey import CHANNEL, Journey, Outcome, travel
 from nsqext.cli.flights_report import make_progress, show_tables, show_verdict
 from nsqext.cli.flights_topic import TopicPlan, fresh_name, temporary_topic
+from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting
 
 __all__ = ("run",)
@@ -95,10 +96,7 @@ def _flat_errors() -> Iterator[None]:
         matching, rest = group.split(NsqError)
         if matching is None or rest is not None:
             raise
-        first: BaseException = matching
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+        raise first_error(matching) from None
 
 
 def _on_own_cluster(parcels: Sequence[Parcel], partitions: int, nodes: int, console: Console) -> Outcome:

@@ -41,6 +41,7 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Coro
 
     import anyio
 
+    from nsqext.client.tasks import first_error
     from nsqext.errors import NsqError
 
     log = _logger(flags.get("log-prefix", f"[{name}] "), str(flags.get("log-level", "info")).upper())
@@ -57,8 +58,5 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Coro
     try:
         anyio.run(until_told)
     except* (NsqError, OSError) as group:
-        error = group.exceptions[0]
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        log("FATAL", f"failed to instantiate {name} - {error}")
+        log("FATAL", f"failed to instantiate {name} - {first_error(group)}")
         raise SystemExit(1) from None

@@ -34,6 +34,12 @@ _VERSIONS = {
 _Log = Callable[[str, str], None]
 
 
+def _is_redesigned(generation: str) -> bool:
+    if generation not in ("nsq", "ha"):
+        raise InvalidSetting(f"generation={generation!r} is not known", hint='use "nsq" or "ha"')
+    return generation == "ha"
+
+
 @frozen
 class TlsFiles:
     """Certificates of a server.
@@ -129,9 +135,7 @@ class NsqdSettings:
 
     def server_limits(self) -> ServerLimits:
         """Return what the node allows."""
-        if self.generation not in ("nsq", "ha"):
-            raise InvalidSetting(f"generation={self.generation!r} is not known", hint='use "nsq" or "ha"')
-        base = ServerLimits.original() if self.generation == "nsq" else ServerLimits()
+        base = ServerLimits() if _is_redesigned(self.generation) else ServerLimits.original()
         required = self.tls_required != "false" or bool(self.tls and self.tls.client_auth)
         if required and self.tls is None:
             raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
@@ -229,14 +233,16 @@ async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> 
 
     found = [split_address(tcp), split_address(http)]
     told = [Address(at.host, port or at.port) for at, port in zip(found, settings.broadcast_ports, strict=True)]
-    await Registrar(node, told[0], told[1], settings.lookup_ping).run()
+    ha = _is_redesigned(settings.generation)
+    await Registrar(node, told[0], told[1], settings.lookup_ping, partitions=ha).run()
 
 
 @frozen
 class LookupdSettings:
-    """Settings of a standalone nsqlookupd of the original generation; times in seconds.
+    """Settings of a standalone nsqlookupd; times in seconds.
 
     Attributes:
+        generation: ``nsq`` (original) or ``ha`` (redesigned, without a cluster).
         tcp: ``host:port`` to listen on, port 0 for a free one.
         http: the same for HTTP.
         broadcast_address: host that nodes are told.
@@ -244,6 +250,7 @@ class LookupdSettings:
         tombstone_lifetime: how long a tombstone hides a node.
     """
 
+    generation: str = "nsq"
     tcp: str = "127.0.0.1:0"
     http: str = "127.0.0.1:0"
     broadcast_address: str = "127.0.0.1"
@@ -259,14 +266,17 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
         log: told where it listens, and where it does not any more.
 
     Raises:
+        InvalidSetting: a setting makes no sense.
         OSError: an address cannot be had.
     """
     from nsqext.broker.listening import listen
     from nsqext.broker.lookupd.original import OriginalLookupd, original_app
     from nsqext.broker.lookupd.registry import Registry
+    from nsqext.broker.lookupd.standalone import standalone_app
     from nsqext.broker.lookupd.tcp import LookupTcp
     from nsqext.broker.serving import HttpServer
 
+    ha = _is_redesigned(settings.generation)
     tcp = listen(settings.tcp)
     try:
         http = listen(settings.http)
@@ -275,13 +285,14 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
         raise
     addresses = [Address(*found.getsockname()[:2]) for found in (tcp, http)]
     registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
-    version = ServerLimits.original().version
+    version = (ServerLimits() if ha else ServerLimits.original()).version
     names = ("nsqlookupd", registry, version, settings.broadcast_address)
     lookupd = OriginalLookupd(*names, tcp=addresses[0], http=addresses[1])
     try:
         async with anyio.create_task_group() as tasks:
-            await tasks.start(LookupTcp(lookupd).serve, tcp)
-            await tasks.start(HttpServer(original_app(lookupd)).serve, http)
+            await tasks.start(LookupTcp(lookupd, partitions=ha).serve, tcp)
+            app = standalone_app(lookupd) if ha else original_app(lookupd)
+            await tasks.start(HttpServer(app).serve, http)
             log("INFO", f"TCP: listening on {addresses[0]}")
             log("INFO", f"HTTP: listening on {addresses[1]}")
     finally:

@@ -19,6 +19,7 @@ FLAGS = {
     "log-level": "str",
     "log-prefix": "str",
     "log-dir": "str",
+    "alsologtostderr": "bool",
     "verbose": "bool",
     "node-id": "int",
     "worker-id": "switch",

@@ -1,4 +1,4 @@
-"""``nsqext nsqlookupd``: stands in for the original nsqlookupd, with its flags."""
+"""``nsqext nsqlookupd``: stands in for the original nsqlookupd (or a lone redesigned one), with its flags."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ FLAGS = {
     "config": "str",
     "log-level": "str",
     "log-prefix": "str",
+    "log-dir": "str",
+    "alsologtostderr": "bool",
+    "generation": "str",
     "verbose": "bool",
     "tcp-address": "str",
     "http-address": "str",
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 
     settings = LookupdSettings(
+        generation=flags.get("generation", "nsq"),
         tcp=flags["tcp-address"],
         http=flags["http-address"],
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),

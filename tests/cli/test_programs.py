@@ -178,6 +178,17 @@ def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
         assert talker.ask("PUB topic 0", b"x") == b"OK"
 
 
+def test_standalone_redesigned_programs_find_each_other(tmp_path: Path) -> None:
+    with running("nsqlookupd", "--generation=ha", "--alsologtostderr=false", "--log-level=2", *LOCAL) as lookupd:
+        told = f"--lookupd-tcp-address={lookupd.address('TCP')}"
+        with (
+            running("nsqd", "--generation=ha", told, *LOCAL, "-data-path", str(tmp_path)) as nsqd,
+            Talker(nsqd.address("TCP")) as talker,
+        ):
+            assert talker.ask("INTERNAL_CREATE_TOPIC topic 1 true") == b"OK"
+            eventually(lambda: list(lookup(lookupd.address("HTTP"), "/lookup", topic="topic")["partitions"]) == ["1"])
+
+
 def test_the_broker_command() -> None:
     with running("broker", "--nodes", "2", "--topic", "orders:partitions=2,extend,channel=billing") as program:
         assert program.process.stdout is not None

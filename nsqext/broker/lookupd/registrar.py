@@ -1,4 +1,4 @@
-"""A node of the original generation registers at lookup nodes, over TCP as the real one does."""
+"""A node registers at lookup nodes, over TCP as the real one does when no coordinator places its topics."""
 
 from __future__ import annotations
 
@@ -73,10 +73,14 @@ class Registrar:
         tcp: where clients connect to.
         http: where its HTTP API is.
         ping_interval: seconds between two signs of life; lookup nodes that went away are tried again then.
+        partitions: partitions are registered (redesigned generation), not just topics.
     """
 
-    def __init__(self, node: Node, tcp: Address, http: Address, ping_interval: float = 15.0) -> None:
+    def __init__(
+        self, node: Node, tcp: Address, http: Address, ping_interval: float = 15.0, *, partitions: bool = False
+    ) -> None:
         self.node = node
+        self._partitions = partitions
         self.ping_interval = ping_interval
         self._identity = {
             "version": node.limits.version,
@@ -94,14 +98,25 @@ class Registrar:
         self._http: httpx.AsyncClient | None = None
         node.on_topic_created = self._topic_created
         node.on_topic_deleted = lambda topic: self._tell(f"UNREGISTER {topic}")
-        node.on_channel_created = lambda topic, _, channel: self._tell(f"REGISTER {topic} {channel}")
-        node.on_channel_deleted = lambda topic, _, channel: self._tell(f"UNREGISTER {topic} {channel}")
+        node.on_channel_created = lambda topic, number, channel: self._tell(
+            f"REGISTER {self._place(topic, number)} {channel}"
+        )
+        node.on_channel_deleted = lambda topic, number, channel: self._tell(
+            f"UNREGISTER {self._place(topic, number)} {channel}"
+        )
+
+    def _place(self, topic: str, partition: int) -> str:
+        return f"{topic} {partition}" if self._partitions else topic
 
     def _tell(self, command: str) -> None:
         self._commands.append(command)
         self._news.set()
 
     def _topic_created(self, topic: str) -> None:
+        if self._partitions:
+            for hosted in self.node.partitions(topic):
+                self._tell(f"REGISTER {topic} {hosted.partition.partition}")
+            return
         self._tell(f"REGISTER {topic}")
         if self._tasks is not None:
             self._tasks.start_soon(self._take_channels, topic)
@@ -171,9 +186,9 @@ class Registrar:
 
     def _everything(self) -> list[str]:
         commands: list[str] = []
-        for (topic, _), hosted in self.node.hosted.items():
-            names = list(hosted.partition.channels)
-            commands += [f"REGISTER {topic} {name}\n" for name in names] or [f"REGISTER {topic}\n"]
+        for (topic, number), hosted in self.node.hosted.items():
+            names, place = list(hosted.partition.channels), self._place(topic, number)
+            commands += [f"REGISTER {place} {name}\n" for name in names] or [f"REGISTER {place}\n"]
         return commands
 
     async def _take_channels(self, topic: str) -> None:

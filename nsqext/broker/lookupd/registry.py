@@ -1,4 +1,4 @@
-"""What nodes registered at a lookup node of the original generation."""
+"""What nodes registered at a lookup node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ NEVER = -6795364578871345152
 
 
 class Registration(NamedTuple):
-    """What a node may be registered for: ``client``, ``topic`` or ``channel``, with names where they belong."""
+    """What a node may be registered for: ``client``, ``topic`` or ``channel``, with names where they belong.
+
+    Standalone nodes of the redesigned generation register partitions: the subkey of a topic is its partition, that of a
+    channel ``partition:channel``.
+    """
 
     category: str
     key: str = ""
@@ -113,9 +117,17 @@ class Registry:
 
     def hide(self, topic: str, address: str) -> None:
         """Set a tombstone for a node, ``host:http_port``, under a topic."""
-        for producer in self.producers("topic", topic):
-            if producer.peer.address == address:
-                producer.hidden_at = self.wall()
+        self._mark(topic, address, self.wall())
+
+    def show(self, topic: str, address: str) -> None:
+        """Take the tombstone of a node away."""
+        self._mark(topic, address, None)
+
+    def _mark(self, topic: str, address: str, at: int | None) -> None:
+        for registration in self.find("topic", topic, "*"):
+            for producer in self._table[registration].values():
+                if producer.peer.address == address:
+                    producer.hidden_at = at
 
     # --- questions ------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class LookupSession:
         own: what it is told.
         peer: what it told about itself; None before IDENTIFY.
         closing: the connection is to be closed behind the answers.
+        partitions: nodes name a partition behind the topic (redesigned generation).
     """
 
     registry: Registry
@@ -58,6 +59,7 @@ class LookupSession:
     own: OwnInfo
     peer: PeerInfo | None = None
     closing: bool = False
+    partitions: bool = False
     _buffer: bytearray = field(factory=bytearray, alias="buffer")
     _opened: bool = field(default=False, alias="opened")
 
@@ -147,34 +149,45 @@ class LookupSession:
         self.registry.add(Registration("client"), self.peer)
         return self.own.encode()
 
-    def _names(self, words: list[str]) -> tuple[PeerInfo, str, str]:
+    def _names(self, words: list[str]) -> tuple[PeerInfo, Registration, Registration]:
+        """Return who speaks, and the topic and channel; a channel that ends in ``*`` was not named."""
         if self.peer is None:
             raise Fault("E_INVALID", "client must IDENTIFY")
         command = words[0]
         if len(words) < 2:
             raise Fault("E_INVALID", f"{command} insufficient number of params")
-        topic, channel = words[1], words[2] if len(words) > 2 else ""
+        if self.partitions and len(words) < 3:
+            raise Fault("E_INVALID", f"{command} insufficient number of params")
+        rest = words[3:] if self.partitions else words[2:]
+        topic, channel = words[1], rest[0] if rest else ""
         if not is_valid_topic(topic):
             raise Fault("E_BAD_TOPIC", f"{command} topic name '{topic}' is not valid")
         if channel and not is_valid_channel(channel):
             raise Fault("E_BAD_CHANNEL", f"{command} channel name '{channel}' is not valid")
-        return self.peer, topic, channel
+        if not self.partitions:
+            return self.peer, Registration("topic", topic), Registration("channel", topic, channel or "*")
+        number = words[2]
+        if not (number.isascii() and number.isdigit()):
+            raise Fault("E_BAD_PARTITIONID", f"{command} partition id '{number}' is not valid")
+        held = Registration("channel", topic, f"{number}:{channel or '*'}")
+        return self.peer, Registration("topic", topic, number), held
 
     def _register(self, words: list[str]) -> bytes:
         peer, topic, channel = self._names(words)
-        if channel:
-            self.registry.add(Registration("channel", topic, channel), peer)
-        self.registry.add(Registration("topic", topic), peer)
+        if not channel.subkey.endswith("*"):
+            self.registry.add(channel, peer)
+        self.registry.add(topic, peer)
         return b"OK"
 
     def _unregister(self, words: list[str]) -> bytes:
         peer, topic, channel = self._names(words)
-        if channel:
-            self.registry.remove(Registration("channel", topic, channel), peer)
+        if not channel.subkey.endswith("*"):
+            self.registry.remove(channel, peer)
             return b"OK"
-        for registration in self.registry.find("channel", topic, "*"):
-            self.registry.remove(registration, peer)
-        self.registry.remove(Registration("topic", topic), peer)
+        for registration in self.registry.find("channel", topic.key, "*"):
+            if registration.subkey.startswith(channel.subkey.removesuffix("*")):
+                self.registry.remove(registration, peer)
+        self.registry.remove(topic, peer)
         return b"OK"
 
 

@@ -24,10 +24,12 @@ class LookupTcp:
 
     Args:
         lookupd: whose TCP side this is.
+        partitions: nodes name a partition behind the topic (redesigned generation).
     """
 
-    def __init__(self, lookupd: OriginalLookupd) -> None:
+    def __init__(self, lookupd: OriginalLookupd, *, partitions: bool = False) -> None:
         self._lookupd = lookupd
+        self._partitions = partitions
         self._scope = anyio.CancelScope()
 
     async def serve(
@@ -62,7 +64,7 @@ class LookupTcp:
             tasks.start_soon(self._serve_node, sock, f"{peer[0]}:{peer[1]}")
 
     async def _serve_node(self, sock: socket.socket, remote: str) -> None:
-        session = LookupSession(self._lookupd.registry, remote, self._lookupd.own())
+        session = LookupSession(self._lookupd.registry, remote, self._lookupd.own(), partitions=self._partitions)
         try:
             while not session.closing:
                 await anyio.wait_readable(sock)

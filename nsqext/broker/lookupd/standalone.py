@@ -1,0 +1,166 @@
+"""nsqlookupd of the redesigned generation without a cluster: its HTTP API over what standalone nodes registered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nsqext.broker.lookupd.find import NO_CHANNEL
+from nsqext.broker.lookupd.registry import NEVER, Producer
+from nsqext.broker.web import Call, Form, Handler, HttpFault, application, route
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from nsqext.broker.lookupd.original import OriginalLookupd
+
+__all__ = ("standalone_app",)
+
+_SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
+
+
+class _Routes:
+    """The handlers; captured on a real nsqlookupd without a cluster id, with a standalone nsqd registered."""
+
+    def __init__(self, lookupd: OriginalLookupd) -> None:
+        self.lookupd = lookupd
+
+    def _entry(self, producer: Producer) -> dict[str, Any]:
+        members = {key: producer.peer.members[key] for key in _SHOWN}
+        return {"id": producer.peer.id, **members, "distributed_id": ""}
+
+    def _partitions(self, topic: str) -> dict[str, list[Producer]]:
+        seen = self.lookupd.seen
+        found = {each.subkey: seen.producers("topic", topic, each.subkey) for each in seen.find("topic", topic, "*")}
+        return {name: [one for one in held if seen.is_active(one)] for name, held in sorted(found.items())}
+
+    def _channels(self, topic: str, partition: str) -> list[str]:
+        names: dict[str, None] = {}
+        for each, held in self.lookupd.seen:
+            number, _, name = each.subkey.partition(":")
+            if each.category == "channel" and each.key == topic and held and _meant(number, partition):
+                names[name] = None
+        return list(names)
+
+    def info(self, call: Call) -> object:
+        return {"version": self.lookupd.version, "ha_support": False}
+
+    def listlookup(self, call: Call) -> object:
+        return None
+
+    def topics(self, call: Call) -> object:
+        names = [each.key for each, held in self.lookupd.seen if held and each.category == "topic"]
+        return {"topics": list(dict.fromkeys(names))}
+
+    def channels(self, call: Call) -> object:
+        return {"channels": self._channels(call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("partition"))}
+
+    def lookup(self, call: Call) -> object:
+        topic = call.arg("topic", "MISSING_ARG_TOPIC")
+        partition, access = call.arg("partition"), call.arg("access") or "r"
+        if access not in ("r", "w"):
+            raise HttpFault(400, "INVALID_ACCESS_MODE")
+        nodes: dict[str, dict[str, Any]] = {}
+        silent = False
+        for number, held in self._partitions(topic).items():
+            if not (held and _meant(number, partition)):
+                continue
+            if access == "w" and self.lookupd.seen.is_hidden(held[-1]):
+                continue
+            if access == "w" and not self._channels(topic, number):
+                silent = True
+                continue
+            nodes[number] = self._entry(held[-1])
+        if silent and not nodes:
+            raise HttpFault(404, NO_CHANNEL)
+        by_id = {entry["id"]: entry for entry in nodes.values()}
+        return {"channels": self._channels(topic, partition), "partitions": nodes, "producers": list(by_id.values())}
+
+    def nodes(self, call: Call) -> object:
+        seen = self.lookupd.seen
+        producers = []
+        for found in seen.producers("client"):
+            if not seen.is_active(found):
+                continue
+            held: dict[str, list[str]] = {}
+            hidden: dict[str, bool] = {}
+            for each, under in seen:
+                for producer in under:
+                    if each.category == "topic" and producer.peer is found.peer:
+                        held.setdefault(each.key, []).append(each.subkey)
+                        hidden[each.key] = seen.is_hidden(producer)
+            entry = {key: found.peer.members[key] for key in _SHOWN}
+            entry |= {"tombstones": list(hidden.values()), "topics": list(held), "partitions": held}
+            producers.append(entry)
+        return {"producers": producers}
+
+    def tombstone(self, call: Call) -> object:
+        topic, node = call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("node", "MISSING_ARG_NODE")
+        if call.arg("restore") == "true":
+            self.lookupd.registry.show(topic, node)
+        else:
+            self.lookupd.registry.hide(topic, node)
+        return None
+
+    def stats(self, call: Call) -> object:
+        return {"stable": False, "node_stat_list": [], "topn_topics": []}
+
+    def alone(self, call: Call) -> object:
+        raise HttpFault(500, "MISSING_COORDINATOR")
+
+    def broken(self, call: Call) -> object:
+        raise HttpFault(500, "INTERNAL_ERROR")
+
+    def debug(self, call: Call) -> object:
+        data: dict[str, list[dict[str, Any]]] = {}
+        for each, producers in self.lookupd.seen:
+            for found in producers:
+                about = {key: found.peer.members[key] for key in _SHOWN[1:]} | {"id": found.peer.id}
+                about["last_update"] = found.peer.seen
+                if each.category == "client":
+                    data.setdefault(f"peerInfo:{found.peer.id}", []).append(about)
+                elif each.category == "channel":
+                    number, _, name = each.subkey.partition(":")
+                    line = {"channelName": name, "partitionID": number, "peerId": found.peer.id}
+                    data.setdefault(f"channel:{each.key}:{number}", []).append(line)
+                else:
+                    about |= {"partitionID": each.subkey, "tombstoned": found.hidden_at is not None}
+                    about["tombstoned_at"] = NEVER if found.hidden_at is None else found.hidden_at
+                    data.setdefault(f"topic:{each.key}", []).append(about)
+        return data
+
+
+def _meant(number: str, partition: str) -> bool:
+    return partition in ("", "*", number)
+
+
+def standalone_app(lookupd: OriginalLookupd) -> Starlette:
+    """Return the HTTP application of a lookup node that has no cluster."""
+    routes = _Routes(lookupd)
+    asked: list[tuple[str, Handler]] = [
+        ("/info", routes.info),
+        ("/debug", routes.debug),
+        ("/lookup", routes.lookup),
+        ("/listlookup", routes.listlookup),
+        ("/topics", routes.topics),
+        ("/channels", routes.channels),
+        ("/nodes", routes.nodes),
+    ]
+    alone = [
+        ("POST", "/topic/create"),
+        ("PUT", "/topic/create"),
+        ("POST", "/topic/delete"),
+        ("POST", "/topic/meta/update"),
+        ("POST", "/topic/partition/expand"),
+        ("POST", "/topic/partition/move"),
+        ("POST", "/cluster/node/remove"),
+    ]
+    return application(
+        [
+            route("GET", "/ping", lambda call: "OK", Form.TEXT),
+            *(route("GET", path, handler, Form.NEGOTIATED) for path, handler in asked),
+            route("GET", "/cluster/stats", routes.stats),
+            route("POST", "/topic/tombstone", routes.tombstone),
+            *(route(method, path, routes.alone) for method, path in alone),
+            *(route("POST", path, routes.broken) for path in ("/channel/create", "/channel/delete")),
+        ]
+    )

@@ -1,0 +1,109 @@
+"""HTTP of a redesigned nsqlookupd without a cluster; the answers were recorded from the real program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from nsqext.broker.lookupd.original import OriginalLookupd
+from nsqext.broker.lookupd.registry import Registry
+from nsqext.broker.lookupd.session import LookupSession
+from nsqext.broker.lookupd.standalone import standalone_app
+from tests.broker.lookupd.test_session import NODE, answers, identify
+
+pytestmark = pytest.mark.anyio
+BARE = {"Accept": "application/vnd.nsq; version=1.0"}
+ENTRY = {"id": "127.0.0.1:99", "remote_address": "127.0.0.1:99", "distributed_id": "", **NODE}
+HIDDEN_BODY = {"channels": ["c1"], "partitions": {}, "producers": []}
+
+
+@asynccontextmanager
+async def talk() -> AsyncIterator[tuple[LookupSession, httpx.AsyncClient]]:
+    lookupd = OriginalLookupd("l1", Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
+    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.own(), partitions=True)
+    session.receive(b"  V1" + identify(NODE) + b"REGISTER ta 0\nREGISTER ta 1\nREGISTER tb 0 c1\n")
+    transport = httpx.ASGITransport(standalone_app(lookupd))
+    async with httpx.AsyncClient(transport=transport, base_url="http://lookup", headers=BARE) as client:
+        yield session, client
+
+
+ANSWERS: list[tuple[str, object]] = [
+    ("/info", {"version": "0.3.7-HA.1.13.0", "ha_support": False}),
+    ("/topics?metaInfo=true", {"topics": ["ta", "tb"]}),
+    ("/channels?topic=tb", {"channels": ["c1"]}),
+    ("/lookup?topic=ta", {"channels": [], "partitions": {"0": ENTRY, "1": ENTRY}, "producers": [ENTRY]}),
+    (
+        "/lookup?topic=tb&access=w&metainfo=true",
+        {"channels": ["c1"], "partitions": {"0": ENTRY}, "producers": [ENTRY]},
+    ),
+    ("/lookup?topic=none&access=w", {"channels": [], "partitions": {}, "producers": []}),
+    ("/cluster/stats", {"stable": False, "node_stat_list": [], "topn_topics": []}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ANSWERS, ids=[path for path, _ in ANSWERS])
+async def test_questions(path: str, body: object) -> None:
+    async with talk() as (_, client):
+        answer = await client.get(path)
+    assert (answer.status_code, answer.json()) == (200, body)
+
+
+async def test_there_is_no_group_of_lookup_nodes() -> None:
+    async with talk() as (_, client):
+        answer = await client.get("/listlookup", headers={"Accept": "*/*"})
+    assert answer.text == '{"status_code":200,"status_txt":"OK","data":null}'
+
+
+async def test_nodes_and_debug_name_partitions() -> None:
+    async with talk() as (_, client):
+        nodes = (await client.get("/nodes")).json()["producers"]
+        debug: dict[str, Any] = (await client.get("/debug")).json()
+    assert nodes[0]["partitions"] == {"ta": ["0", "1"], "tb": ["0"]}
+    assert (nodes[0]["topics"], nodes[0]["tombstones"]) == (["ta", "tb"], [False, False])
+    assert debug["channel:tb:0"] == [{"channelName": "c1", "partitionID": "0", "peerId": "127.0.0.1:99"}]
+    assert [entry["partitionID"] for entry in debug["topic:ta"]] == ["0", "1"]
+
+
+async def test_a_topic_without_channels_is_not_for_writers() -> None:
+    async with talk() as (_, client):
+        answer = await client.get("/lookup?topic=ta&access=w")
+    assert (answer.status_code, "has no channel" in answer.text) == (404, True)
+
+
+async def test_a_tombstone_hides_from_writers_until_it_is_taken_away() -> None:
+    async with talk() as (_, client):
+        hide = await client.post("/topic/tombstone?topic=tb&node=b:5151")
+        hidden = (await client.get("/lookup?topic=tb&access=w")).json()
+        await client.post("/topic/tombstone?topic=tb&node=b:5151&restore=true")
+        shown = (await client.get("/lookup?topic=tb&access=w")).json()
+    assert (hide.status_code, hide.content, hidden, list(shown["partitions"])) == (200, b"", HIDDEN_BODY, ["0"])
+
+
+async def test_changing_topics_needs_a_cluster() -> None:
+    async with talk() as (_, client):
+        made = await client.post("/topic/create?topic=t&partition_num=1&replicator=1")
+        channel = await client.post("/channel/create?topic=tb&channel=c2")
+    assert (made.status_code, made.json()) == (500, {"message": "MISSING_COORDINATOR"})
+    assert (channel.status_code, channel.json()) == (500, {"message": "INTERNAL_ERROR"})
+
+
+async def test_what_is_unregistered_or_gone_is_not_shown() -> None:
+    async with talk() as (session, client):
+        assert answers(session.receive(b"UNREGISTER ta 1\nUNREGISTER tb 0 c1\n")) == [b"OK", b"OK"]
+        left = (await client.get("/lookup?topic=ta")).json()
+        channels = (await client.get("/channels?topic=tb")).json()
+        session.end()
+        topics = (await client.get("/topics")).json()
+    assert (list(left["partitions"]), channels, topics) == (["0"], {"channels": []}, {"topics": []})
+
+
+async def test_a_registration_names_a_partition() -> None:
+    async with talk() as (session, _):
+        assert answers(session.receive(b"REGISTER t x\n")) == [
+            b"E_BAD_PARTITIONID REGISTER partition id 'x' is not valid"
+        ]
+        assert session.closing

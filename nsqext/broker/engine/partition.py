@@ -134,6 +134,10 @@ class Partition:
             entries[0].record.internal_id, entries[0].offset, self.log.end_offset - entries[0].offset, entries
         )
 
+    def use_up(self, count: int) -> None:
+        """Give no message so many of the next ids, because messages that had them were refused."""
+        self._counter += count
+
     def commit(self, stored: Stored) -> None:
         """Let channels read up to here, because all in-sync replicas have it."""
         last = stored.entries[-1]

@@ -12,6 +12,7 @@ from nsqext.broker.nsqd.auth import recheck_auth
 from nsqext.protocol.bodies import PublishItem, parse_publish
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.frames import OK
+from nsqext.protocol.record import raw_size
 from nsqext.protocol.replies import encode_trace_reply
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from nsqext.protocol.parser import Command
 
 __all__ = ("commit", "publish", "publish_batch", "refuse_write", "store")
+
+_LENGTH = 4
+_RECORD_HEAD = 26
 
 
 def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
@@ -47,6 +51,8 @@ def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> St
         hosted.failed += 1
         node.publish_failed += 1
         refuse_write(node, hosted, code)
+    if hosted.partition.extend:
+        _check_sizes(node, hosted, items, code)
     try:
         stored = hosted.partition.put(
             [NewMessage(item.body, item.trace_id, item.header, item.version) for item in items]
@@ -55,6 +61,22 @@ def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> St
         raise Fault(code, refusal.text, fatal=False) from None
     hosted.traffic.note([len(item.body) for item in items], node.options.wall())
     return stored
+
+
+def _check_sizes(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> None:
+    """Refuse records that only the extend part makes too long for the disk, as late as the real server does.
+
+    Their ids are used up; the real server does not take further messages behind such a batch, this one does.
+    """
+    longest = node.limits.max_msg_size + _RECORD_HEAD
+    for item in items:
+        size = raw_size(len(item.body), len(item.header), True, item.version) - _LENGTH
+        if size > longest:
+            hosted.failed += 1
+            node.publish_failed += 1
+            hosted.partition.use_up(len(items))
+            text = f"ErrType:7 ErrCode:0 : invalid message write size ({size}) maxMsgSize={longest}"
+            raise Fault(code, text, fatal=False)
 
 
 def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None]]:

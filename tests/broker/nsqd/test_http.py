@@ -130,6 +130,16 @@ async def test_a_header_that_its_length_cannot_tell_is_refused() -> None:
     assert answer.json()["status_txt"] == "E_INVALID_JSON_HEADER"
 
 
+async def test_minus_zero_of_a_header_is_kept() -> None:
+    node = make_node()
+    hosted = host(node, "x", extend=True)
+    answer = await _Web(node).post("/pub_ext?topic=x&ext=%7B%22a%22:-0%7D", b"body")
+    entry = hosted.partition.log.at(1)
+    assert answer.status_code == 200
+    assert entry is not None
+    assert entry.record.header == b'{"a":-0}'
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

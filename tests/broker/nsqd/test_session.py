@@ -111,6 +111,20 @@ _BODIES = st.binary(max_size=30) | st.sampled_from(
 )
 
 
+def test_a_record_that_its_extend_part_makes_too_long_is_refused_late() -> None:
+    node = make_node(limits=ServerLimits(max_msg_size=100))
+    host(node, "x", extend=True)
+    client = Client(node)
+    text = "ErrType:7 ErrCode:0 : invalid message write size (127) maxMsgSize=126"
+    assert client.ask(sized("PUB x 0", b"b" * 100)) == f"!E_PUB_FAILED {text}"
+    assert client.ask(sized("MPUB x 0", pack(">II", 1, 100) + b"b" * 100)) == f"!E_MPUB_FAILED {text}"
+    assert client.open
+    assert client.ask(sized("PUB x 0", b"b" * 99)) == "OK"
+    entry = node.hosted["x", 0].partition.log.at(1)
+    assert entry is not None
+    assert entry.record.internal_id == 4
+
+
 @given(st.lists(st.tuples(_VERBS, st.lists(_WORDS, max_size=5), st.none() | _BODIES), max_size=8))
 def test_no_commands_break_a_session(commands: list[tuple[bytes, list[bytes], bytes | None]]) -> None:
     node = make_node()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -52,7 +53,9 @@ def _read_ext(call: Call) -> dict[str, Any] | None:
     if not text or _BAD_ESCAPE.search(text):
         raise bad
     try:
-        value = orjson.loads(unquote_to_bytes(text))
+        plain = unquote_to_bytes(text)
+        orjson.loads(plain)  # the standard library takes more than JSON
+        value = json.loads(plain, parse_int=float)  # every number is a double, minus zero too
     except orjson.JSONDecodeError:
         raise bad from None
     if value is None:

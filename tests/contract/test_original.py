@@ -33,6 +33,9 @@ pytestmark = pytest.mark.anyio
 _REAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
 """HTTP addresses of nsqlookupd of a real original NSQ."""
 
+_POLLING = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5))
+"""For topics on several nodes: each of them tells lookup a moment after the topic was made there."""
+
 
 @frozen
 class Original:
@@ -97,7 +100,7 @@ async def test_lookup_leads_consumers_to_every_node_of_a_topic(original: Origina
     async with Producer(nsqd=original.nodes) as producer:
         for node in original.nodes:
             await producer.publish(topic, node.encode())
-    async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+    async with Consumer(topic, "ch", lookupd=original.lookupd, options=_POLLING) as consumer:
         messages = await finish_all(consumer, len(original.nodes))
     assert sorted(message.body.decode() for message in messages) == sorted(original.nodes)
 
@@ -230,7 +233,7 @@ async def test_what_it_does_not_have_is_refused_before_it_is_sent(original: Orig
         with pytest.raises(NsqError, match="header"):
             await producer.publish_many(topic, [Draft(b"hi", headers={"a": "1"})])
         await producer.publish(topic, b"last")
-    async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+    async with Consumer(topic, "ch", lookupd=original.lookupd, options=_POLLING) as consumer:
         assert sorted(messages_of(await finish_all(consumer, 2))) == [b"first", b"last"]
         assert await nothing_for(consumer, 0.1)
 

@@ -178,6 +178,7 @@ class Cluster:
         ordered: bool = False,
         channels: Iterable[str] = (),
         register_channels: bool = False,
+        dispatch: str = "",
     ) -> None:
         """Create a topic; returns when every partition takes writes.
 
@@ -191,8 +192,10 @@ class Cluster:
             ordered: consumers get the messages of a partition strictly one after the other.
             channels: channels to make; messages that are published before a channel is made never reach it.
             register_channels: consumers get these channels and no others.
+            dispatch: how these channels choose a consumer, ``key_failover`` for example; empty for as usual.
 
         Raises:
+            InvalidSetting: there is no such dispatch.
             InvalidInput: a bad name, too few nodes, or the topic exists with another shape.
         """
         if isinstance(channels, str):
@@ -207,7 +210,7 @@ class Cluster:
             disable_channel_auto_create=register_channels,
         )
         check_topic(name)
-        self._run(lambda core: core.create_topic(name, spec, names))
+        self._run(lambda core: core.create_topic(name, spec, names, dispatch))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages; its consumers are closed.

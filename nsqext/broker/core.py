@@ -149,7 +149,7 @@ class Core(ABC):
         """Return what has to run beside the servers; each tells when it is ready."""
 
     @abstractmethod
-    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...]) -> None:
+    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
         """Create a topic with channels; returns when it takes writes."""
 
     @abstractmethod

@@ -14,8 +14,10 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.joining import join
 from nsqext.broker.coordinator.keeping import Keeper
 from nsqext.broker.core import Core, NodeChange
+from nsqext.broker.engine.kinds import admit, make_kind
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
-from nsqext.errors import InvalidInput, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.negotiate import ServerLimits
 
 if TYPE_CHECKING:
@@ -74,8 +76,12 @@ class CoordinatedCore(Core):
 
     # --- topics ---------------------------------------------------------------------------------------------------
 
-    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...]) -> None:
+    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
         """Create a topic with channels; returns when every partition takes writes."""
+        try:
+            kind = make_kind(dispatch, fixed=True)
+        except Refusal as refusal:
+            raise InvalidSetting(refusal.text) from refusal
         try:
             admin.create_topic(self.coordinator, name, spec)
         except admin.Refused as error:
@@ -87,7 +93,9 @@ class CoordinatedCore(Core):
         for replicas in self.coordinator.partitions(name):
             for channel in channels:
                 leader = self.coordinator.members[replicas.state.leader].node
-                leader.channel(leader.hosted[name, replicas.partition], channel)
+                hosted = leader.hosted[name, replicas.partition]
+                leader.channel(hosted, channel)
+                admit(hosted.partition, channel, kind)
             while not self.coordinator.writable(replicas):
                 await replicas.wait()
 

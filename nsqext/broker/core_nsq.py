@@ -54,10 +54,10 @@ class OriginalCore(Core):
         if isinstance(lookupd, OriginalLookupd) and lookupd.alive:
             lookupd.forget()
 
-    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...]) -> None:
+    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
         """Create a topic on every node; returns when every lookup node shows all of them."""
-        if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend:
-            raise InvalidInput("the original NSQ has no partitions, replicas, order or headers", topic=name)
+        if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend or dispatch:
+            raise InvalidInput("the original NSQ has no partitions, replicas, order, headers or dispatch", topic=name)
         for running in self.nodes.values():
             hosted = running.member.node.create_topic(name)
             for channel in channels:

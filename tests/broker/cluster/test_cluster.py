@@ -298,3 +298,13 @@ def test_several_lookup_nodes_have_one_leader() -> None:
         cluster.restart("l1")
         assert lookup(first, "/topics")["topics"] == ["t", "u"]
         assert lookup(first, "/listlookup")["lookupdleader"]["HttpPort"] == second.rpartition(":")[2]
+
+
+def test_channels_of_a_dispatch_type() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("keyed", channels=["ch"], dispatch="key_failover")
+        with pytest.raises(InvalidSetting, match="dispatch type nope"):
+            cluster.create_topic("other", channels=["ch"], dispatch="nope")
+        url = f"http://{cluster.nodes['n1'].http}/stats"
+        stats = httpx.get(url, params={"format": "json", "topic": "keyed"}).text
+        assert '"key_failover"' in stats

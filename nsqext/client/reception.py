@@ -12,6 +12,7 @@ from nsqext.client.touch import Toucher
 from nsqext.client.verdict import LocalDelays, Verdict
 from nsqext.client.workers import Handler, Workers
 from nsqext.errors import InvalidInput
+from nsqext.protocol.messages import is_text_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -142,7 +143,7 @@ class Reception:
 
     def _keep_back(self, messages: Iterable[Message]) -> None:
         """Keep what nobody will begin with; the redesigned server hands it on by itself."""
-        self._left += [message for message in messages if message.textual]
+        self._left += [message for message in messages if is_text_id(message.id)]
         if self._leaving:
             self.give_back()
 

@@ -27,6 +27,7 @@ __all__ = (
     "RawMessage",
     "decode_into",
     "encode_message",
+    "is_text_id",
     "message_id",
 )
 
@@ -76,17 +77,17 @@ class RawMessage:
         return value
 
     @property
-    def textual(self) -> bool:
-        """Whether its id is text, as at the original NSQ: ids of a redesigned one begin with a partition below 1024."""
-        return self.id[0] >= _DIGIT
-
-    @property
     def trace_id(self) -> int:
         """Trace id that the publisher gave; 0 without one, and at the original NSQ, which has none."""
-        if self.id[0] >= _DIGIT:
+        if is_text_id(self.id):
             return 0
         value: int = _U64.unpack_from(self.id, 8)[0]
         return value
+
+
+def is_text_id(message_id: bytes) -> bool:
+    """Return whether an id is text, as at the original NSQ: ids of the redesigned one begin with a partition below 1024."""
+    return message_id[0] >= _DIGIT
 
 
 def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: bool = False) -> None:

@@ -86,7 +86,7 @@ class RawMessage:
 
 
 def is_text_id(message_id: bytes) -> bool:
-    """Return whether an id is text, as at the original NSQ: ids of the redesigned one begin with a partition below 1024."""
+    """Return whether an id is text, as at the original NSQ; others begin with the number of a partition below 1024."""
     return message_id[0] >= _DIGIT
 
 

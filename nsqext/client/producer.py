@@ -18,6 +18,7 @@ from nsqext.client.pool import NodePool
 from nsqext.client.publication import Batch, Draft, Single, check_choice, key_bytes, marked_command
 from nsqext.client.retry import given_up
 from nsqext.client.sending import Delivery, Sender
+from nsqext.client.tasks import first_error
 from nsqext.client.tracelog import trace_log
 from nsqext.client.turns import KeyTurns, Turn
 from nsqext.errors import BatchFailed, InvalidState, LookupFailed, NsqError, PublishFailed, TopicNotFound
@@ -133,11 +134,7 @@ class Producer:
         try:
             await tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
-            # users see one error, not the group that carried it
-            first: BaseException = group
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            raise first from None
+            raise first_error(group) from None
 
     def __del__(self) -> None:
         if self._open:

@@ -186,18 +186,18 @@ class Connection:
             if not self._writing:
                 self._writing = True
                 self._loop.add_writer(self._socket, self._writable)
-        else:
-            self._backlog = b""
+            return
+        self._backlog = b""
+        if not self.session.urgent:
+            # also when the socket took all at once: a session chokes itself when it has too much to send
+            self.session.relieve()
 
     def _writable(self) -> None:
-        self._write(self._backlog)
-        if self._backlog or self._ended:
-            return
-        self._stop_writing()
         self._host.busy = True
-        if not self.session.urgent:
-            self.session.relieve()
-        self.send()
+        self._write(self._backlog)
+        if not self._backlog:
+            self._stop_writing()
+            self.send()
         self._host.flush()
 
     def _stop_writing(self) -> None:

@@ -213,6 +213,7 @@ class Session:
         self.buffered += len(frame)
         if self.buffered > _HIGH_WATER:
             self.choke()
+            full = True
         settings = self.settings
         if full or self.buffered >= settings.output_buffer_size:
             self.urgent = True

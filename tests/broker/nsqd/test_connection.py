@@ -1,0 +1,107 @@
+"""A connection, on a socket that takes as much as a test lets it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from nsqext.broker.faults import NodeFaults
+from nsqext.broker.nsqd.commands import command_table
+from nsqext.broker.nsqd.connection import Connection
+from nsqext.broker.nsqd.session import Session
+from nsqext.protocol.frames import FrameParser, FrameType
+from tests.broker.nsqd.talking import Client, host, make_node, sized
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.node import Node
+
+
+class _Socket:
+    """Takes ``room`` bytes at a time, and gives what a test puts in."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.given: list[bytes] = []
+        self.taken = bytearray()
+
+    def recv(self, size: int) -> bytes:
+        return self.given.pop(0)
+
+    def send(self, data: bytes) -> int:
+        taken = bytes(data[: self.room])
+        self.taken += taken
+        return len(taken)
+
+
+class _Loop:
+    def __init__(self) -> None:
+        self.readable: Callable[[], None] | None = None
+        self.writable: Callable[[], None] | None = None
+
+    def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> None:
+        self.readable = callback
+
+    def remove_reader(self, fd: socket.socket) -> bool:
+        self.readable = None
+        return True
+
+    def add_writer(self, fd: socket.socket, callback: Callable[[], None]) -> None:
+        self.writable = callback
+
+    def remove_writer(self, fd: socket.socket) -> bool:
+        self.writable = None
+        return True
+
+
+class _Host:
+    def __init__(self, node: Node) -> None:
+        self.busy = False
+        self.connections: dict[Session, Connection] = {}
+        self._node = node
+
+    def flush(self) -> None:
+        while self._node.dirty:
+            sessions = self._node.dirty[:]
+            self._node.dirty.clear()
+            for session in sessions:
+                if session in self.connections:
+                    self.connections[session].send()
+        self.busy = False
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        raise AssertionError("nothing here waits")
+
+    def gone(self, connection: Connection) -> None:
+        raise AssertionError("nothing here ends")
+
+
+def _send(sock: _Socket, loop: _Loop, data: bytes) -> None:
+    assert loop.readable is not None
+    sock.given.append(data)
+    loop.readable()
+
+
+@pytest.mark.parametrize("room", [1 << 30, 1_500_000, 70_000], ids=["all at once", "some", "little"])
+def test_a_client_that_reads_on_gets_more_than_fits_at_once(room: int) -> None:
+    node = make_node()
+    host(node)
+    sock, loop, server = _Socket(room), _Loop(), _Host(node)
+    session = Session(node, "127.0.0.1:1000", command_table(node))
+    connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
+    server.connections[session] = connection
+    connection.open()
+    _send(sock, loop, b"  V2SUB t ch 0\n")
+    producer = Client(node)
+    for _ in range(30):
+        producer.ask(sized("PUB t 0", b"x" * 1_000_000))
+    _send(sock, loop, b"RDY 30\n")
+    writes = 0
+    while loop.writable is not None:
+        loop.writable()
+        writes += 1
+    frames = FrameParser().feed(bytes(sock.taken))
+    assert [kind for kind, _ in frames] == [FrameType.RESPONSE] + [FrameType.MESSAGE] * 30
+    assert (writes > 0) is (room < 1 << 30)

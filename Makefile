@@ -9,25 +9,33 @@ install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-c
 SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check docs bench clean
+.PHONY: help demo pipeline test chaos spark-long check docs bench clean
 
 help:
-	@echo "make demo    publish and consume a real day of flights on a three-node cluster"
-	@echo "make test    run the test suite"
-	@echo "make chaos   run 200 schedules of faults and print what came of them"
-	@echo "make check   lint, types, layering, documentation"
-	@echo "make docs    build the documentation into docs/_build/html"
-	@echo "make bench   run the benchmarks"
-	@echo "make clean   remove the virtual environments and everything that was built"
+	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
+	@echo "make pipeline    a year of flights through Spark: topic, stream, delays, picture (needs Java 17)"
+	@echo "make test        run the test suite"
+	@echo "make chaos       run 200 schedules of faults and print what came of them"
+	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
+	@echo "make check       lint, types, layering, documentation"
+	@echo "make docs        build the documentation into docs/_build/html"
+	@echo "make bench       run the benchmarks"
+	@echo "make clean       remove the virtual environments and everything that was built"
 
 demo: $(VENV)/demo/.ready
 	$(VENV)/demo/bin/python -m nsqext demo
+
+pipeline: $(VENV)/pipeline/.ready
+	$(VENV)/pipeline/bin/python -m examples.flights_pipeline
 
 test: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m pytest
 
 chaos: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.chaos --schedules 200
+
+spark-long: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.spark.exactly_once
 
 check: $(VENV)/check/.ready
 	$(VENV)/check/bin/ruff check .
@@ -49,9 +57,10 @@ clean:
 	rm -rf $(VENV) docs/_build docs/reference/api/generated build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/demo/.ready: INSTALL = ".[broker,cli]"
-$(VENV)/test/.ready: INSTALL = ".[broker,cli,snappy,speed,otel,prometheus]" --group test
-$(VENV)/check/.ready: INSTALL = ".[broker,cli,snappy,speed,otel,prometheus]" --group test --group lint --group type --group docs
-$(VENV)/bench/.ready: INSTALL = ".[broker,cli,speed]" --group bench
+$(VENV)/pipeline/.ready: INSTALL = ".[broker,cli,spark]" --group pipeline
+$(VENV)/test/.ready: INSTALL = ".[all]" --group test
+$(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs
+$(VENV)/bench/.ready: INSTALL = ".[broker,cli,spark,speed]" --group bench
 
 $(VENV)/%/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(@:$(VENV)/%/.ready=%)"; exit 1; }

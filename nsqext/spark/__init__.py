@@ -1,0 +1,36 @@
+"""Topics as sources and sinks of Spark: ``spark.read/readStream/write/writeStream.format("nsqext")``.
+
+`register` makes the format known to a session; it needs PySpark 4.2 or later and Java 17. Names are imported when they
+are first used.
+"""
+
+from __future__ import annotations
+
+import typing as _typing
+from importlib import import_module as _import_module
+
+if _typing.TYPE_CHECKING:
+    from nsqext.spark.dedupe import dedupe
+    from nsqext.spark.registration import register
+    from nsqext.spark.source import NsqDataSource
+
+__all__ = ("NsqDataSource", "dedupe", "register")
+
+_HOME = {
+    "NsqDataSource": "nsqext.spark.source",
+    "dedupe": "nsqext.spark.dedupe",
+    "register": "nsqext.spark.registration",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'nsqext.spark' has no attribute {name!r}")
+    # a module of the same name is bound here as soon as it is imported: the function takes its place
+    value = globals()[name] = getattr(_import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *__all__))

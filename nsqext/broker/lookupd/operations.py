@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import administration as admin
-from nsqext.broker.lookupd.numbers import number, ranged
+from nsqext.broker.lookupd.arguments import read_log_level
+from nsqext.broker.lookupd.numbers import ranged
 from nsqext.broker.web import Call, Form, HttpFault, route
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Operations:
 
     def log_level(self, call: Call) -> object:
         """Answer `/loglevel/set`; there is no log whose level could be set."""
-        number(call.arg("loglevel", "MISSING_ARG_LEVEL"), "BAD_LEVEL_STRING")
+        read_log_level(call)
         return None
 
     def disable_write(self, call: Call) -> object:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import administration as admin
-from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.lookupd.arguments import read_channel, read_deletion, read_topic
 from nsqext.broker.lookupd.find import channels_of, lookup
 from nsqext.broker.lookupd.numbers import number, ranged
 from nsqext.broker.lookupd.operations import NOT_LEADER, Operations
 from nsqext.broker.web import Call, Form, Handler, HttpFault, application, route
-from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -94,23 +93,7 @@ class _Routes:
             raise HttpFault(status, text)
 
     def create_topic(self, call: Call) -> object:
-        name = call.arg("topic", "MISSING_ARG_TOPIC")
-        if not is_valid_topic(name):
-            raise HttpFault(400, "INVALID_ARG_TOPIC")
-        wanted = call.arg("partition_num", "MISSING_ARG_TOPIC_PARTITION_NUM")
-        partitions = ranged(wanted, 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM")
-        wanted = call.arg("replicator", "MISSING_ARG_TOPIC_REPLICATOR")
-        spec = TopicSpec(
-            partition_num=partitions,
-            replica=ranged(wanted, 1, 5, "INVALID_ARG_TOPIC_REPLICATOR"),
-            suggest_load=ranged(call.arg("suggestload") or "0", 0, 10000, "INVALID_ARG_TOPIC_LOAD_FACTOR"),
-            sync_every=min(number(call.arg("syncdisk") or "0", "INVALID_ARG_TOPIC_SYNC_DISK"), admin.MAX_SYNC_EVERY),
-            retention_days=number(call.arg("retention") or "0"),
-            ordered=call.arg("orderedmulti") == "true",
-            multi_part=call.arg("multipart") == "true",
-            extend=call.arg("extend") == "true",
-            disable_channel_auto_create=call.arg("disable_channel_auto_create") == "true",
-        )
+        name, spec = read_topic(call)
         self._must_lead(400, "E_FAILED_ON_NOT_LEADER")
         self._do(400, admin.create_topic, name, spec)
         return None
@@ -122,9 +105,7 @@ class _Routes:
             raise HttpFault(status, error.text) from error
 
     def delete_topic(self, call: Call) -> object:
-        name = call.arg("topic", "MISSING_ARG_TOPIC")
-        if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
-            raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
+        name = read_deletion(call)
         self._must_lead(500)
         if name in self.coordinator.topics or call.arg("force") != "true":
             self._do(500, admin.delete_topic, name)
@@ -166,12 +147,7 @@ class _Routes:
     # --- registered channels --------------------------------------------------------------------------------------
 
     def _registered(self, call: Call) -> tuple[str, str, list[str], bool]:
-        name = call.arg("topic", "MISSING_ARG_TOPIC")
-        if not is_valid_topic(name):
-            raise HttpFault(400, "INVALID_ARG_TOPIC")
-        channel = call.arg("channel", "MISSING_ARG_CHANNEL")
-        if not is_valid_channel(channel):
-            raise HttpFault(400, "INVALID_ARG_CHANNEL")
+        name, channel = read_channel(call)
         topic = self.coordinator.topics.get(name)
         if topic is None:
             raise HttpFault(400, admin.KEY_NOT_FOUND)

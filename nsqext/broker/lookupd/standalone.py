@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nsqext.broker.lookupd.arguments import read_channel, read_deletion, read_log_level, read_topic
 from nsqext.broker.lookupd.find import NO_CHANNEL
 from nsqext.broker.lookupd.registry import NEVER, Producer
 from nsqext.broker.web import Call, Form, Handler, HttpFault, application, route
@@ -107,8 +108,31 @@ class _Routes:
     def alone(self, call: Call) -> object:
         raise HttpFault(500, "MISSING_COORDINATOR")
 
-    def broken(self, call: Call) -> object:
+    def create_topic(self, call: Call) -> object:
+        read_topic(call)
+        return self.alone(call)
+
+    def delete_topic(self, call: Call) -> object:
+        read_deletion(call)
+        return self.alone(call)
+
+    def change_channel(self, call: Call) -> object:
+        read_channel(call)
         raise HttpFault(500, "INTERNAL_ERROR")
+
+    def hide_lookupd(self, call: Call) -> object:
+        call.arg("node", "MISSING_ARG_NODE")
+        if call.arg("restore"):
+            raise HttpFault(404, "lookup node id not found")
+        return self.alone(call)
+
+    def log_level(self, call: Call) -> object:
+        read_log_level(call)
+        return None
+
+    def disable_write(self, call: Call) -> object:
+        """Answer `/disable/write`; there is no cluster whose writers could be held back."""
+        return None
 
     def debug(self, call: Call) -> object:
         data: dict[str, list[dict[str, Any]]] = {}
@@ -146,21 +170,28 @@ def standalone_app(lookupd: OriginalLookupd) -> Starlette:
         ("/nodes", routes.nodes),
     ]
     alone = [
-        ("POST", "/topic/create"),
-        ("PUT", "/topic/create"),
-        ("POST", "/topic/delete"),
-        ("POST", "/topic/meta/update"),
-        ("POST", "/topic/partition/expand"),
-        ("POST", "/topic/partition/move"),
-        ("POST", "/cluster/node/remove"),
+        "/topic/meta/update",
+        "/topic/partition/expand",
+        "/topic/partition/move",
+        "/cluster/node/remove",
+        "/cluster/upgrade/begin",
+        "/cluster/upgrade/done",
+        "/cluster/balance/topn",
     ]
     return application(
         [
             route("GET", "/ping", lambda call: "OK", Form.TEXT),
             *(route("GET", path, handler, Form.NEGOTIATED) for path, handler in asked),
             route("GET", "/cluster/stats", routes.stats),
+            route("POST", "/topic/create", routes.create_topic),
+            route("PUT", "/topic/create", routes.create_topic),
+            route("POST", "/topic/delete", routes.delete_topic),
             route("POST", "/topic/tombstone", routes.tombstone),
-            *(route(method, path, routes.alone) for method, path in alone),
-            *(route("POST", path, routes.broken) for path in ("/channel/create", "/channel/delete")),
+            route("POST", "/channel/create", routes.change_channel),
+            route("POST", "/channel/delete", routes.change_channel),
+            route("POST", "/cluster/lookupd/tombstone", routes.hide_lookupd),
+            route("POST", "/loglevel/set", routes.log_level),
+            route("POST", "/disable/write", routes.disable_write),
+            *(route("POST", path, routes.alone) for path in alone),
         ]
     )

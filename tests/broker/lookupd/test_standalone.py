@@ -83,12 +83,50 @@ async def test_a_tombstone_hides_from_writers_until_it_is_taken_away() -> None:
     assert (hide.status_code, hide.content, hidden, list(shown["partitions"])) == (200, b"", HIDDEN_BODY, ["0"])
 
 
-async def test_changing_topics_needs_a_cluster() -> None:
+REFUSALS: list[tuple[str, int, str]] = [
+    ("/topic/create", 400, "MISSING_ARG_TOPIC"),
+    ("/topic/create?topic=n!&partition_num=1&replicator=9", 400, "INVALID_ARG_TOPIC"),
+    ("/topic/create?topic=n", 400, "MISSING_ARG_TOPIC_PARTITION_NUM"),
+    ("/topic/create?topic=n&partition_num=0&replicator=1", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+    ("/topic/create?topic=n&partition_num=1", 400, "MISSING_ARG_TOPIC_REPLICATOR"),
+    ("/topic/create?topic=n&partition_num=1&replicator=9", 400, "INVALID_ARG_TOPIC_REPLICATOR"),
+    ("/topic/create?topic=n&partition_num=2&replicator=1", 500, "MISSING_COORDINATOR"),
+    ("/topic/delete?topic=n", 400, "MISSING_ARG_TOPIC_PARTITION"),
+    ("/topic/delete?topic=n&partition=0", 400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED"),
+    ("/topic/delete?topic=n&partition=**", 500, "MISSING_COORDINATOR"),
+    ("/topic/meta/update", 500, "MISSING_COORDINATOR"),
+    ("/topic/partition/expand", 500, "MISSING_COORDINATOR"),
+    ("/topic/partition/move", 500, "MISSING_COORDINATOR"),
+    ("/channel/create?topic=t", 400, "MISSING_ARG_CHANNEL"),
+    ("/channel/create?topic=t&channel=c!", 400, "INVALID_ARG_CHANNEL"),
+    ("/channel/create?topic=tb&channel=c2", 500, "INTERNAL_ERROR"),
+    ("/channel/delete?topic=t!&channel=c", 400, "INVALID_ARG_TOPIC"),
+    ("/cluster/node/remove", 500, "MISSING_COORDINATOR"),
+    ("/cluster/upgrade/begin", 500, "MISSING_COORDINATOR"),
+    ("/cluster/upgrade/done", 500, "MISSING_COORDINATOR"),
+    ("/cluster/balance/topn", 500, "MISSING_COORDINATOR"),
+    ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
+    ("/cluster/lookupd/tombstone?node=x", 500, "MISSING_COORDINATOR"),
+    ("/cluster/lookupd/tombstone?node=x&restore=true", 404, "lookup node id not found"),
+    ("/loglevel/set", 400, "MISSING_ARG_LEVEL"),
+    ("/loglevel/set?loglevel=x", 400, "BAD_LEVEL_STRING"),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "text"), REFUSALS, ids=[path for path, _, _ in REFUSALS])
+async def test_changes_are_checked_and_need_a_cluster(path: str, status: int, text: str) -> None:
     async with talk() as (_, client):
-        made = await client.post("/topic/create?topic=t&partition_num=1&replicator=1")
-        channel = await client.post("/channel/create?topic=tb&channel=c2")
-    assert (made.status_code, made.json()) == (500, {"message": "MISSING_COORDINATOR"})
-    assert (channel.status_code, channel.json()) == (500, {"message": "INTERNAL_ERROR"})
+        answer = await client.post(path)
+    assert (answer.status_code, answer.json()) == (status, {"message": text})
+
+
+@pytest.mark.parametrize("path", ["/loglevel/set?loglevel=2", "/disable/write", "/disable/write?type=all"])
+async def test_switches_without_a_cluster_do_nothing(path: str) -> None:
+    async with talk() as (_, client):
+        before = (await client.get("/lookup?topic=tb&access=w")).json()
+        answer = await client.post(path)
+        after = (await client.get("/lookup?topic=tb&access=w")).json()
+    assert (answer.status_code, answer.content, after) == (200, b"", before)
 
 
 async def test_what_is_unregistered_or_gone_is_not_shown() -> None:

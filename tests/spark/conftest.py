@@ -1,0 +1,86 @@
+"""One Spark session and one cluster for all tests here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.servers import REAL, Servers, running_servers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+_JAVA = 17
+_SLOW = 120
+_PATIENT = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give time to what starts Java, and more to what waits for topics of a real cluster."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(_PATIENT if REAL else _SLOW))
+
+
+def java_version() -> int:
+    """Return the version of the Java that Spark would take; 0 without any."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if java is None:
+        return 0
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+    found = re.search(r'version "(\d+)', told)
+    return int(found[1]) if found else 0
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two workers that knows the format; tests are skipped without Java."""
+    if java_version() < _JAVA:
+        pytest.skip(f"Java {_JAVA} is missing")
+    from pyspark.sql import SparkSession
+
+    from nsqext.spark import register
+
+    folder = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        # workers import the modules of the tests, whose functions are sent to them
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        session = (
+            SparkSession.builder.master("local[2]")
+            .appName("nsqext tests")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.memory", "1g")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+            .config("spark.local.dir", str(folder / "local"))
+            .config("spark.log.level", "ERROR")
+            .getOrCreate()
+        )
+        session.sparkContext.setLogLevel("ERROR")
+        register(session)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """The embedded cluster of three nodes, or the real one that NSQEXT_TEST_LOOKUPD names."""
+    with running_servers() as servers:
+        yield servers

@@ -1,0 +1,107 @@
+"""The servers that Spark is tested with: the embedded cluster, or a real one that runs already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from secrets import token_hex
+
+import anyio
+from attrs import define, field
+
+from nsqext import LookupOptions
+from nsqext.broker import Cluster
+from nsqext.cli.flights_topic import TopicPlan, make_writable
+from nsqext.lookup.admin import LookupAdmin
+from nsqext.lookup.client import LookupClient
+from nsqext.sync import Producer
+
+__all__ = ("REAL", "Servers", "running_servers")
+
+REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
+"""Lookup address of a real cluster; empty for the embedded one."""
+
+_CHANNEL = "ready"
+_OPTIONS = LookupOptions(request_timeout=15.0)
+
+
+@define
+class Servers:
+    """A cluster that makes topics for tests.
+
+    Attributes:
+        lookupd: lookup addresses.
+        cluster: the embedded cluster; None where it is a real one.
+        first: number of messages that a new partition holds already: a real cluster is asked whether it takes some.
+        topics: those that were made at a real cluster.
+    """
+
+    lookupd: Sequence[str]
+    cluster: Cluster | None
+    first: int
+    topics: list[str] = field(factory=list)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What every read and every write is given."""
+        return {"lookupd": ",".join(self.lookupd)}
+
+    def make_topic(
+        self, word: str = "t", partitions: int = 1, *, extend: bool = False, ordered: bool = False, replicas: int = 1
+    ) -> str:
+        """Make a topic that takes messages, with a channel that nobody consumes; returns its name.
+
+        Replicas are those of the embedded cluster: a real one makes one copy.
+        """
+        name = f"{word}_{token_hex(4)}"
+        if self.cluster is not None:
+            self.cluster.create_topic(
+                name, partitions, extend=extend, ordered=ordered, replicas=replicas, channels=[_CHANNEL]
+            )
+        else:
+            anyio.run(_make, self.lookupd, TopicPlan(name, partitions, extend=extend, ordered=ordered))
+            self.topics.append(name)
+        return name
+
+    def publish(self, topic: str, bodies: Sequence[bytes], partition: int | None = None) -> None:
+        """Publish messages to a partition, in their order."""
+        with Producer(self.lookupd) as producer:
+            producer.publish_many(topic, bodies, partition=partition)
+
+
+@contextmanager
+def running_servers(nodes: int = 3) -> Iterator[Servers]:
+    """Give the servers; topics of a real cluster are deleted in the end."""
+    if not REAL:
+        with Cluster(nodes) as cluster:
+            yield Servers(cluster.lookupd, cluster, 0)
+        return
+    servers = Servers(REAL.split(","), None, 1)
+    try:
+        yield servers
+    finally:
+        anyio.run(_delete, servers.lookupd, servers.topics)
+
+
+async def _make(lookupd: Sequence[str], plan: TopicPlan) -> None:
+    async with LookupClient(lookupd, _OPTIONS) as client:
+        admin = LookupAdmin(client)
+        await admin.create_topic(
+            plan.name,
+            partitions=plan.partitions,
+            extend=plan.extend,
+            ordered=plan.ordered,
+            multipart=not plan.ordered,
+        )
+        await make_writable(lookupd, admin, plan, _ignore)
+
+
+def _ignore(partition: int) -> None:
+    """Nobody watches."""
+
+
+async def _delete(lookupd: Sequence[str], topics: Sequence[str]) -> None:
+    async with LookupClient(lookupd, _OPTIONS) as client:
+        for topic in topics:
+            await LookupAdmin(client).delete_topic(topic)

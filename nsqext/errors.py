@@ -26,6 +26,8 @@
     ├── DeliveryUnknown                  sent, and nobody knows whether it was stored
     ├── MessageNotInFlight               finish, requeue or touch of a message that is no longer ours
     ├── OrderViolation                   an ordered partition went backwards
+    ├── DataLoss                         messages that should have been read are gone
+    ├── RangeIncomplete                  a range of messages that could not be read to its end in time
     └── ServerError                      an error frame; one class for each code, see `nsqext.errors.SERVER_ERRORS`
 
 Retries are driven by the class flags, never by the text of an error.
@@ -56,6 +58,7 @@ __all__ = (
     "ConnectionFailed",
     "ConnectionLost",
     "CreateTopicFailed",
+    "DataLoss",
     "DelayNotSupported",
     "DeliveryUnknown",
     "ExtendForbidden",
@@ -88,6 +91,7 @@ __all__ = (
     "ProtocolError",
     "PubFailed",
     "PublishFailed",
+    "RangeIncomplete",
     "RequeueFailed",
     "ServerError",
     "SubscribeFailed",
@@ -298,6 +302,16 @@ class MessageNotInFlight(NsqError):
 
 class OrderViolation(NsqError):
     """An ordered partition delivered a message from before the last one."""
+
+
+class DataLoss(NsqError):
+    """Messages that should have been read are not kept any more, or a partition holds less than was read of it."""
+
+
+class RangeIncomplete(NsqError):
+    """A range of messages could not be read to its end within the time; reading it again may succeed."""
+
+    retryable = True
 
 
 class ServerError(NsqError):

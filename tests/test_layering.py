@@ -52,7 +52,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "dispatch": set(),
     "protocol": {"attrs", "orjson"},
     "broker": CORE | {"starlette", "uvicorn"},
-    "spark": CORE | {"pandas", "pyarrow", "pyspark"},
+    "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},
     "testing": CORE | {"pytest"},
     "cli": CORE | {"rich", "typer"},

@@ -25,7 +25,6 @@ __all__ = (
     "Range",
     "dump",
     "load",
-    "parse_assign",
     "parse_ending",
     "parse_starting",
     "split",
@@ -227,26 +226,6 @@ def parse_ending(text: str, option: str = "endingOffsets") -> Places:
     if places.default == EARLIEST or any(EARLIEST in partitions.values() for partitions in places.named.values()):
         raise InvalidSetting(f"{option} cannot be earliest: nothing lies before that", hint="write latest, or a number")
     return places
-
-
-def parse_assign(text: str, option: str = "assign") -> dict[str, tuple[int, ...]]:
-    """Read which partitions to read: JSON as ``{"orders": [0, 1]}``.
-
-    Raises:
-        InvalidSetting: it is no such JSON, or names nothing.
-    """
-    try:
-        found = {
-            check_topic(topic): tuple(sorted({_partition(key) for key in keys}))
-            for topic, keys in orjson.loads(text).items()
-        }
-        if not found or not all(found.values()):
-            raise ValueError("it names no partition")
-    except (AttributeError, TypeError, ValueError, InvalidName) as error:
-        raise InvalidSetting(
-            f"{option}={text[:_SHOWN]!r} cannot be read: {error}", hint='write JSON as {"topic": [0, 1]}'
-        ) from None
-    return found
 
 
 # Sharing out

@@ -19,7 +19,6 @@ from nsqext.spark.offsets import (
     Range,
     dump,
     load,
-    parse_assign,
     parse_ending,
     parse_starting,
     split,
@@ -111,13 +110,6 @@ def test_places_that_cannot_be_read(text: str) -> None:
 def test_nothing_ends_at_the_beginning(text: str) -> None:
     with pytest.raises(InvalidSetting, match="endingOffsets cannot be earliest"):
         parse_ending(text)
-
-
-def test_assigned_partitions() -> None:
-    assert parse_assign('{"t": [2, 0, 2], "u": [1]}') == {"t": (0, 2), "u": (1,)}
-    for text in ("", "t", "{}", '{"t": []}', '{"t": ["x"]}', '{"t": [-1]}', '{"": [0]}', '["t"]'):
-        with pytest.raises(InvalidSetting, match="assign="):
-            parse_assign(text)
 
 
 ranges = st.lists(

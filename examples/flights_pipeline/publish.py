@@ -1,0 +1,48 @@
+"""Flights become messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import nsqext
+from examples.flights_pipeline.flights import Flight, closing_word
+
+__all__ = ("publish_closing_word", "publish_flights")
+
+_AT_ONCE = 5000
+"""Flights of one call: they are sorted by partition and go out as one batch for each."""
+
+
+async def publish_flights(
+    lookupd: str | Sequence[str], topic: str, flights: Sequence[Flight], told: Callable[[int], None]
+) -> float:
+    """Publish flights in their order, each keyed by its aircraft; returns seconds.
+
+    Args:
+        lookupd: lookup addresses.
+        topic: where to; it has to support extend headers.
+        flights: what is published.
+        told: called with the number of flights that have been stored since the last call.
+
+    Raises:
+        BatchFailed: not all of them were stored.
+    """
+    async with nsqext.Producer(lookupd=lookupd) as producer:
+        began = time.perf_counter()
+        for first in range(0, len(flights), _AT_ONCE):
+            some = flights[first : first + _AT_ONCE]
+            receipts = await producer.publish_many(topic, [flight.draft for flight in some])
+            told(len(receipts))
+        return time.perf_counter() - began
+
+
+async def publish_closing_word(lookupd: str | Sequence[str], topic: str, last: Flight) -> None:
+    """Publish that nothing comes after the last flight.
+
+    Raises:
+        PublishFailed: it was not stored.
+    """
+    word = closing_word(last)
+    async with nsqext.Producer(lookupd=lookupd) as producer:
+        await producer.publish(topic, word.body, headers=word.headers)

@@ -1,0 +1,171 @@
+"""The streams: messages to rows, rows to delays, delays to a topic, and from there to Parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from attrs import frozen
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+import nsqext.spark
+from examples.flights_pipeline.flights import airlines_file
+
+__all__ = ("ARCHIVE", "DELAYS", "DEPARTURES", "Places", "Streams", "make_session", "parse", "sum_up", "wait_for")
+
+FLIGHT = (
+    "number INT, year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, "
+    "sched_arr_time INT, arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, "
+    "air_time INT, distance INT, hour INT, minute INT, time_hour TIMESTAMP"
+)
+DELAY = "carrier STRING, airline STRING, time_hour TIMESTAMP, flights BIGINT, cancelled BIGINT, delay BIGINT"
+
+DEPARTURES, DELAYS, ARCHIVE = "departures", "delays", "archive"
+"""The channels. Each stream has its own; it keeps on the cluster what the stream has not read yet."""
+
+_LATENESS = "2 days"
+_PER_TRIGGER = 60_000
+
+
+def make_session() -> SparkSession:
+    """Return a session on all cores of this machine that knows the source ``nsqext``."""
+    session = (
+        SparkSession.builder.master("local[*]")
+        .appName("flights pipeline")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+        .getOrCreate()
+    )
+    nsqext.spark.register(session)
+    return session
+
+
+def parse(messages: DataFrame, schema: str) -> DataFrame:
+    """Turn messages whose bodies are JSON into rows."""
+    return messages.select(f.from_json(f.col("value").cast("string"), schema).alias("row")).select("row.*")
+
+
+def sum_up(flights: DataFrame) -> DataFrame:
+    """Add up the delays by airline and scheduled hour.
+
+    A flight that was cancelled has no departure, hence no delay: it counts as cancelled, and not as punctual. An hour
+    is closed, and given out once and for all, when a flight two days later has been seen.
+    """
+    late = flights.withWatermark("time_hour", _LATENESS)
+    hours = late.groupBy("carrier", "airline", f.window("time_hour", "1 hour").alias("span"))
+    sums = hours.agg(
+        f.count("*").alias("flights"),
+        f.count_if(f.col("dep_time").isNull()).alias("cancelled"),
+        f.coalesce(f.sum("dep_delay"), f.lit(0)).alias("delay"),
+    )
+    return sums.select("carrier", "airline", f.col("span.start").alias("time_hour"), "flights", "cancelled", "delay")
+
+
+@frozen
+class Places:
+    """Where the data lives.
+
+    Attributes:
+        lookupd: lookup addresses, with commas.
+        flights: topic of the flights.
+        delays: topic of the delays.
+        folder: for the Parquet files and the checkpoints.
+    """
+
+    lookupd: str
+    flights: str
+    delays: str
+    folder: Path
+
+    def parquet(self, name: str) -> str:
+        """Return the folder of a table."""
+        return str(self.folder / name)
+
+    def checkpoint(self, name: str) -> str:
+        """Return the folder in which a stream notes how far it is."""
+        return str(self.folder / "checkpoints" / name)
+
+
+class Streams:
+    """The streams of the pipeline. Each reads what there is, in micro-batches, and ends."""
+
+    def __init__(self, session: SparkSession, places: Places) -> None:
+        self._session = session
+        self._places = places
+
+    def departures(self) -> StreamingQuery:
+        """Keep every flight, with its airline, in Parquet."""
+        return self._to_parquet(self._flights(DEPARTURES).where("number > 0"), DEPARTURES)
+
+    def delays(self) -> StreamingQuery:
+        """Add up the delays, and publish them to their topic; the messages of an airline keep their order."""
+        sums = sum_up(self._flights(DELAYS))
+        writer = (
+            sums.select(
+                f.to_json(f.struct(*sums.columns)).alias("value"),
+                f.col("carrier").alias("key"),
+                f.create_map(f.lit("carrier"), f.col("carrier")).alias("headers"),
+            )
+            .writeStream.format("nsqext")
+            .option("lookupd", self._places.lookupd)
+            .option("topic", self._places.delays)
+        )
+        return self._start(writer, DELAYS)
+
+    def archive(self) -> StreamingQuery:
+        """Keep the delays in Parquet; what a repeated task published twice is kept once."""
+        messages = nsqext.spark.dedupe(self._read(self._places.delays, ARCHIVE, "includeHeaders"))
+        return self._to_parquet(parse(messages, DELAY), ARCHIVE)
+
+    def table(self, name: str) -> DataFrame:
+        """Return what a stream has written to Parquet."""
+        return self._session.read.parquet(self._places.parquet(name))
+
+    def _read(self, topic: str, channel: str, *switches: str) -> DataFrame:
+        reader = (
+            self._session.readStream.format("nsqext")
+            .option("lookupd", self._places.lookupd)
+            .option("subscribe", topic)
+            .option("channel", channel)
+            .option("maxOffsetsPerTrigger", _PER_TRIGGER)
+        )
+        return reader.options(**dict.fromkeys(switches, "true")).load()
+
+    def _flights(self, channel: str) -> DataFrame:
+        airlines = self._session.read.csv(str(airlines_file()), header=True).withColumnRenamed("name", "airline")
+        return parse(self._read(self._places.flights, channel), FLIGHT).join(f.broadcast(airlines), "carrier", "left")
+
+    def _to_parquet(self, rows: DataFrame, name: str) -> StreamingQuery:
+        return self._start(rows.writeStream.format("parquet").option("path", self._places.parquet(name)), name)
+
+    def _start(self, writer: DataStreamWriter, name: str) -> StreamingQuery:
+        writer = writer.queryName(name).option("checkpointLocation", self._places.checkpoint(name))
+        return writer.trigger(availableNow=True).start()
+
+
+def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, int], None]) -> int:
+    """Wait until streams have ended; returns how many rows they left out because these came too late.
+
+    Args:
+        queries: the streams.
+        told: called again and again with a stream and how many messages it has read by then.
+
+    Raises:
+        StreamingQueryException: one of them failed.
+    """
+    for query in queries:
+        ended = False
+        while not ended:
+            ended = bool(query.awaitTermination(1))
+            for other in queries:
+                told(other, sum(batch.numInputRows for batch in other.recentProgress))
+    states = [state for query in queries for batch in query.recentProgress for state in batch.stateOperators]
+    return sum(state.numRowsDroppedByWatermark for state in states)

@@ -90,7 +90,7 @@ class NsqDataSource(DataSource):
         """
         from nsqext.spark.sink import NsqWriter
 
-        return NsqWriter(self._write_options(schema, overwrite))
+        return NsqWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return what publishes the rows of a micro-batch.
@@ -100,7 +100,7 @@ class NsqDataSource(DataSource):
         """
         from nsqext.spark.sink import NsqStreamWriter
 
-        return NsqStreamWriter(self._write_options(schema, overwrite))
+        return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def _read_options(self, schema: StructType, *, streaming: bool = False) -> SourceOptions:
         options = SourceOptions.parse(self.options, streaming=streaming)

@@ -1,0 +1,71 @@
+"""Scratch channels: a reader's own place in a partition, which goes away with its connection."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from nsqext.errors import NsqError
+from nsqext.protocol.commands import sub
+from nsqext.protocol.identify import IdentifyRequest
+from nsqext.protocol.names import MAX_NAME_LENGTH
+from nsqext.transport.handshake import open_connection
+
+if TYPE_CHECKING:
+    from nsqext.spark.nodes import Leader
+    from nsqext.transport.connection import Connection
+    from nsqext.transport.options import ConnectionOptions
+    from nsqext.types import TopicMeta
+
+__all__ = ("open_scratch", "scratch_name")
+
+_PREFIX = "nsqext_spark"
+_EPHEMERAL = "#ephemeral"
+_MSG_TIMEOUT = 60.0
+
+
+def scratch_name(prefix: str | None = None) -> str:
+    """Return the name of a channel that nobody else has.
+
+    Args:
+        prefix: what it begins with, as far as there is room.
+    """
+    suffix = f"_{token_hex(8)}{_EPHEMERAL}"
+    return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
+
+
+async def open_scratch(
+    options: ConnectionOptions, leader: Leader, topic: str, partition: int, meta: TopicMeta, channel: str
+) -> Connection:
+    """Connect to a leader and subscribe to a channel, which asks for no message yet.
+
+    The channel is made by subscribing: one that is made over HTTP and that nobody subscribes to would stay for ever.
+    The start position that SUB_ADVANCED takes makes servers ignore the partition (captured:
+    sub_advanced_offset_partition), so the channel is moved afterwards.
+
+    Args:
+        options: how to connect.
+        leader: the node.
+        topic: the topic.
+        partition: the partition.
+        meta: the topic's meta; decides extend support and order.
+        channel: name of the channel.
+
+    Raises:
+        NsqError: it did not work; nothing stays open.
+    """
+    request = IdentifyRequest(extend_support=meta.extend_support, msg_timeout=_MSG_TIMEOUT)
+    connection = None
+    try:
+        connection, _ = await open_connection(leader.tcp, options, request)
+        verb = "SUB_ORDERED" if meta.ordered else "SUB_ADVANCED"
+        await connection.request(sub(topic, channel, partition, verb=verb))
+    except NsqError as error:
+        if connection is not None:
+            connection.close()
+        raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection

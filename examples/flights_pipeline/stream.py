@@ -106,13 +106,19 @@ class Streams:
         return self._to_parquet(self._flights(DEPARTURES).where("number > 0"), DEPARTURES)
 
     def delays(self) -> StreamingQuery:
-        """Add up the delays, and publish them to their topic; the messages of an airline keep their order."""
+        """Add up the delays, and publish them to their topic, keyed by airline.
+
+        Each message has an id that follows from what it is about, so that readers know one that came twice. The ids of
+        the sink are numbers of rows, which would do if rows always came in the same order; behind a shuffle they need
+        not.
+        """
         sums = sum_up(self._flights(DELAYS))
+        identity = f.concat_ws("/", "carrier", "time_hour")
         writer = (
             sums.select(
                 f.to_json(f.struct(*sums.columns)).alias("value"),
                 f.col("carrier").alias("key"),
-                f.create_map(f.lit("carrier"), f.col("carrier")).alias("headers"),
+                f.create_map(f.lit("carrier"), f.col("carrier"), f.lit("nsqext_id"), identity).alias("headers"),
             )
             .writeStream.format("nsqext")
             .option("lookupd", self._places.lookupd)

@@ -72,7 +72,11 @@ async def persist(timeout: float, attempt: Callable[[], Awaitable[T]]) -> T:
         wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LAST_PAUSE),
         reraise=True,
     )
-    return await retrying(attempt)
+
+    async def run() -> T:  # tenacity awaits coroutine functions only
+        return await attempt()
+
+    return await retrying(run)
 
 
 class Admin:

@@ -150,7 +150,7 @@ class Drafter:
                 if key is not None:
                     raise InvalidPartition("key and partition were both given", topic=topic, hint="give one of them")
         except InvalidInput as error:
-            error.message = f"row {self._row} of partition {self._origin.partition}: {error.message}"
+            error.message = f"row {self._row} of Spark partition {self._origin.partition}: {error.message}"
             raise
         trace = trace_id & _U64 if trace_id else None
         if meta.extend_support:

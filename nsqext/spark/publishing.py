@@ -148,7 +148,7 @@ class Publisher:
     def _named(self, row: int, error: NsqError) -> NsqError:
         """Return an error that tells which row it is about."""
         kind = type(error) if isinstance(error, (InvalidInput, DeliveryUnknown, TopicNotFound)) else PublishFailed
-        where = f"row {row} of partition {self._task}"
+        where = f"row {row} of Spark partition {self._task}"
         named = kind(
             f"{where}: {error.message}",
             topic=error.topic,

@@ -22,7 +22,6 @@ __all__ = ("REAL", "Servers", "running_servers")
 REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
 
-_CHANNEL = "ready"
 _OPTIONS = LookupOptions(request_timeout=15.0)
 
 
@@ -35,12 +34,16 @@ class Servers:
         cluster: the embedded cluster; None where it is a real one.
         first: number of messages that a new partition holds already: a real cluster is asked whether it takes some.
         topics: those that were made at a real cluster.
+        channel: a channel that every topic has from the beginning, and that nobody consumes.
+        probe: body of the messages that a real cluster is asked with.
     """
 
     lookupd: Sequence[str]
     cluster: Cluster | None
     first: int
     topics: list[str] = field(factory=list)
+    channel: str = "ready"
+    probe: bytes = b"ready?"
 
     @property
     def options(self) -> dict[str, str]:
@@ -50,14 +53,14 @@ class Servers:
     def make_topic(
         self, word: str = "t", partitions: int = 1, *, extend: bool = False, ordered: bool = False, replicas: int = 1
     ) -> str:
-        """Make a topic that takes messages, with a channel that nobody consumes; returns its name.
+        """Make a topic that takes messages; returns its name.
 
         Replicas are those of the embedded cluster: a real one makes one copy.
         """
         name = f"{word}_{token_hex(4)}"
         if self.cluster is not None:
             self.cluster.create_topic(
-                name, partitions, extend=extend, ordered=ordered, replicas=replicas, channels=[_CHANNEL]
+                name, partitions, extend=extend, ordered=ordered, replicas=replicas, channels=[self.channel]
             )
         else:
             anyio.run(_make, self.lookupd, TopicPlan(name, partitions, extend=extend, ordered=ordered))

@@ -230,6 +230,15 @@ class Admin:
             self._starts[key] = found.count
         return self._starts[key]
 
+    async def start(self, leader: Leader, topic: str, partition: int) -> int:
+        """Return the number of the first message that a leader keeps; asks once.
+
+        Raises:
+            PartitionUnavailable: no usable answer.
+        """
+        stats = await self.nodes.stats(leader, topic, partition)
+        return await self._start(leader, topic, partition, stats, stats.committed)
+
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return how many messages lie before the first one of this time or later; the end where there is none.
 

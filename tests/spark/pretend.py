@@ -1,0 +1,88 @@
+"""Servers as numbers: what the planner of a query is told by `nsqext.spark.admin.Admin`, without servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from attrs import define, field
+
+from nsqext.errors import PartitionUnavailable
+
+if TYPE_CHECKING:
+    from nsqext.spark.admin import Admin
+    from nsqext.spark.planning import Key
+
+__all__ = ("Log", "Pretended")
+
+
+@define
+class Log:
+    """A partition: what is kept, and where the anchor stands."""
+
+    start: int = 0
+    end: int = 0
+    anchor: int | None = None
+
+
+@define
+class Pretended:
+    """Stands in for `Admin`.
+
+    Attributes:
+        logs: the partitions.
+        times: number of the first message of a time, in milliseconds.
+        asked: how often it was asked for the state of a partition.
+        moves: where anchors were put, in this order.
+        broken: partitions that cannot be reached.
+    """
+
+    logs: dict[Key, Log]
+    times: dict[int, int] = field(factory=dict)
+    asked: int = 0
+    moves: list[tuple[str, int, int]] = field(factory=list)
+    broken: set[Key] = field(factory=set)
+    closed: bool = False
+
+    @property
+    def admin(self) -> Admin:
+        """Itself, as those take it who know only the real one."""
+        return cast("Admin", self)
+
+    def log(self, topic: str, partition: int) -> Log:
+        """Return a partition, if it can be reached."""
+        if (topic, partition) in self.broken:
+            raise PartitionUnavailable("nobody leads it", topic=topic, partition=partition)
+        return self.logs[topic, partition]
+
+    async def partitions(self, topic: str) -> dict[int, None]:
+        return {partition: None for name, partition in self.logs if name == topic}
+
+    async def bounds(self, topic: str, partition: int, channel: str | None = None) -> Log:
+        self.asked += 1
+        log = self.log(topic, partition)
+        assert channel is None or log.anchor is not None
+        return log
+
+    async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        return self.times[timestamp_ms]
+
+    async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
+        return self.log(topic, partition).anchor
+
+    async def create_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
+        log = self.log(topic, partition)
+        assert log.anchor is None
+        log.anchor = count
+        self.moves.append((topic, partition, count))
+
+    async def move_anchor(
+        self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
+    ) -> None:
+        log = self.log(topic, partition)
+        assert log.anchor is not None
+        if count > log.anchor or backwards:
+            log.anchor = count
+            self.moves.append((topic, partition, count))
+
+    async def aclose(self) -> None:
+        self.closed = True

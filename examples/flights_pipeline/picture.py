@@ -41,7 +41,7 @@ def draw(day: pd.DataFrame, file: Path) -> None:
     axes.set_title("Late departures from New York, by airline and hour", loc="left", pad=52, fontsize=15)
     note = axes.annotate(_note(day, means, fewest), (0, 1.01), xycoords="axes fraction", fontsize=10, va="bottom")
     note.set_in_layout(False)  # the space is the title's
-    figure.savefig(file, dpi=130)
+    figure.savefig(file, dpi=100)
 
 
 def _means(day: pd.DataFrame, fewest: int) -> pd.DataFrame:

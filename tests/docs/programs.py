@@ -32,7 +32,8 @@ class Snippet:
 
     Attributes:
         where: file and line.
-        mode: ``program`` runs to its end, ``serve`` until SIGTERM, ``pytest`` below pytest.
+        mode: ``program`` runs to its end, ``serve`` until SIGTERM, ``pytest`` below pytest, ``spark`` in the
+            session of the tests of Spark.
         code: the program.
         output: what it has to print; empty where the page shows nothing.
     """

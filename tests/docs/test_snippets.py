@@ -1,7 +1,8 @@
 """Every python block of the README and the documentation runs and prints what its page says.
 
 A block is a program of its own. One that names the lookup address 127.0.0.1:4161 gets the address of an embedded
-cluster instead, with a topic ``orders`` where one message waits in the channels ``billing`` and ``audit``.
+cluster instead, with a topic ``orders`` where one message waits in the channels ``billing`` and ``audit``. Blocks of
+the mode ``spark`` run in tests/spark, in one session.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tests.docs.programs import ADDRESS, ROOT, Run, Snippet, run_program, snippe
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]
+PROGRAMS = [snippet for snippet in SNIPPETS if snippet.mode != "spark"]
 
 
 def run_snippet(snippet: Snippet, file: Path, address: str) -> Run:
@@ -37,7 +39,7 @@ async def publish_one(lookupd: list[str]) -> None:
         await producer.publish("orders", b"one coffee", headers={"user": "42"}, tag="canary")
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.where)
+@pytest.mark.parametrize("snippet", PROGRAMS, ids=lambda snippet: snippet.where)
 def test_snippet_runs_and_prints_what_the_page_says(snippet: Snippet, tmp_path: Path) -> None:
     file = tmp_path / "test_snippet.py"
     if ADDRESS in snippet.code:
@@ -56,4 +58,4 @@ def test_the_snippets_are_found() -> None:
     """Guard against a pattern that finds nothing, or misses a block."""
     blocks = sum(page.read_text(encoding="utf-8").count("```python\n") for page in PAGES)
     assert len(SNIPPETS) == blocks > 10
-    assert {snippet.mode for snippet in SNIPPETS} == {"program", "serve", "pytest"}
+    assert {snippet.mode for snippet in SNIPPETS} == {"program", "serve", "pytest", "spark"}

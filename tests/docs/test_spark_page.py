@@ -1,0 +1,58 @@
+"""The page of Spark's options and columns names all of them, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+from tests.docs.programs import ROOT
+
+pytest.importorskip("pyspark", exc_type=ImportError)
+
+from nsqext.spark import options, schema
+
+_PAGE = (ROOT / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
+_SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", _PAGE, re.MULTILINE | re.DOTALL))
+
+
+def rows(section: str) -> dict[str, list[str]]:
+    """Return the cells of a section's table, by what stands in the first one."""
+    lines = re.findall(r"^\| `(\S+)` \|(.*)\|$", _SECTIONS[section], re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in lines}
+
+
+def names(found: Iterable[options._Option]) -> set[str]:
+    """Return the options' names."""
+    return {option.name for option in found}
+
+
+def test_options_to_read() -> None:
+    page = rows("Options to read")
+    assert page.keys() == names(options._SOURCE)
+    assert {name for name, cells in page.items() if cells[0] == "no"} == set(options._STREAM_ONLY)
+    assert {name for name, cells in page.items() if cells[1] == "no"} == set(options._BATCH_ONLY)
+
+
+def test_options_to_write() -> None:
+    assert rows("Options to write").keys() == names(options._SINK)
+
+
+def test_what_one_mode_goes_without() -> None:
+    sentence = re.search(r"`readMode=channel` goes without (.*?)\.", _SECTIONS["Options to read"], re.DOTALL)
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == set(options._OFFSET_ONLY)
+
+
+def test_columns_that_are_read() -> None:
+    kinds = {name: cells[0] for name, cells in rows("Columns that are read").items()}
+    assert kinds == {found.name: found.dataType.simpleString() for found in schema.read_schema(include_headers=True)}
+
+
+def test_columns_that_are_written() -> None:
+    kinds = {name: cells[0] for name, cells in rows("Columns that are written").items()}
+    assert kinds == {
+        name: wanted.replace("map<string, string>", "map<string,string>")
+        for name, (_, wanted) in schema._WRITABLE.items()
+    }

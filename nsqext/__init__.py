@@ -26,6 +26,7 @@ if _typing.TYPE_CHECKING:
     from nsqext.client.tracelog import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.options import LookupOptions
+    from nsqext.lookup.shared import Lookup
     from nsqext.protocol.identify import ExtFilter
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address, Receipt, TopicMeta
@@ -48,6 +49,7 @@ __all__ = (
     "Finish",
     "GiveUp",
     "InvalidInput",
+    "Lookup",
     "LookupOptions",
     "Message",
     "NsqError",
@@ -78,6 +80,7 @@ _HOMES = {
     "nsqext.client.tracelog": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),
+    "nsqext.lookup.shared": ("Lookup",),
     "nsqext.protocol.identify": ("ExtFilter",),
     "nsqext.transport.options": ("ConnectionOptions",),
     "nsqext.types": ("Address", "Receipt", "TopicMeta"),

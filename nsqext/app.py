@@ -13,6 +13,8 @@ from nsqext.client.consumer import Consumer
 from nsqext.client.producer import Producer
 from nsqext.client.signals import stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
+from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.shared import Lookup
 
 if TYPE_CHECKING:
     from nsqext.client.consumer_options import ConsumerOptions
@@ -32,8 +34,12 @@ L = TypeVar("L", bound=Lifespan)
 class App:
     """Handlers for several topics, and a producer for what they publish.
 
+    They ask the lookup service together: one poll for each topic, over one pool of connections. Only consumers whose
+    options for it differ ask by themselves.
+
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
+            `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to use without lookup; fine for the original NSQ.
         producer_options: options of the producer.
         observers: told of every publish and every handled message, see `nsqext.observability`.
@@ -44,14 +50,17 @@ class App:
 
     def __init__(
         self,
-        lookupd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
         producer_options: ProducerOptions | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self._addresses: dict[str, Any] = {"lookupd": lookupd, "nsqd": nsqd}
+        self._lookupd = lookupd
+        self._nsqd = nsqd
+        self._lookups: dict[LookupOptions, Lookup] = {}
         self._observers = tuple(observers)
+        lookupd = self._lookup(producer_options)
         if self._observers:
             from nsqext.observability.clients import ObservedProducer
 
@@ -65,6 +74,15 @@ class App:
         self._stopping = anyio.Event()
         self._serving = False
         self._errors: list[NsqError] = []
+
+    def _lookup(self, options: ProducerOptions | ConsumerOptions | None) -> str | Sequence[str] | Lookup:
+        """Return what all with the same lookup options share."""
+        if isinstance(self._lookupd, Lookup) or not self._lookupd or self._nsqd:
+            return self._lookupd
+        given = LookupOptions() if options is None else options.lookup
+        if given not in self._lookups:
+            self._lookups[given] = Lookup(self._lookupd, options=given)
+        return self._lookups[given]
 
     @classmethod
     def from_url(cls, url: str | None = None, *, observers: Sequence[Observer] = (), **settings: Any) -> Self:
@@ -119,9 +137,10 @@ class App:
             from nsqext.observability.clients import ObservedConsumer
 
             kind: Callable[..., Consumer] = ObservedConsumer
-            more: dict[str, Any] = {**self._addresses, "observers": self._observers}
+            more: dict[str, Any] = {"observers": self._observers}
         else:
-            kind, more = Consumer, self._addresses
+            kind, more = Consumer, {}
+        more |= {"lookupd": self._lookup(options), "nsqd": self._nsqd}
         consumer = kind(
             topic, channel, tag=tag, max_in_flight=max_in_flight, concurrency=concurrency, options=options, **more
         )

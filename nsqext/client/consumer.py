@@ -14,7 +14,7 @@ from nsqext.client.session import Session
 from nsqext.client.signals import stop_on_signals
 from nsqext.client.workers import Handler
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.directory import Directory
+from nsqext.lookup.shared import Lookup, find_directory
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Consumer:
     Args:
         topic: name of the topic.
         channel: name of the channel.
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
+            `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
         tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without
             extend support all messages come.
@@ -81,7 +82,7 @@ class Consumer:
         topic: str,
         channel: str,
         *,
-        lookupd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] | Lookup = (),
         nsqd: str | Sequence[str] = (),
         tag: str | None = None,
         max_in_flight: int = 200,
@@ -99,7 +100,9 @@ class Consumer:
             raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
         self._concurrency = concurrency
         self._handler: Handler | None = None
-        self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
+        if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
+            lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
+        self._directory = find_directory(lookupd, nsqd, self.options.lookup)
         source = Source(self.topic, self.channel, self.tag, self.options)
         self._session = Session(source, self._directory, max_in_flight, self._make_letters(lookupd, nsqd))
         self.backoff: Backoff = self._session.upkeep.backoff
@@ -123,7 +126,7 @@ class Consumer:
         found = load_consumer(url, settings)
         return cls(topic, channel, lookupd=found.lookupd, nsqd=found.nsqd, options=found.options, **found.others)
 
-    def _make_letters(self, lookupd: str | Sequence[str], nsqd: str | Sequence[str]) -> DeadLetterTopic | None:
+    def _make_letters(self, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str]) -> DeadLetterTopic | None:
         topic = self.options.failure.dead_letter
         if not isinstance(topic, str):
             return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from nsqext.client.message import Message
     from nsqext.client.options import ProducerOptions
+    from nsqext.lookup.shared import Lookup
 
 __all__ = ("DeadLetterTopic",)
 
@@ -28,13 +29,13 @@ class DeadLetterTopic:
 
     Args:
         topic: name of the topic.
-        lookupd: lookup addresses.
+        lookupd: lookup addresses, or a shared lookup.
         nsqd: nsqd addresses, instead.
         options: how to publish.
     """
 
     def __init__(
-        self, topic: str, lookupd: str | Sequence[str], nsqd: str | Sequence[str], options: ProducerOptions
+        self, topic: str, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str], options: ProducerOptions
     ) -> None:
         self.topic: str = topic
         self._producer = Producer(lookupd, nsqd=nsqd, options=options)

@@ -128,6 +128,8 @@ class Keeper:
     def _view_changed(self, view: TopicView) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+        if self.closing:
+            return
         for key, subscription in list(self._upkeep.live.items()):
             if not subscription.live:
                 continue
@@ -223,14 +225,17 @@ class Keeper:
     async def close(self) -> None:
         """Take leave of every node, all at the same time."""
         self.closing = True
-        if self._unwatch is not None:
-            self._unwatch()
         for place in self._places.values():
             place.moved.set()
         self._upkeep.flush()
         async with anyio.create_task_group() as tasks:
             for subscription in self._upkeep.subscriptions:
                 tasks.start_soon(subscription.close)
+
+    def forget(self) -> None:
+        """Have the topic not kept fresh any more, once all tasks have ended."""
+        if self._unwatch is not None:
+            self._unwatch()
 
 
 def _address(view: TopicView, key: Key) -> Address | None:

@@ -22,7 +22,7 @@ from nsqext.client.tasks import first_error
 from nsqext.client.tracelog import trace_log
 from nsqext.client.turns import KeyTurns, Turn
 from nsqext.errors import BatchFailed, InvalidState, LookupFailed, NsqError, PublishFailed, TopicNotFound
-from nsqext.lookup.directory import Directory
+from nsqext.lookup.shared import Lookup, find_directory
 from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt
 
@@ -48,7 +48,8 @@ class Producer:
     tasks.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
+            `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
         options: everything else.
 
@@ -58,14 +59,14 @@ class Producer:
 
     def __init__(
         self,
-        lookupd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
         options: ProducerOptions | None = None,
     ) -> None:
         self._open = False
         self.options: ProducerOptions = options or ProducerOptions()
-        self._directory = Directory(lookupd=lookupd, nsqd=nsqd, options=self.options.lookup)
+        self._directory = find_directory(lookupd, nsqd, self.options.lookup)
         self._pool = NodePool(self.options.connection)
         self._sender = Sender(self.options, self._directory, self._pool)
         self._turns = KeyTurns()
@@ -98,6 +99,7 @@ class Producer:
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
             raise InvalidState("a producer is opened once", hint="make a new one")
+        self._directory.join()
         self._tasks = self._sender.tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._pool.run)
@@ -114,10 +116,13 @@ class Producer:
             with anyio.CancelScope(shield=True):
                 await self._finish()
                 await self._pool.aclose()
-                await self._directory.aclose()
         finally:
             self._tasks.cancel_scope.cancel()
-            await self._leave(self._tasks)
+            try:
+                await self._leave(self._tasks)
+            finally:
+                self._sender.forget()
+                await self._directory.leave()
 
     async def _finish(self) -> None:
         """Wait for what is under way, for a while; then give it up."""

@@ -26,6 +26,8 @@ from nsqext.lookup.table import TopicView
 from nsqext.protocol.hashing import key_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.abc import TaskGroup
 
     from nsqext.client.options import ProducerOptions
@@ -71,6 +73,7 @@ class Sender:
         self._pool = pool
         self._key_hash = key_hash(options.key_hash)
         self._makeshift: dict[str, tuple[TopicView, float]] = {}
+        self._unwatch: dict[str, Callable[[], None]] = {}
         self._refreshing: set[str] = set()
 
     @property
@@ -100,6 +103,9 @@ class Sender:
             least_pending = self.options.balance == "least_pending"
             route = self.routes[topic] = Route(topic, view, self._pool, route, least_pending=least_pending)
             self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
+            if topic not in self._unwatch and self.directory.peek(topic, "w") is view:
+                # it stays fresh for as long as anybody publishes to it
+                self._unwatch[topic] = self.directory.watch(topic, "w", _look_later)
         return route
 
     async def _ask(self, topic: str) -> TopicView:
@@ -242,6 +248,12 @@ class Sender:
         except NsqError as error:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
+    def forget(self) -> None:
+        """Have no topic kept fresh any more."""
+        for unwatch in self._unwatch.values():
+            unwatch()
+        self._unwatch.clear()
+
     def stop(self) -> None:
         """Give up what is still running."""
         self.closed = True
@@ -371,6 +383,10 @@ class Delivery:
             self._tried.append(target)
             if error.retryable and isinstance(error, ServerError):
                 target.refused()
+
+
+def _look_later(view: TopicView) -> None:
+    """Leave it to the next publish to see that the view is another one."""
 
 
 def _out_of_step(target: Target, connection: Connection, error: ProtocolError) -> DeliveryUnknown:

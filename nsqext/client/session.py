@@ -43,7 +43,7 @@ class Session:
 
     Args:
         source: what is consumed.
-        directory: where leaders are found; closed with the session.
+        directory: where leaders are found.
         max_in_flight: messages that may be here unanswered.
         letters: publishes dead letters; None for nobody.
 
@@ -83,6 +83,7 @@ class Session:
         """
         if self._tasks is not None:
             raise InvalidState("a consumer is used once", topic=self._topic, hint="make a new one")
+        self._directory.join()
         self._tasks = tasks = OrderlyTasks()
         await tasks.enter()
         tasks.start(self._subscribe)
@@ -111,7 +112,11 @@ class Session:
                 await self._drain()
         finally:
             self.reception.cancel()
-            await tasks.leave(error)
+            try:
+                await tasks.leave(error)
+            finally:
+                self.keeper.forget()
+                await self._directory.leave()
 
     def _opened(self) -> OrderlyTasks:
         if self._tasks is None:
@@ -137,7 +142,6 @@ class Session:
             logger.warning("handlers did not end within %g s", self._options.grace, extra={"topic": self._topic})
         self.reception.give_back()
         await self.keeper.close()
-        await self._directory.aclose()
 
     def fail(self, error: NsqError) -> None:
         """End because nothing further makes sense; the first error counts."""

@@ -76,6 +76,16 @@ class LookupClient:
         """Close the connections."""
         await self.http.aclose()
 
+    def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:
+        """Return a client that asks other lookup nodes over the same pool of connections, which either one closes.
+
+        Raises:
+            InvalidSetting: an address that is none, or no address.
+        """
+        other = LookupClient(addresses, self.options)
+        other.http = self.http
+        return other
+
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
         """Ask where a topic is; returns one answer for each lookup node that was asked, failed ones too.
 

@@ -1,4 +1,7 @@
-"""Where every topic is: the views that producers and consumers route by, kept fresh by polling and by their errors."""
+"""Where every topic is: the views that producers and consumers route by, kept fresh by polling and by their errors.
+
+Several of them may use one directory at the same time: what one has found, the others need not ask for.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
-from anyio.lowlevel import checkpoint
+from anyio import from_thread
+from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.addresses import parse_addresses
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.polling import Poller
 from nsqext.lookup.refresher import Refresher
 from nsqext.lookup.table import TopicView
 from nsqext.protocol.names import check_topic
@@ -22,10 +26,10 @@ if TYPE_CHECKING:
     import httpx
 
     from nsqext.lookup.answers import NodeInfo
+    from nsqext.types import Address
 
 __all__ = ("Directory",)
 
-_POLLS = 4  # topics that are polled at the same time
 _MANY = 1024  # topics, from which on those that were never found are forgotten
 
 Callback = Callable[[TopicView], None]
@@ -59,12 +63,20 @@ class Directory:
                 hint="give lookupd=... with nsqlookupd's HTTP addresses, or nsqd=... to do without lookup",
             )
         self._options = options or LookupOptions()
+        self._given = client
         self._client = None if self._nsqd else LookupClient(lookupd, self._options, client)
         self._views: dict[Key, TopicView] = {}
         self._refreshers: dict[Key, Refresher] = {}
         self._callbacks: dict[Key, list[Callback]] = {}
-        self._wake: anyio.Event | None = None
+        self._poller = Poller(self._polled)
+        self._users = 0
+        self._loop: EventLoopToken | None = None
         self._closed = False
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The lookup addresses; those of the nodes without lookup."""
+        return self._nsqd if self._client is None else self._client.addresses
 
     @property
     def asks(self) -> bool:
@@ -146,54 +158,90 @@ class Directory:
             refresher = self._refresher(topic, access)
             if refresher.view is None:
                 refresher.poll_at = float("-inf")
-                self._wake_up()
+                self._poller.wake()
         callbacks.append(callback)
         return partial(self._unwatch, (topic, access), callback)
 
     def _unwatch(self, key: Key, callback: Callback) -> None:
         callbacks = self._callbacks.get(key, [])
-        if callback in callbacks:
-            callbacks.remove(callback)
+        if callback not in callbacks:
+            return
+        callbacks.remove(callback)
         if not callbacks:
-            self._callbacks.pop(key, None)
+            del self._callbacks[key]
+            if self._client is not None:
+                # nobody would notice that it has grown old
+                self._refreshers.pop(key, None)
+                self._views.pop(key, None)
+
+    def switch(self, addresses: Sequence[str] | str) -> None:
+        """Ask other lookup nodes from now on; every topic is polled at once, and stays where it was until it is found.
+
+        May be called from any thread.
+
+        Raises:
+            InvalidSetting: an address that is none, or no address; or there is no lookup to be switched.
+        """
+        if self._users and self._loop is not None and self._loop != _current_loop():
+            from_thread.run_sync(self._switch, addresses, token=self._loop)
+        else:
+            self._switch(addresses)
+
+    def _switch(self, addresses: Sequence[str] | str) -> None:
+        if self._client is None:
+            raise InvalidSetting("there is no lookup to switch", hint="nsqd=... does without")
+        self._client = client = self._client.elsewhere(addresses)
+        for (topic, access), refresher in self._refreshers.items():
+            refresher.start_over(partial(client.lookup, topic, access))
+        self._poller.wake()
+
+    # Life
+
+    def join(self) -> None:
+        """Count one user more; the first one opens the directory, again if need be.
+
+        Raises:
+            InvalidState: it is used in another event loop at the moment.
+        """
+        loop = current_token()
+        if self._users and self._loop != loop:
+            raise InvalidState(
+                "the lookup is in use in another event loop", hint="make one for each event loop, they share nothing"
+            )
+        if self._closed and self._client is not None:
+            self._client = LookupClient(tuple(map(str, self._client.addresses)), self._options, self._given)
+            self._views.clear()
+            self._refreshers.clear()
+            self._poller = Poller(self._polled)
+        self._closed = False
+        self._loop = loop
+        self._users += 1
+
+    async def leave(self) -> None:
+        """Count one user less; the last one closes the directory. Cancellation does not keep it open."""
+        self._users -= 1
+        if not self._users:
+            await self.aclose()
 
     async def run(self) -> None:
-        """Poll the topics that are known or watched, until the directory is closed; returns at once without lookup."""
-        if self._client is None:
-            return
-        limiter = anyio.CapacityLimiter(_POLLS)
-        async with anyio.create_task_group() as tasks:
-            while not self._closed:
-                self._wake = anyio.Event()
-                now, next_poll = anyio.current_time(), float("inf")
-                for key, refresher in self._refreshers.items():
-                    if refresher.view is None and key not in self._callbacks:
-                        continue
-                    if refresher.poll_at <= now:
-                        refresher.poll_at = float("inf")
-                        tasks.start_soon(self._poll, refresher, limiter)
-                    next_poll = min(next_poll, refresher.poll_at)
-                with anyio.move_on_after(next_poll - now):
-                    await self._wake.wait()
+        """Poll the topics that are known or watched, until the directory is closed; returns at once without lookup.
 
-    async def _poll(self, refresher: Refresher, limiter: anyio.CapacityLimiter) -> None:
-        async with limiter:
-            try:
-                await refresher.refresh(asked_for=False)
-            except InvalidState:
-                return
-        self._wake_up()
+        Every user has this running, and one of them does the work.
+        """
+        if self._client is not None:
+            await self._poller.run()
+
+    def _polled(self) -> list[Refresher]:
+        return [one for key, one in self._refreshers.items() if one.view is not None or key in self._callbacks]
 
     async def aclose(self) -> None:
         """Close the connections to lookup nodes; who waits for an answer gets an error. Closing twice does nothing."""
         self._closed = True
-        self._wake_up()
+        self._poller.stop()
         if self._client is not None:
             await self._client.aclose()
 
-    def _wake_up(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
+    # Inside
 
     def _refresher(self, topic: str, access: str) -> Refresher:
         key = (topic, access)
@@ -216,7 +264,17 @@ class Directory:
 
     def _view_changed(self, view: TopicView) -> None:
         key = (view.topic, view.access)
+        refresher = self._refreshers.get(key)
+        if refresher is None or refresher.view is not view:
+            return  # forgotten while it was asked for
         self._views[key] = view
-        self._wake_up()
+        self._poller.wake()
         for callback in tuple(self._callbacks.get(key, ())):
             callback(view)
+
+
+def _current_loop() -> EventLoopToken | None:
+    try:
+        return current_token()
+    except RuntimeError:  # this thread has none
+        return None

@@ -118,12 +118,21 @@ class Refresher:
             else:
                 await self._run_round(asked_for)
 
+    def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
+        """Ask others from now on, whose word replaces what is known as soon as they know the topic."""
+        self._ask = ask
+        self._table = PartitionTable(self.topic, self._table.view.access, self._table.view.version)
+        self._pace = Pace(self._options.max_pause)
+        self.poll_at = float("-inf")
+
     async def _run_round(self, asked_for: bool) -> None:
         self._running = done = anyio.Event()
+        table = self._table
         try:
             await anyio.sleep(self._pace.wait(anyio.current_time()))
             answers = await self._ask()
-            self._take(answers, asked_for)
+            if table is self._table:
+                self._take(answers, asked_for)
         finally:
             self._running = None
             done.set()

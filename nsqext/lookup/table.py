@@ -129,10 +129,11 @@ class PartitionTable:
     Args:
         topic: name of the topic.
         access: ``w`` or ``r``.
+        version: that of its first, empty view.
     """
 
-    def __init__(self, topic: str, access: str = "w") -> None:
-        self.view: TopicView = TopicView(topic, access)
+    def __init__(self, topic: str, access: str = "w", version: int = 0) -> None:
+        self.view: TopicView = TopicView(topic, access, version=version)
         """The table as it is now."""
         self._leaders: dict[int, PartitionLeader] = {}
         self._sources: dict[Address, _Source] = {}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer_options import ConsumerOptions
     from nsqext.client.message import Message
     from nsqext.client.options import ProducerOptions
+    from nsqext.lookup.shared import Lookup
     from nsqext.types import Receipt
 
 __all__ = ("ObservedConsumer", "ObservedProducer")
@@ -45,7 +46,7 @@ class ObservedProducer(Producer):
 
     def __init__(
         self,
-        lookupd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
         options: ProducerOptions | None = None,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer_options import ConsumerOptions, KeyOptions
     from nsqext.client.message import Message as AsyncMessage
     from nsqext.client.positions import Position
+    from nsqext.lookup.shared import Lookup
 
 __all__ = ("Consumer",)
 
@@ -39,7 +40,8 @@ class Consumer(Opened):
     Args:
         topic: name of the topic.
         channel: name of the channel.
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
+            `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
         tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without
             extend support all messages come.
@@ -61,7 +63,7 @@ class Consumer(Opened):
         topic: str,
         channel: str,
         *,
-        lookupd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] | Lookup = (),
         nsqd: str | Sequence[str] = (),
         tag: str | None = None,
         max_in_flight: int = 200,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nsqext.client.options import ProducerOptions
     from nsqext.client.publication import Draft
     from nsqext.errors import NsqError
+    from nsqext.lookup.shared import Lookup
     from nsqext.types import Receipt
 
 __all__ = ("Batcher", "Producer")
@@ -29,7 +30,8 @@ class Producer(Opened):
     producer serves any number of topics and threads.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
+            `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
         options: everything else.
 
@@ -41,7 +43,7 @@ class Producer(Opened):
 
     def __init__(
         self,
-        lookupd: str | Sequence[str] = (),
+        lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
         options: ProducerOptions | None = None,

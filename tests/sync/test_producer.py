@@ -148,6 +148,18 @@ def test_a_given_producer_is_used(cluster: Cluster, topic: str) -> None:
     assert published == [b"x"]
 
 
+def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, topic: str) -> None:
+    lookup = nsqext.Lookup(cluster.lookupd)
+    options = nsqext.ConsumerOptions(grace=1.0)
+    for body in (b"1", b"2"):
+        with sync.Producer(lookup) as producer, sync.Consumer(topic, "ch", lookupd=lookup, options=options) as consumer:
+            producer.publish(topic, body)
+            lookup.switch(cluster.lookupd)
+            message = next(iter(consumer))
+            assert message.body == body
+            message.finish()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_has_a_loop_of_its_own(cluster: Cluster, topic: str) -> None:
     import subprocess

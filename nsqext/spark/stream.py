@@ -1,0 +1,250 @@
+"""Topics as a stream that can be read again: `spark.readStream` with ``readMode=offset``.
+
+Spark asks a process of its own, one for each query, what the next batch is, and other processes read it. So a reader
+keeps nothing that has to be known elsewhere: all of that is in the offsets, in the ranges that tasks get, and in the
+anchor channels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.spark import bridge
+from nsqext.spark.admin import Admin
+from nsqext.spark.anchor import Anchors, starting_places
+from nsqext.spark.batch import RangePartition, read_range
+from nsqext.spark.offsets import Range, dump, load, split
+from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+    from nsqext.spark.offsets import Offsets
+    from nsqext.spark.options import SourceOptions
+
+__all__ = ("Batches", "NsqStreamReader")
+
+logger: logging.Logger = logging.getLogger("nsqext.spark")
+
+T = TypeVar("T")
+
+_PAUSE = 0.2
+"""Seconds between two questions to the servers while nothing comes; Spark asks a hundred times a second."""
+
+
+class Batches:
+    """Decides what the batches of a query are, by what the servers say.
+
+    Args:
+        options: what is read.
+        admin: asks the servers; closed with this.
+    """
+
+    def __init__(self, options: SourceOptions, admin: Admin) -> None:
+        self._options = options
+        self._admin = admin
+        self._anchors = Anchors(admin, options)
+        self._found: dict[Key, Standing] = {}
+        self._limits: dict[Key, int] | None = None
+        self._idle_since: float | None = None
+        self._looked = False
+
+    async def initial(self) -> Offsets:
+        """Return where the query begins; see `Anchors.begin`."""
+        begun = await self._anchors.begin()
+        if self._limits is not None:
+            # the end was frozen before there were anchors
+            for topic, counts in begun.items():
+                for partition, count in counts.items():
+                    self._limits[topic, partition] = max(self._limits.get((topic, partition), 0), count)
+        return begun
+
+    async def freeze(self) -> None:
+        """Read nothing any more that is published from now on."""
+        self._found = await self._anchors.survey()
+        self._limits = {key: standing.end for key, standing in self._found.items()}
+
+    async def latest(self, start: Offsets, limit: int | None) -> Offsets:
+        """Return where the batch ends that begins at ``start``.
+
+        Args:
+            start: where it begins.
+            limit: how many messages it may read; None for all.
+
+        Raises:
+            DataLoss: messages are gone that were not read.
+            NsqError: the servers cannot be asked.
+        """
+        await self._pause()
+        options = self._options
+        begin = only(start, options.topics)
+        self._found = found = await self._anchors.survey()
+        self._warn_of_unkept(begin)
+        if self._limits is not None:
+            found = frozen_at(found, self._limits)
+        end = plan_end(begin, found, limit, fail_on_data_loss=options.fail_on_data_loss)
+        await self._make_anchors(start, end)
+        self._idle_since = anyio.current_time() if end == start else None
+        return end
+
+    async def _pause(self) -> None:
+        if self._idle_since is not None and self._limits is None:
+            await anyio.sleep(max(self._idle_since + _PAUSE - anyio.current_time(), 0))
+
+    def _warn_of_unkept(self, start: Offsets) -> None:
+        """Tell once that anchors do not keep what is read."""
+        if self._looked:
+            return
+        self._looked = True
+        for (topic, partition), standing in self._found.items():
+            count = start.get(topic, {}).get(partition)
+            if count is not None and standing.anchor is not None and standing.anchor > count:
+                logger.warning(
+                    "topic %s, partition %d: the query reads from %d, its anchor channel stands at %d: what is between "
+                    "may be cleaned away; is the checkpoint an old one, or does another query use the channel?",
+                    topic,
+                    partition,
+                    count,
+                    standing.anchor,
+                )
+
+    async def _make_anchors(self, start: Offsets, end: Offsets) -> None:
+        """Make the anchors that are missing before the batch is written down anywhere."""
+        for (topic, partition), standing in self._found.items():
+            last = end.get(topic, {}).get(partition)
+            if standing.anchor is None and last is not None:
+                begin = start.get(topic, {}).get(partition, standing.start)
+                await self._anchors.make((topic, partition), min(begin, last))
+
+    def report(self) -> Offsets | None:
+        """Return the ends that were seen last; None before anything was seen."""
+        ends: Offsets = {}
+        for (topic, partition), standing in self._found.items():
+            ends.setdefault(topic, {})[partition] = standing.end
+        return ends or None
+
+    async def ranges(self, start: Offsets, end: Offsets) -> list[Range]:
+        """Return what the tasks of a batch read.
+
+        Raises:
+            DataLoss: messages are gone that were not read.
+            NsqError: the servers cannot be asked.
+        """
+        options = self._options
+        if self._missing(end):
+            await self._catch_up(end)
+        found = dict(self._found)
+        for topic, counts in only(end, options.topics).items():
+            for partition in counts:
+                found.setdefault((topic, partition), Standing(0, 0))
+        ranges = plan_ranges(start, end, found, fail_on_data_loss=options.fail_on_data_loss)
+        return split(ranges, options.min_partitions, options.max_records_per_partition)
+
+    async def _catch_up(self, end: Offsets) -> None:
+        """Look at the servers until they have what was written down; a new leader may learn of it a little later."""
+        with anyio.move_on_after(self._options.read_timeout):
+            while True:
+                self._found = await self._anchors.survey()
+                if not self._missing(end):
+                    return
+                await anyio.sleep(_PAUSE)
+
+    def _missing(self, end: Offsets) -> bool:
+        return any(
+            (topic, partition) not in self._found or self._found[topic, partition].end < count
+            for topic, counts in only(end, self._options.topics).items()
+            for partition, count in counts.items()
+        )
+
+    async def commit(self, end: Offsets) -> None:
+        """Let the servers forget what is done; see `Anchors.follow`."""
+        await self._anchors.follow(end)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._admin.aclose()
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics batch by batch, each of which can be read again.
+
+    Args:
+        options: what is read.
+
+    Raises:
+        InvalidSetting: the start positions cannot be read.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        starting_places(options)
+        self._options = options
+        self._batches: Batches | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_batches": None}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how much a batch reads at most, by the option ``maxOffsetsPerTrigger``."""
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read nothing that is published from now on."""
+        self._ask(lambda batches: batches.freeze())
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where the query begins."""
+        return dump(self._ask(lambda batches: batches.initial()))
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next batch ends."""
+        if isinstance(limit, ReadMaxRows):
+            rows: int | None = limit.max_rows
+        elif isinstance(limit, ReadAllAvailable):
+            rows = None
+        else:
+            raise InvalidSetting(f"the source knows no {type(limit).__name__}", hint="use maxOffsetsPerTrigger")
+        begun = load(start)
+        return dump(self._ask(lambda batches: batches.latest(begun, rows)))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return where the topics end, for the progress that Spark reports."""
+        ends = self._batches.report() if self._batches is not None else None
+        return None if ends is None else dump(ends)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        """Return what the tasks of a batch read."""
+        begun, ended = load(start), load(end)
+        return [RangePartition(found) for found in self._ask(lambda batches: batches.ranges(begun, ended))]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """Read the range of a task, in the process that runs it."""
+        if not isinstance(partition, RangePartition):
+            raise InvalidState(f"{partition!r} is no range of this source")
+        return read_range(self._options, partition.range)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Move the anchor channels behind a batch that is done."""
+        ended = load(end)
+        self._ask(lambda batches: batches.commit(ended))
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._batches is not None:
+            batches, self._batches = self._batches, None
+            bridge.call(batches.aclose)
+
+    def _ask(self, question: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
+        async def ask() -> T:
+            if self._batches is None:
+                self._batches = Batches(self._options, Admin(self._options.connection))
+            return await question(self._batches)
+
+        return bridge.call(ask)

@@ -33,15 +33,15 @@ _numbers = attrgetter("timestamp", "offset", "attempts")
 
 
 class Messages(Protocol):
-    """Messages of one partition that lie one behind the other.
+    """Messages of one partition that lie one behind the other."""
 
-    Attributes:
-        first: number of the first one.
-        messages: the messages.
-    """
+    @property
+    def first(self) -> int:
+        """Number of the first one."""
 
-    first: int
-    messages: Sequence[RawMessage]
+    @property
+    def messages(self) -> Sequence[RawMessage]:
+        """The messages."""
 
 
 def to_batches(

@@ -45,7 +45,7 @@ def java_version() -> int:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two workers that knows the format; tests are skipped without Java."""
+    """A session that knows the format, with two workers and a second try for tasks; tests are skipped without Java."""
     if java_version() < _JAVA:
         pytest.skip(f"Java {_JAVA} is missing")
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         session = (
-            SparkSession.builder.master("local[2]")
+            SparkSession.builder.master("local[2, 2]")
             .appName("nsqext tests")
             .config("spark.ui.enabled", "false")
             .config("spark.driver.memory", "1g")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +39,7 @@ class Rows:
         self.asked.append(topic)
         return METAS[topic]
 
-    def chunks(self, *batches: list[dict[str, Any]], types: dict[str, pa.DataType] = TYPES) -> list[Chunk]:
+    def chunks(self, *batches: Sequence[dict[str, Any]], types: dict[str, pa.DataType] = TYPES) -> list[Chunk]:
         columns = tuple(batches[0][0])
         schema = pa.schema([(name, types[name]) for name in columns])
         rules = RowRules(columns, self._topic, "nsqext_id", *self._limits)
@@ -87,8 +88,13 @@ def test_values_and_keys_are_bytes_or_text(kind: pa.DataType) -> None:
 
 def test_rows_are_grouped_by_topic_and_partition() -> None:
     rows = Rows("plain")
-    first = [{"value": b"%d" % number, "topic": None, "partition": number % 2 or None} for number in range(4)]
-    second = [{"value": b"4", "topic": "original", "partition": None}, {"value": b"5", "topic": "", "partition": 1}]
+    first: list[dict[str, Any]] = [
+        {"value": b"%d" % number, "topic": None, "partition": number % 2 or None} for number in range(4)
+    ]
+    second: list[dict[str, Any]] = [
+        {"value": b"4", "topic": "original", "partition": None},
+        {"value": b"5", "topic": "", "partition": 1},
+    ]
     (chunk,) = rows.chunks(first, second)
     groups = {place: group.rows for place, group in chunk.groups.items()}
     assert groups == {("plain", None): [0, 2], ("plain", 1): [1, 3, 5], ("original", None): [4]}
@@ -116,7 +122,7 @@ def test_chunks_are_bounded_by_bytes_and_by_number() -> None:
     ],
 )
 def test_an_error_names_the_row(row: dict[str, Any], told: str) -> None:
-    fine = {"value": b"x", "topic": "plain", "partition": 1, "key": None}
+    fine: dict[str, Any] = {"value": b"x", "topic": "plain", "partition": 1, "key": None}
     with pytest.raises(InvalidInput) as caught:
         Rows().chunks([fine, {**dict.fromkeys(fine), **row}])
     assert told in str(caught.value)

@@ -1,0 +1,195 @@
+"""Options as Spark hands them over."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import trustme
+
+from nsqext.errors import InvalidSetting
+from nsqext.spark.options import Access, SinkOptions, SourceOptions, includes_headers
+
+READ = {"lookupd": "a:4161, b:4161", "subscribe": "t"}
+WRITE = {"lookupd": "a:4161"}
+SECRET = "very-hidden"
+
+
+def test_defaults_of_a_batch_read() -> None:
+    options = SourceOptions.parse(READ)
+    assert options == SourceOptions(Access(("a:4161", "b:4161"), {}, 60.0), {"t": None})
+    assert (options.starting_offsets, options.ending_offsets, options.fail_on_data_loss) == (None, None, True)
+    assert (options.arrow_batch_rows, options.rdy, options.read_mode) == (2000, 1000, "offset")
+
+
+def test_names_have_no_case() -> None:
+    given = {
+        "LOOKUPD": "a:4161",
+        "Assign": '{"t": [2, 0, 2], "u": [1]}',
+        "startingtimestamp": "5",
+        "ENDINGTIMESTAMP": "6",
+        "minpartitions": "3",
+        "maxRecordsPerPartition": "4",
+        "failondataloss": "False",
+        "includeHeaders": "TRUE",
+        "readTimeoutMs": "1500",
+        "arrowBatchRows": "7",
+        "rdy": "8",
+        "channel": "c",
+    }
+    options = SourceOptions.parse(given)
+    assert options.topics == {"t": (0, 2), "u": (1,)}
+    assert (options.starting_timestamp, options.ending_timestamp) == (5, 6)
+    assert (options.min_partitions, options.max_records_per_partition) == (3, 4)
+    assert (options.fail_on_data_loss, options.include_headers) == (False, True)
+    assert (options.read_timeout, options.connection.timeout) == (1.5, 1.5)
+    assert (options.arrow_batch_rows, options.rdy, options.channel) == (7, 8, "c")
+
+
+def test_a_stream_is_read() -> None:
+    given = {**READ, "channel": "c", "maxOffsetsPerTrigger": "9", "resetChannel": "true", "startingOffsets": "latest"}
+    options = SourceOptions.parse(given, streaming=True)
+    assert (options.channel, options.max_offsets_per_trigger, options.reset_channel) == ("c", 9, True)
+    assert options.starting_offsets == "latest"
+
+
+def test_topics_are_named_once_each() -> None:
+    assert list(SourceOptions.parse({**READ, "subscribe": "b, a,,b "}).topics) == ["b", "a"]
+
+
+def test_what_spark_adds_is_no_option_of_ours() -> None:
+    given = {**WRITE, "checkpointLocation": "/tmp/c", "queryName": "q"}
+    assert SinkOptions.parse(given) == SinkOptions(Access(("a:4161",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"subscibe": "t"}, "option subscibe is unknown: do you mean subscribe?"),
+        ({"zzz": "t"}, "option zzz is unknown: there are arrowBatchRows, assign"),
+        ({"topic": "t"}, "option topic cannot be used to read: it is there to write"),
+        ({"path": "t"}, "topics have no path"),
+        ({"lookupd": ""}, "option lookupd='' cannot be right: it is empty"),
+        ({"lookupd": "here"}, "'here' is not an address"),
+        ({"subscribe": ","}, "it names no topic"),
+        ({"subscribe": "a b"}, "option subscribe='a b' cannot be right"),
+        ({"assign": '{"t": [0]}'}, "options subscribe and assign contradict each other"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "startingOffsets and startingTimestamp"),
+        ({"endingOffsets": "latest", "endingTimestamp": "1"}, "endingOffsets and endingTimestamp"),
+        ({"startingTimestamp": "2", "endingTimestamp": "1"}, "endingTimestamp=1 is before startingTimestamp=2"),
+        ({"startingTimestamp": "-1"}, "it is less than 0"),
+        ({"minPartitions": "0"}, "it is less than 1"),
+        ({"minPartitions": "many"}, "option minPartitions='many' cannot be right"),
+        ({"rdy": "2501"}, "it is not within 1..2500"),
+        ({"failOnDataLoss": "maybe"}, "write true or false"),
+        ({"readTimeoutMs": "0"}, "it is less than 1"),
+        ({"channel": "c#ephemeral"}, "an ephemeral channel keeps no position"),
+        ({"maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger is for streaming reads only"),
+        ({"readMode": "channel"}, "option readMode is for streaming reads only"),
+        ({"nsqext.connection_tlss": "true"}, "do you mean nsqext.connection_tls?"),
+        ({"nsqext.on_unknown": "raise"}, "option nsqext.on_unknown is unknown"),
+        ({"nsqext.connection_connect_timeout": "soon"}, "option nsqext.connection_connect_timeout='soon' cannot be"),
+        ({"nsqext.connection_connect_timeout": "-1"}, "connect_timeout=-1.0 is not a positive time"),
+        ({"nsqext.lookup_poll_jitter": "2"}, "poll_jitter=2.0 is not within 0..1"),
+        ({"nsqext.connection_tls": "/no/such/file"}, "write true, false, or a file of certificates"),
+    ],
+)
+def test_a_batch_read_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        SourceOptions.parse({**READ, **change})
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"lookupd": "a:1"}, "no topic is named: give the option subscribe, or assign"),
+        ({"subscribe": "t"}, "option lookupd is missing"),
+        ({"lookupd": "a:1", "assign": "[]"}, 'write {"topic": [0, 1]}'),
+        ({"lookupd": "a:1", "assign": "t:0"}, "it is not JSON"),
+        ({"lookupd": "a:1", "assign": '{"t": []}'}, "topic 't' has no list of partitions"),
+        ({"lookupd": "a:1", "assign": '{"t": [-1]}'}, "option assign"),
+    ],
+)
+def test_what_is_read_has_to_be_named(given: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        SourceOptions.parse(given)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "option channel is missing"),
+        ({"channel": "c", "endingOffsets": "latest"}, "option endingOffsets is for batch reads only"),
+        ({"channel": "c", "readMode": "both"}, "write offset or channel"),
+        ({"channel": "c", "readMode": "channel", "minPartitions": "2"}, "minPartitions contradicts readMode=channel"),
+        ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "resetChannel contradicts readMode=channel"),
+    ],
+)
+def test_a_streaming_read_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        SourceOptions.parse({**READ, **change}, streaming=True)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"subscribe": "t"}, "option subscribe cannot be used to write: it is there to read"),
+        ({"topic": "a b"}, "option topic"),
+        ({"idempotenceHeader": "##own"}, "is reserved"),
+        ({"idempotenceHeader": "a b"}, "is not valid"),
+        ({"ackBatchBytes": "6000000"}, "is more than servers take in one batch"),
+        ({"nsqext.delivery_decompress": "true"}, "option nsqext.delivery_decompress is unknown"),
+        ({"nsqext.on_unknown": "perhaps"}, "on_unknown='perhaps'"),
+    ],
+)
+def test_a_write_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        SinkOptions.parse({**WRITE, **change})
+    assert told in str(caught.value)
+
+
+def test_the_schema_needs_one_option_only() -> None:
+    assert includes_headers({"INCLUDEHEADERS": "true"})
+    assert not includes_headers({"subscribe": "t"})
+    with pytest.raises(InvalidSetting, match="includeHeaders"):
+        includes_headers({"includeHeader": "true"})
+
+
+def test_settings_reach_the_client(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(file)
+    given = {
+        **WRITE,
+        "ackBatchBytes": "6000000",
+        "nsqext.connection_tls": str(file),
+        "nsqext.connection_auth_secret": SECRET,
+        "nsqext.connection_connect_timeout": "1.5",
+        "nsqext.lookup_request_timeout": "3",
+        "nsqext.max_batch_size": "7000000",
+        "nsqext.on_unknown": "raise",
+    }
+    options: SinkOptions = pickle.loads(pickle.dumps(SinkOptions.parse(given)))  # noqa: S301 (our own bytes)
+    producer = options.connection.producer()
+    assert (producer.on_unknown, producer.max_batch_size, producer.timeout) == ("raise", 7_000_000, 30.0)
+    assert producer.connection.tls_context() is not None
+    assert (producer.connection.auth_secret, producer.connection.connect_timeout) == (SECRET, 1.5)
+    assert producer.lookup.request_timeout == options.connection.lookup().request_timeout == 3.0
+    assert options.connection.transport().connect_timeout == 1.5
+    assert SECRET not in repr(options)
+    assert "***" in repr(options)
+
+
+def test_a_secret_is_not_shown_in_errors() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        SourceOptions.parse({**READ, "nsqext.connection_auth_secrets": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+def test_bodies_are_restored_unless_it_is_turned_off() -> None:
+    assert SourceOptions.parse(READ).connection.decompress
+    assert not SourceOptions.parse({**READ, "nsqext.delivery_decompress": "false"}).connection.decompress

@@ -18,7 +18,7 @@ from nsqext.errors import InvalidState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ("register",)
+__all__ = ("check_version", "choose_interpreter", "register")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 

@@ -1,0 +1,103 @@
+"""Taking away copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as sf
+
+from nsqext.errors import InvalidInput
+from nsqext.spark import dedupe
+from nsqext.spark.schema import read_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Row = dict[str, Any]
+
+
+def row(offset: int, topic: str = "t", partition: int = 0, **fields: Any) -> Row:
+    return {"value": b"%d" % offset, "topic": topic, "partition": partition, "offset": offset, "trace_id": 0, **fields}
+
+
+def frame(spark: SparkSession, rows: list[Row], *, include_headers: bool = True) -> DataFrame:
+    schema = read_schema(include_headers)
+    return spark.createDataFrame([tuple(one.get(name) for name in schema.fieldNames()) for one in rows], schema)
+
+
+def offsets(rows: DataFrame) -> list[int]:
+    return sorted(found.offset for found in rows.select("offset").collect())
+
+
+def marked(offset: int, name: str, **fields: Any) -> Row:
+    return row(offset, headers={"nsqext_id": name}, **fields)
+
+
+def test_one_of_each_id_stays(spark: SparkSession) -> None:
+    rows = frame(
+        spark,
+        [
+            marked(0, "a"),
+            marked(1, "b"),
+            marked(2, "a"),
+            marked(3, "a", topic="other"),
+            marked(3, "b", partition=1),
+            row(4),
+            row(5, headers={"x": "y"}),
+            row(6, trace_id=9),
+            row(7, trace_id=9),
+        ],
+    )
+    single = dedupe(rows)
+    assert single.columns == rows.columns
+    kept = offsets(single)
+    assert len(kept) == 7
+    assert sorted({0, 2} & set(kept)) in ([0], [2])
+    assert {4, 5, 6, 7} <= set(kept)
+    assert offsets(dedupe(rows, trace_ids=True)).count(6) + offsets(dedupe(rows, trace_ids=True)).count(7) == 1
+    assert len(offsets(dedupe(rows, header="other"))) == 9
+
+
+def test_without_headers_trace_ids_count(spark: SparkSession) -> None:
+    rows = frame(
+        spark,
+        [row(0, trace_id=-5), row(1, trace_id=-5), row(2, trace_id=7), row(3), row(4), row(3, partition=1)],
+        include_headers=False,
+    )
+    assert len(offsets(dedupe(rows))) == 5
+    assert len(offsets(dedupe(rows, trace_ids=False))) == 6
+
+
+def test_columns_are_needed(spark: SparkSession) -> None:
+    rows = frame(spark, [row(0)])
+    with pytest.raises(InvalidInput, match="column offset is missing"):
+        dedupe(rows.drop("offset"))
+
+
+def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+
+    def add(*rows: Row) -> None:
+        frame(spark, list(rows)).withColumn("timestamp", sf.current_timestamp()).write.mode("append").parquet(source)
+
+    def run() -> list[int]:
+        rows = spark.readStream.schema(read_schema(True)).parquet(source)
+        assert "DeduplicateWithinWatermark" not in plan(dedupe(rows))
+        single = dedupe(rows.withWatermark("timestamp", "1 hour"))
+        assert "DeduplicateWithinWatermark" in plan(single)
+        writer = single.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start(target).awaitTermination()
+        return offsets(spark.read.parquet(target))
+
+    add(marked(0, "a"), marked(1, "b"), marked(2, "a"))
+    assert len(run()) == 2
+    add(marked(3, "b"), marked(4, "c"), row(5))
+    found = run()
+    assert len(found) == 4
+    assert {4, 5} <= set(found)
+
+
+def plan(rows: DataFrame) -> str:
+    return str(rows._jdf.queryExecution().analyzed().toString())  # type: ignore[operator]

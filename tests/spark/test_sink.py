@@ -1,0 +1,157 @@
+"""Sinks, run by Spark: what is published, what happens twice, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
+
+from nsqext.spark.identity import trace_id_of
+from tests.spark.collecting import collect, collect_all
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nsqext.sync import Message
+    from tests.spark.servers import Servers
+
+ROW = "value string, topic string, key string, headers map<string,string>, trace_id bigint, tag string"
+
+
+def save(rows: DataFrame, servers: Servers, **options: str) -> None:
+    rows.write.format("nsqext").mode("append").options(**servers.options, **options).save()
+
+
+def spoiled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Make the last row one that cannot be published."""
+    values = batch.column("value").to_pylist()
+    return pa.RecordBatch.from_pydict({"value": [*values[:-1], None]}, schema=batch.schema)
+
+
+def failing_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Let the first try of a task fail when all rows but the last one are published."""
+    context = TaskContext.get()
+    for batch in batches:
+        yield batch if context is None or context.attemptNumber() else spoiled(batch)
+
+
+def ids(messages: list[Message]) -> list[str]:
+    return [str(message.headers["nsqext_id"]) for message in messages]
+
+
+def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
+    plain, extend = servers.make_topic("plain", 2), servers.make_topic("extend", 2, extend=True)
+    rows = spark.createDataFrame(
+        [
+            ("to plain", plain, "k", None, None, None),
+            ("traced", plain, None, None, -2, None),
+            ("to extend", None, "k", {"a": "b"}, None, "blue"),
+            ("its own id", None, None, {"nsqext_id": "mine"}, 5, None),
+        ],
+        ROW,
+    )
+    save(rows.coalesce(1), servers, topic=extend)
+    found = {message.body: message for message in collect(servers, plain, 2) + collect(servers, extend, 2)}
+    assert found[b"traced"].trace_id == 2**64 - 2
+    tagged, own = found[b"to extend"], found[b"its own id"]
+    assert (tagged.key, tagged.tag, tagged.headers["a"], tagged.trace_id) == ("k", "blue", "b", 0)
+    assert (own.headers["nsqext_id"], own.trace_id) == ("mine", 5)
+    job, batch, partition, row = str(tagged.headers["nsqext_id"]).split("/")
+    assert (len(job), batch, partition, row) == (32, "0", "0", "2")
+    assert found[b"to plain"].trace_id == trace_id_of(f"{job}/0/0/0")
+
+
+def test_keys_and_partitions_keep_their_order(spark: SparkSession, servers: Servers) -> None:
+    topic = servers.make_topic("order", 2, ordered=True)
+    number = sf.col("id").cast("string")
+    keyed = spark.range(0, 400, 1, 2).select(
+        number.alias("value"), (sf.col("id") % 7).cast("string").cast("binary").alias("key")
+    )
+    save(keyed, servers, topic=topic, ackBatchBytes="2000")
+    found = collect(servers, topic, 400)
+    places: dict[int, set[int]] = {}
+    for key in range(7):
+        of_key = [message for message in found if int(message.body) % 7 == key]
+        places[key] = {message.partition for message in of_key}
+        for half in (range(200), range(200, 400)):
+            numbers = [int(message.body) for message in of_key if int(message.body) in half]
+            assert numbers == sorted(numbers)
+    assert all(len(partitions) == 1 for partitions in places.values())
+    chosen = spark.range(0, 20, 1, 1).select(number.alias("value"), (sf.col("id") % 2).alias("partition"))
+    save(chosen, servers, topic=topic)
+    assert {(int(message.body) % 2, message.partition) for message in collect(servers, topic, 20)} == {(0, 0), (1, 1)}
+
+
+@pytest.mark.parametrize("extend", [True, False])
+def test_a_task_that_is_run_again_publishes_the_same_ids(spark: SparkSession, servers: Servers, extend: bool) -> None:
+    topic = servers.make_topic("again", 1, extend=extend)
+    rows = spark.range(0, 30, 1, 2).select(sf.col("id").cast("string").alias("value"))
+    save(rows.mapInArrow(failing_late, "value string"), servers, topic=topic, ackBatchBytes="1")
+    found = collect_all(servers, topic)
+    assert len(found) > 30
+    names = ids(found) if extend else [str(message.trace_id) for message in found]
+    assert len(set(names)) == 30
+    bodies = {name: message.body for name, message in zip(names, found, strict=True)}
+    assert [bodies[name] for name in names] == [message.body for message in found]
+    assert Counter(bodies.values()) == Counter(b"%d" % number for number in range(30))
+
+
+def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    topic = servers.make_topic("stream", 1, extend=True)
+    flag, lines = tmp_path / "fail", tmp_path / "lines"
+    lines.mkdir()
+
+    def stumbling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield spoiled(batch) if flag.exists() else batch
+
+    def run() -> str:
+        rows = spark.readStream.text(str(lines)).mapInArrow(stumbling, "value string")
+        writer = rows.writeStream.format("nsqext").options(**servers.options, topic=topic, ackBatchBytes="1")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return str(query.id)
+
+    (lines / "1.txt").write_text("\n".join(f"first {number}" for number in range(10)))
+    query = run()
+    (lines / "2.txt").write_text("\n".join(f"second {number}" for number in range(10)))
+    flag.touch()
+    with pytest.raises(PySparkException, match="row 9 of Spark partition 0: the value is null"):
+        run()
+    flag.unlink()
+    assert run() == query
+    found = collect_all(servers, topic)
+    assert [message.body for message in found[:10]] == [b"first %d" % number for number in range(10)]
+    assert len(found) > 20
+    assert set(ids(found)) == {f"{query}/{batch}/0/{row}" for batch in (0, 1) for row in range(10)}
+    assert len({(name, message.body) for name, message in zip(ids(found), found, strict=True)}) == 20
+
+
+def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:
+    topic = servers.make_topic("wrong", 1)
+    rows = spark.createDataFrame(
+        [("fine", None), ("refused", {"a": "b"})], "value string, headers map<string,string>"
+    ).coalesce(1)
+    with pytest.raises(PySparkException, match=f"row 1 of Spark partition 0: .*topic {topic}"):
+        save(rows, servers, topic=topic)
+
+
+def test_the_driver_refuses_what_cannot_be_right(spark: SparkSession, servers: Servers) -> None:
+    rows = spark.range(1).select(sf.lit("x").alias("value"))
+    with pytest.raises(PySparkException, match="option topics is unknown: do you mean topic"):
+        save(rows, servers, topics="t")
+    with pytest.raises(PySparkException, match="neither a column topic nor the option topic"):
+        save(rows, servers)
+    with pytest.raises(PySparkException, match="column offset is unknown to the sink"):
+        save(rows.withColumn("offset", sf.lit(1)), servers, topic="t")
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        rows.write.format("nsqext").mode("overwrite").options(**servers.options, topic="t").save()

@@ -35,8 +35,10 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
-_SETTLE = 5.0
+_SETTLE = 2.0
 """Seconds that messages which were written when somebody asked for the end may take to be stored for good."""
+_SOON = 0.005
+"""Seconds after which a channel of our own has to make the server write out what it has buffered."""
 _MOVE = 2.0
 """Seconds after which a move that has not happened is asked for again."""
 _MARK = ".setup"
@@ -192,32 +194,37 @@ class Admin:
             stats = await self.nodes.stats(leader, topic, partition)
             end = max(stats.committed, stats.channels.get(channel or "", 0))
             if end < stats.written:
-                end = await self._settled(leader, topic, partition, stats)
+                end = await self._settled(leader, topic, partition, stats.written)
             start = await self._start(leader, topic, partition, stats, end)
             return Bounds(min(start, end), end)
 
         return await self._on_leader(topic, partition, ask)
 
-    async def _settled(self, leader: Leader, topic: str, partition: int, stats: PartitionStats) -> int:
+    async def _settled(self, leader: Leader, topic: str, partition: int, wanted: int) -> int:
         """Wait until what is written is stored for good, or taken back.
 
-        A channel that has a consumer makes the server write out what it has buffered; others see that later, and
+        A channel with a consumer that waits makes the server write out what it has buffered; others see that later, and
         without any channel nothing tells what is stored.
         """
-        _, meta = await self.leader(topic, partition)
-        channel = scratch_name()
-        connection = await open_scratch(self._options, leader, topic, partition, meta, channel)
-        try:
-            wanted, pause = stats.written, 0.001
-            with anyio.move_on_after(_SETTLE):
-                while stats.committed < wanted:
-                    stats = await self.nodes.stats(leader, topic, partition)
-                    wanted = min(wanted, stats.written)
-                    await anyio.sleep(pause)
-                    pause = min(2 * pause, 0.1)
+        stats = await self._poll(leader, topic, partition, wanted, _SOON)
+        if stats.committed >= min(wanted, stats.written):
             return stats.committed
+        _, meta = await self.leader(topic, partition)
+        connection = await open_scratch(self._options, leader, topic, partition, meta, scratch_name())
+        try:
+            return (await self._poll(leader, topic, partition, wanted, _SETTLE)).committed
         finally:
             connection.close()
+
+    async def _poll(self, leader: Leader, topic: str, partition: int, wanted: int, seconds: float) -> PartitionStats:
+        """Ask for so long at most until so much is stored for good, or less is written."""
+        pause, deadline = 0.001, anyio.current_time() + seconds
+        while True:
+            stats = await self.nodes.stats(leader, topic, partition)
+            if stats.committed >= min(wanted, stats.written) or anyio.current_time() >= deadline:
+                return stats
+            await anyio.sleep(pause)
+            pause = min(2 * pause, 0.1)
 
     async def _start(self, leader: Leader, topic: str, partition: int, stats: PartitionStats, end: int) -> int:
         if not stats.start_offset:

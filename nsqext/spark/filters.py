@@ -7,9 +7,21 @@ from datetime import datetime
 from typing import Any
 
 from attrs import define
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
 
 __all__ = ("Pruning",)
+
+_ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))
+"""Columns that every row has a value in."""
 
 
 @define
@@ -39,6 +51,8 @@ class Pruning:
     def _take(self, found: Filter) -> bool:
         """Take in one filter; returns whether what is left of the batch says the same."""
         attribute: tuple[str, ...] = getattr(found, "attribute", ())
+        if isinstance(found, IsNotNull) and attribute in _ALWAYS:
+            return True
         if len(attribute) != 1:
             return False
         name, value = attribute[0].lower(), getattr(found, "value", None)

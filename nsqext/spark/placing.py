@@ -84,20 +84,17 @@ class Placer:
         if expected is None:
             return placed
         for message in messages:
+            if len(placed) == left:
+                break
             if message.offset != expected:
                 if message.offset > expected:
                     self._keep(message)
                 elif message.offset < 0:
                     raise ProtocolError("a message without its place in the queue")
                 continue
-            while len(placed) < left:
-                if message.size <= 0:
-                    raise ProtocolError(f"a message at offset {expected} takes {message.size} bytes of the queue")
-                placed.append(message)
-                expected += message.size
-                if not ahead or expected not in ahead:
-                    break
-                message = ahead.pop(expected)
+            expected = _append(placed, message)
+            while expected in ahead and len(placed) < left:
+                expected = _append(placed, ahead.pop(expected))
         self.offset = expected
         self.count += len(placed)
         return placed
@@ -109,9 +106,17 @@ class Placer:
             waiting = len(ahead)
             ahead.clear()
             raise RangeIncomplete(
-                f"message {self.count} was left out: {waiting} messages behind it came",
+                f"a message was left out behind number {self.count}: {waiting} messages from behind it came",
                 hint="something lets the channel skip messages, or the server lost one; it is asked for again",
             )
+
+
+def _append(placed: list[RawMessage], message: RawMessage) -> int:
+    """Append a message; returns where the next one begins."""
+    if message.size <= 0:
+        raise ProtocolError(f"a message at offset {message.offset} takes {message.size} bytes of the queue")
+    placed.append(message)
+    return message.offset + message.size
 
 
 class Blocks:

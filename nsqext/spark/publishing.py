@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -13,7 +12,7 @@ import anyio
 from attrs import define
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from nsqext import Producer
+from nsqext import Lookup, Producer
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -23,7 +22,6 @@ from nsqext.errors import (
     PublishFailed,
     TopicNotFound,
 )
-from nsqext.lookup.directory import Directory
 from nsqext.sync.loop import call, shared_loop
 from nsqext.types import Receipt, TopicMeta
 
@@ -82,20 +80,19 @@ class Publisher:
         self.tallies: Tallies = {}
         self._task = task
         options = access.producer()
-        self._producer = Producer(access.lookupd, options=options)
-        self._directory = Directory(access.lookupd, options=options.lookup)
+        lookup = Lookup(access.lookupd, options=options.lookup)
+        self._directory = lookup.directory
+        self._producer = Producer(lookup, options=options)
         self._patience = options.timeout
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._stack.push_async_callback(self._directory.aclose)
-        await self._stack.enter_async_context(self._producer)
+        await self._producer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+        await self._producer.__aexit__(kind, error, trace)
 
     async def meta(self, topic: str) -> TopicMeta:
         """Return what lookup tells about a topic; nothing for one that the original NSQ will make.

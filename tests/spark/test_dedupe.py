@@ -100,4 +100,4 @@ def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def plan(rows: DataFrame) -> str:
-    return str(rows._jdf.queryExecution().analyzed().toString())  # type: ignore[operator]
+    return str(rows._jdf.queryExecution().analyzed().toString())

@@ -171,7 +171,7 @@ class Anchors:
     async def _look(self, key: Key) -> Standing:
         topic, partition = key
         anchor = await self._admin.anchor_count(topic, partition, self._channel)
-        bounds = await self._admin.bounds(topic, partition, None if anchor is None else self._channel)
+        bounds = await self._admin.bounds(topic, partition)
         return Standing(bounds.start, bounds.end, anchor)
 
     async def follow(self, end: Offsets) -> None:

@@ -1,0 +1,105 @@
+"""Streaming queries for tests: started, ended, and what they read by batch."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ("Reading", "post", "wait_for")
+
+_DEADLINE = 90
+
+Row = tuple[str, int, int, bytes]
+"""Topic, partition, offset and value."""
+
+
+@define
+class Reading:
+    """A streaming query that is run again and again with the same checkpoint.
+
+    Attributes:
+        spark: the session.
+        checkpoint: where Spark keeps the query's progress.
+        options: of the source.
+        batches: rows by batch, for every time that the batch was run.
+    """
+
+    spark: SparkSession
+    checkpoint: Path
+    options: Mapping[str, str]
+    batches: dict[int, list[list[Row]]] = field(factory=dict)
+
+    def start(self, change: Callable[[DataFrame], DataFrame] | None = None, **trigger: Any) -> StreamingQuery:
+        """Start the query.
+
+        Args:
+            change: what is done to the rows.
+            trigger: see ``DataStreamWriter.trigger``; by default it ends at what is there now.
+        """
+        frame = self.spark.readStream.format("nsqext").options(**self.options).load()
+        rows = frame.select("topic", "partition", "offset", "value")
+        writer = (change(rows) if change is not None else rows).writeStream
+        return (
+            writer.foreachBatch(self._keep)
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(**(trigger or {"availableNow": True}))
+            .start()
+        )
+
+    def _keep(self, rows: DataFrame, batch: int) -> None:
+        found = [(row.topic, row.partition, row.offset, bytes(row.value)) for row in rows.collect()]
+        self.batches.setdefault(batch, []).append(sorted(found))
+
+    def run(self, change: Callable[[DataFrame], DataFrame] | None = None) -> StreamingQuery:
+        """Read everything that is there now."""
+        query = self.start(change)
+        finish(query)
+        return query
+
+    def rows(self) -> list[Row]:
+        """Return the rows of all batches, each as it was read last."""
+        return sorted(row for times in self.batches.values() for row in times[-1])
+
+    def forget_commit(self) -> int:
+        """Let Spark believe that the last batch was not done; returns its number."""
+        last = max(int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit())
+        for path in (self.checkpoint / "commits").iterdir():
+            if path.name in (str(last), f".{last}.crc"):
+                path.unlink()
+        return last
+
+    def forget_all(self) -> None:
+        """Let Spark believe that the query is new."""
+        shutil.rmtree(self.checkpoint)
+
+
+def finish(query: StreamingQuery) -> None:
+    """Wait until a query has ended by itself."""
+    assert query.awaitTermination(_DEADLINE), "the query goes on"
+    assert query.exception() is None
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def post(address: str, path: str, **params: object) -> None:
+    """Ask a server over HTTP to do something."""
+    url = f"http://{address}{path}?{urllib.parse.urlencode(params)}"
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=10):
+        pass

@@ -1,0 +1,138 @@
+"""Streaming queries of Spark over the servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.sync import Producer
+from tests.spark.streaming import Reading, post, wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark.servers import Servers
+
+
+def bodies(word: str, count: int, first: int = 0) -> list[bytes]:
+    return [b"%b %d" % (word.encode(), number) for number in range(first, first + count)]
+
+
+def starting(first: int, topics: dict[str, int]) -> str:
+    """Start positions of topics by their number of partitions."""
+    parts = {topic: ",".join(f'"{number}":{first}' for number in range(count)) for topic, count in topics.items()}
+    return "{" + ",".join(f'"{topic}":{{{named}}}' for topic, named in parts.items()) + "}"
+
+
+def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    plain, extend, ordered = (
+        servers.make_topic("plain", 2),
+        servers.make_topic("extend", extend=True),
+        servers.make_topic("ordered", ordered=True),
+    )
+    reading = Reading(
+        spark,
+        tmp_path / "checkpoint",
+        servers.options
+        | {
+            "subscribe": f"{plain},{extend},{ordered}",
+            "channel": "spark",
+            "startingOffsets": starting(servers.first, {plain: 2, extend: 1, ordered: 1}),
+            "maxOffsetsPerTrigger": "250",
+            "minPartitions": "5",
+        },
+    )
+    for topic, partitions in ((plain, 2), (extend, 1), (ordered, 1)):
+        for partition in range(partitions):
+            servers.publish(topic, bodies(f"{topic} {partition}", 100), partition)
+    query = reading.run()
+    assert [len(times[-1]) for times in reading.batches.values()] == [250, 150]
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 400
+    assert f'"{extend}":{{"0":{servers.first + 100}}}' in query.recentProgress[-1].sources[0].endOffset.replace(" ", "")
+
+    servers.publish(extend, bodies(f"{extend} 0", 50, first=100), 0)
+    reading.run()
+    last = reading.forget_commit()
+    first_time = reading.batches[last][-1]
+    assert len(first_time) == 50
+    servers.publish(extend, bodies(f"{extend} 0", 50, first=150), 0)
+    reading.run()
+    assert [times == [first_time, first_time] for batch, times in reading.batches.items() if batch == last] == [True]
+    expected = [
+        (topic, partition, servers.first + number, b"%b %d" % (f"{topic} {partition}".encode(), number))
+        for topic, partitions, count in ((plain, 2, 100), (extend, 1, 200), (ordered, 1, 100))
+        for partition in range(partitions)
+        for number in range(count)
+    ]
+    assert reading.rows() == sorted(expected)
+
+
+def test_a_topic_that_grows_while_a_query_runs(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """More partitions, and extend support."""
+    if servers.cluster is None:
+        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
+    topic = servers.make_topic("grows")
+    options = servers.options | {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    query = reading.start(processingTime="0 seconds")
+    try:
+        servers.publish(topic, bodies("plain", 10), 0)
+        wait_for(lambda: len(reading.rows()) == 10, "the first messages are read")
+        post(servers.lookupd[0], "/topic/partition/expand", topic=topic, partition_num=2)
+        servers.cluster.wait_writable(topic, 1)
+        servers.cluster.upgrade_topic(topic)
+        for partition in (0, 1):
+            with Producer(servers.lookupd) as producer:
+                for body in bodies("extend", 10):
+                    producer.publish(topic, body, partition=partition, headers={"from": "test"})
+        wait_for(lambda: len(reading.rows()) == 30, "the messages after that are read")
+    finally:
+        query.stop()
+    assert [row[:3] for row in reading.rows()] == [
+        *((topic, 0, number) for number in range(20)),
+        *((topic, 1, number) for number in range(10)),
+    ]
+
+
+def test_the_leader_is_killed_while_a_batch_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("orders", replicas=3, ordered=True, channels=["other"])
+        with Producer(cluster.lookupd) as producer:
+            producer.publish_many("orders", bodies("order", 6000), partition=0)
+        options = {
+            "lookupd": ",".join(cluster.lookupd),
+            "subscribe": "orders",
+            "channel": "spark",
+            "startingOffsets": "earliest",
+        }
+        reading = Reading(spark, tmp_path / "checkpoint", options)
+        query = reading.start()
+        leader = cluster.leader("orders")
+        wait_for(lambda: progress(cluster, leader) > 500, "the batch is being read")
+        cluster.kill(leader)
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+        assert cluster.leader("orders") != leader
+        assert reading.rows() == sorted(
+            ("orders", 0, number, body) for number, body in enumerate(bodies("order", 6000))
+        )
+
+
+def progress(cluster: Cluster, node: str) -> int:
+    """Return how many messages the scratch channel at a node has behind it."""
+    import json
+    from urllib.request import urlopen
+
+    with urlopen(f"http://{cluster.nodes[node].http}/stats?format=json&topic=orders", timeout=5) as answer:
+        data = json.load(answer)
+    topics = data.get("data", data)["topics"]
+    channels = [channel for topic in topics for channel in topic["channels"]]
+    return max(
+        (channel["message_count"] - channel["depth"] for channel in channels if "#eph" in channel["channel_name"]),
+        default=0,
+    )

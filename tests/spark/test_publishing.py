@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
 from nsqext import Draft
-from nsqext.broker import Cluster
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound
 from nsqext.spark.drafts import Chunk
 from nsqext.spark.options import Access
 from nsqext.spark.publishing import Tally, publish_chunks
+from nsqext.sync import Consumer
 from nsqext.types import Receipt, TopicMeta
 from tests.spark.collecting import collect
 
@@ -134,6 +138,43 @@ def test_the_original_nsq_makes_its_topics() -> None:
         tallies = publish_chunks(Access(tuple(cluster.lookupd)), 0, chunks)
     assert told == [TopicMeta()]
     assert tallies == {("fresh", -1): Tally(2)}
+
+
+def test_nothing_is_lost_with_a_leader() -> None:
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("t", 2, replicas=3, channels=["ready"])
+
+        def chunks(meta: Meta) -> Iterator[Chunk]:
+            for number in range(40):
+                if number == 10:
+                    cluster.kill(cluster.leader("t", 0))
+                yield chunk(*(("t", number % 2, b"%d" % (number * 10 + row)) for row in range(10)), first=number * 10)
+
+        tallies = publish_chunks(Access(tuple(cluster.lookupd)), 0, chunks)
+        assert sum(tally.count for tally in tallies.values()) == 400
+        found: set[int] = set()
+        with Consumer("t", "ready", lookupd=cluster.lookupd) as consumer:
+            for message in consumer:
+                message.finish()
+                found.add(int(message.body))
+                if len(found) == 400:
+                    break
+        assert found == set(range(400))
+
+
+def test_a_certificate_is_checked(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(served)
+    file = tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(file)
+    with Cluster(nodes=1, options=ClusterOptions(tls=served)) as cluster:
+        cluster.create_topic("t", channels=["ready"])
+        access = Access(tuple(cluster.lookupd), {"connection_tls": str(file)})
+        assert publish_chunks(access, 0, lambda meta: [chunk(("t", None, b"x"))]) == {("t", 0): Tally(1)}
+        unknown = Access(tuple(cluster.lookupd), {"connection_tls": "true", "timeout": "2"})
+        with pytest.raises(PublishFailed, match=r"row 0 of Spark partition 0.*certificate"):
+            publish_chunks(unknown, 0, lambda meta: [chunk(("t", None, b"x"))])
 
 
 def test_lookup_is_waited_for(servers: Servers) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +12,13 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
+from nsqext.spark import dedupe
 from nsqext.spark.identity import trace_id_of
-from tests.spark.collecting import collect, collect_all
+from tests.spark.collecting import collect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqext.sync import Message
     from tests.spark.servers import Servers
 
 ROW = "value string, topic string, key string, headers map<string,string>, trace_id bigint, tag string"
@@ -40,10 +39,6 @@ def failing_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     for batch in batches:
         yield batch if context is None or context.attemptNumber() else spoiled(batch)
-
-
-def ids(messages: list[Message]) -> list[str]:
-    return [str(message.headers["nsqext_id"]) for message in messages]
 
 
 def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
@@ -89,51 +84,59 @@ def test_keys_and_partitions_keep_their_order(spark: SparkSession, servers: Serv
     assert {(int(message.body) % 2, message.partition) for message in collect(servers, topic, 20)} == {(0, 0), (1, 1)}
 
 
+def load(spark: SparkSession, servers: Servers, topic: str, **options: str) -> DataFrame:
+    """Return what lies in a topic, without what the servers were asked with."""
+    rows = spark.read.format("nsqext").options(**servers.options, subscribe=topic, **options).load()
+    return rows.filter(sf.col("value") != sf.lit(servers.probe))
+
+
 @pytest.mark.parametrize("extend", [True, False])
-def test_a_task_that_is_run_again_publishes_the_same_ids(spark: SparkSession, servers: Servers, extend: bool) -> None:
-    topic = servers.make_topic("again", 1, extend=extend)
+def test_dedupe_takes_away_what_a_second_try_published(spark: SparkSession, servers: Servers, extend: bool) -> None:
+    topic = servers.make_topic("again", 2, extend=extend)
     rows = spark.range(0, 30, 1, 2).select(sf.col("id").cast("string").alias("value"))
     save(rows.mapInArrow(failing_late, "value string"), servers, topic=topic, ackBatchBytes="1")
-    found = collect_all(servers, topic)
+    stored = load(spark, servers, topic, includeHeaders=str(extend)).cache()
+    found = [(row.headers["nsqext_id"] if extend else row.trace_id, int(row.value)) for row in stored.collect()]
     assert len(found) > 30
-    names = ids(found) if extend else [str(message.trace_id) for message in found]
-    assert len(set(names)) == 30
-    bodies = {name: message.body for name, message in zip(names, found, strict=True)}
-    assert [bodies[name] for name in names] == [message.body for message in found]
-    assert Counter(bodies.values()) == Counter(b"%d" % number for number in range(30))
+    # an id stands for a row, and a row for an id
+    assert len({name for name, _ in found}) == len(set(found)) == 30
+    assert sorted(int(row.value) for row in dedupe(stored).collect()) == list(range(30))
 
 
 def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
     spark: SparkSession, servers: Servers, tmp_path: Path
 ) -> None:
     topic = servers.make_topic("stream", 1, extend=True)
-    flag, lines = tmp_path / "fail", tmp_path / "lines"
-    lines.mkdir()
+    flag, files = tmp_path / "fail", tmp_path / "files"
+    files.mkdir()
 
     def stumbling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield spoiled(batch) if flag.exists() else batch
 
     def run() -> str:
-        rows = spark.readStream.text(str(lines)).mapInArrow(stumbling, "value string")
+        rows = spark.readStream.text(str(files)).mapInArrow(stumbling, "value string")
         writer = rows.writeStream.format("nsqext").options(**servers.options, topic=topic, ackBatchBytes="1")
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         query.awaitTermination()
         return str(query.id)
 
-    (lines / "1.txt").write_text("\n".join(f"first {number}" for number in range(10)))
+    (files / "1.txt").write_text("\n".join(f"first {number}" for number in range(10)))
     query = run()
-    (lines / "2.txt").write_text("\n".join(f"second {number}" for number in range(10)))
+    (files / "2.txt").write_text("\n".join(f"second {number}" for number in range(10)))
     flag.touch()
     with pytest.raises(PySparkException, match="row 9 of Spark partition 0: the value is null"):
         run()
     flag.unlink()
     assert run() == query
-    found = collect_all(servers, topic)
-    assert [message.body for message in found[:10]] == [b"first %d" % number for number in range(10)]
+    stored = load(spark, servers, topic, includeHeaders="true").cache()
+    lines = [f"{word} {number}" for word in ("first", "second") for number in range(10)]
+    wanted = {f"{query}/{number // 10}/0/{number % 10}": line for number, line in enumerate(lines)}
+    found = [(row.headers["nsqext_id"], bytes(row.value).decode()) for row in stored.collect()]
     assert len(found) > 20
-    assert set(ids(found)) == {f"{query}/{batch}/0/{row}" for batch in (0, 1) for row in range(10)}
-    assert len({(name, message.body) for name, message in zip(ids(found), found, strict=True)}) == 20
+    assert dict(found) == wanted
+    assert set(found) == set(wanted.items())
+    assert sorted(bytes(row.value).decode() for row in dedupe(stored).collect()) == lines
 
 
 def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:

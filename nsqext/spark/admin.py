@@ -357,14 +357,16 @@ class Admin:
 
         await self._on_leader(topic, partition, ask)
 
-    async def arrive(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> ChannelPlace:
-        """Wait until a channel that was moved stands where it was moved to.
+    async def arrive(
+        self, leader: Leader, topic: str, partition: int, channel: str, count: int, patience: float = _MOVE
+    ) -> ChannelPlace:
+        """Wait until a channel that was moved stands where it was moved to, for so many seconds.
 
         Raises:
             PartitionUnavailable: it does not, soon.
         """
         place, pause = None, 0.001
-        with anyio.move_on_after(_MOVE):
+        with anyio.move_on_after(patience):
             while True:
                 place = await self.nodes.place(leader, topic, partition, channel)
                 if place is not None and place.count == count:

@@ -22,6 +22,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     ProtocolError,
     RangeIncomplete,
+    TopicNotFound,
 )
 from nsqext.protocol.commands import rdy
 from nsqext.protocol.messages import RawMessage, decode_into
@@ -42,6 +43,8 @@ _clock = time.monotonic
 _TICK = 0.25
 _STALL = 5.0
 """Seconds without a message after which a connection is given up: everything in a range is there already."""
+_PATIENCE = 2.0
+"""Seconds that a channel has to get to its place."""
 _READ_SIZE = 262144
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 1
@@ -157,7 +160,8 @@ class RangeReader:
     def _judge(self, errors: list[NsqError]) -> None:
         """Raise where another try makes no sense, or no more time is left."""
         last = errors[-1]
-        if not (last.retryable or isinstance(last, (ConnectionLost, ProtocolError))):
+        unknown = isinstance(last, TopicNotFound) and len(errors) == 1 and self._placer.offset is None
+        if unknown or not (last.retryable or isinstance(last, (ConnectionLost, ProtocolError))):
             raise last
         if _clock() - self._progress <= self._timeout:
             return
@@ -196,7 +200,8 @@ class RangeReader:
         topic, partition, count = self.range.topic, self.range.partition, self._placer.count
         await self._admin.nodes.move(leader, topic, partition, channel, count)
         try:
-            place = await self._admin.arrive(leader, topic, partition, channel, count)
+            patience = min(_PATIENCE, self._timeout)
+            place = await self._admin.arrive(leader, topic, partition, channel, count, patience)
         except PartitionUnavailable:
             start = await self._admin.start(leader, topic, partition)
             if start > count:

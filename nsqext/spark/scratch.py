@@ -5,7 +5,7 @@ from __future__ import annotations
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from nsqext.errors import NsqError
+from nsqext.errors import ChannelNotRegistered, NsqError
 from nsqext.protocol.commands import sub
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.protocol.names import MAX_NAME_LENGTH
@@ -63,6 +63,8 @@ async def open_scratch(
     except NsqError as error:
         if connection is not None:
             connection.close()
+        if isinstance(error, ChannelNotRegistered):
+            error.hint = "the topic takes registered channels only: give readMode=channel with one of them"
         raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
     except BaseException:
         if connection is not None:

@@ -7,16 +7,16 @@ over HTTP while it still asks for nothing.
 
 from __future__ import annotations
 
-import ssl
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self
 
-import anyio
 import orjson
 from attrs import frozen
 
-from nsqext.errors import InvalidInput, NsqError, PartitionUnavailable
+from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable
+from nsqext.lookup.http import LookupHttp
+from nsqext.lookup.options import LookupOptions
 
 if TYPE_CHECKING:
     from nsqext.client.message import Message
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("Position", "channel_exists", "move_channel")
 
 _FUTURE = 365 * 24 * 3600.0
-_TIMEOUT = 5.0
+_OPTIONS = LookupOptions(request_timeout=5.0)
 _EMPTY = "commit log end of file"
 _SHOWN = 200
 
@@ -153,27 +153,16 @@ async def move_channel(http: Address, topic: str, partition: int, channel: str, 
         raise error.at(topic=topic, partition=partition) from error.__cause__
 
 
-def _no_tls() -> ssl.SSLContext:
-    """Spare loading the system's certificates: nodes speak plain HTTP."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-async def _ask(method: str, http: Address, path: str, params: dict[str, str], body: bytes) -> bytes:
-    import httpx  # it takes longer to load than all the rest of the package
-
-    node = str(http)
+async def _ask(method: str, address: Address, path: str, params: dict[str, str], body: bytes) -> bytes:
+    http = LookupHttp(_OPTIONS)
     try:
-        with anyio.fail_after(_TIMEOUT):
-            async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT, verify=_no_tls()) as client:
-                answer = await client.request(method, f"http://{http}{path}", params=params, content=body)
-    except (TimeoutError, httpx.HTTPError, OSError) as error:
+        status, answer = await http.fetch(address, path, params, method, body)
+    except LookupFailed as error:
         raise PartitionUnavailable(
-            f"{path} was not answered: {str(error) or type(error).__name__}",
-            node=node,
-            hint="is the node's HTTP side up?",
+            f"{path} was not answered: {error.message}", node=error.node, hint="is the node's HTTP side up?"
         ) from error
-    if answer.status_code != 200:
-        raise PartitionUnavailable(
-            f"{path} was refused with {answer.status_code}: {answer.content[:_SHOWN]!r}", node=node
-        )
-    return answer.content
+    finally:
+        await http.aclose()
+    if status != 200:
+        raise PartitionUnavailable(f"{path} was refused with {status}: {answer[:_SHOWN]!r}", node=str(address))
+    return answer

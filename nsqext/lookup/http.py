@@ -49,9 +49,16 @@ class LookupHttp:
         return unwrap(status, body, address)
 
     async def fetch(
-        self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET"
+        self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
         """Return status and body of an answer.
+
+        Args:
+            address: who is asked.
+            path: path of the URL.
+            params: its query.
+            method: method of the request.
+            body: what is sent with it.
 
         Raises:
             LookupFailed: no answer, one that is too long, or one that is not HTTP.
@@ -67,7 +74,8 @@ class LookupHttp:
         try:
             with anyio.fail_after(timeout):
                 url = f"http://{address}{path}"
-                async with client.stream(method, url, params=dict(params), headers=_HEADERS) as response:
+                asked = client.stream(method, url, params=dict(params), headers=_HEADERS, content=body or None)
+                async with asked as response:
                     return response.status_code, await self._read(response, node)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise LookupFailed(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error

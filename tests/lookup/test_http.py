@@ -131,3 +131,13 @@ async def test_a_given_client_is_used_and_not_closed() -> None:
         assert not given.is_closed
     with pytest.raises(InvalidState):
         await LookupHttp(LookupOptions(), given).ask(Address("n", 1), "/topics", {})
+
+
+async def test_a_body_is_sent_along() -> None:
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, content=request.method.encode() + request.read())
+    )
+    async with httpx.AsyncClient(transport=transport) as given:
+        client = LookupHttp(LookupOptions(), given)
+        assert await client.fetch(Address("n", 1), "/x", {}, "POST", b"data") == (200, b"POSTdata")
+        assert await client.fetch(Address("n", 1), "/x", {}) == (200, b"GET")

@@ -1,0 +1,309 @@
+"""Cancellation injected at every await, one by one: pool and table stay consistent, nothing that was stored is lost."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
+
+from nsqext import Consumer, Lookup, LookupOptions, NsqError, Producer, ProducerOptions, Receipt
+from nsqext.errors import InvalidState
+from tests.client.consuming import eventually, quick
+from tests.client.scripted import message, obey, ok, scripted_lookup, scripted_node
+from tests.client.stepping import Step, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nsqext.client.batcher import Batcher
+    from nsqext.lookup.table import TopicView
+    from nsqext.protocol.parser import Command
+    from tests.client.scripted import Peer, ScriptedLookup, ScriptedNode
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+_OPTIONS = ProducerOptions(timeout=5, close_timeout=2, lookup=LookupOptions(max_pause=0.05))
+
+
+class Broker:
+    """A lookup node and a node that leads two partitions, and counts the connections to it."""
+
+    def __init__(self, lookup: ScriptedLookup, node: ScriptedNode) -> None:
+        self.lookup = str(lookup)
+        self.node = node
+        self.partitions = 1
+        self._lookup = lookup
+        self.move()
+        self.serving = 0
+
+    def bodies(self) -> list[bytes]:
+        """What was published since `forget`."""
+        return [body for command in self.node.commands for body in _bodies(command)]
+
+    def count(self, verb: bytes) -> int:
+        """How many of these commands came since `forget`."""
+        return sum(command.words[0] == verb for command in self.node.commands)
+
+    def move(self) -> None:
+        """Let lookup tell something else than before."""
+        self.partitions = 3 - self.partitions
+        self._lookup.tell(dict.fromkeys(range(self.partitions), self.node), num=self.partitions)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.node.peers.clear()
+
+
+def _bodies(command: Command) -> list[bytes]:
+    if command.words[0] == b"PUB":
+        return [command.body or b""]
+    if command.words[0] != b"MPUB":
+        return []
+    left, found = (command.body or b"")[4:], []
+    while left:
+        size = int.from_bytes(left[:4], "big")
+        found.append(left[4 : 4 + size])
+        left = left[4 + size :]
+    return found
+
+
+@asynccontextmanager
+async def _broker(**answers: object) -> AsyncIterator[Broker]:
+    script = obey(answers)  # type: ignore[arg-type]
+
+    async def counted(peer: Peer) -> None:
+        broker.serving += 1
+        try:
+            await script(peer)
+        finally:
+            broker.serving -= 1
+
+    async with scripted_lookup() as lookup, scripted_node(counted) as node:
+        broker = Broker(lookup, node)
+        await anyio.wait_all_tasks_blocked()
+        yield broker
+
+
+def _all_given_back(producer: Producer, lookup: Lookup | None = None) -> None:
+    assert not producer._pool.in_flight
+    assert not any(node.connection for node in producer._pool._nodes.values())
+    assert not producer._sender.running
+    assert not len(producer._turns)
+    if lookup is not None:
+        assert not lookup.directory._users
+        assert not lookup.directory._callbacks
+
+
+class Published:
+    """Publishes beside a producer's end, and keeps what became of each message."""
+
+    def __init__(self) -> None:
+        self.receipts: dict[bytes, Receipt] = {}
+        self.errors: dict[bytes, NsqError] = {}
+
+    async def one(self, producer: Producer, body: bytes, key: str | None) -> None:
+        """Publish a message."""
+        try:
+            self.receipts[body] = await producer.publish("t", body, key=key)
+        except NsqError as error:
+            self.errors[body] = error
+
+
+async def test_closing_a_producer() -> None:
+    async def once(step: Step) -> None:
+        broker.forget()
+        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
+        published = Published()
+        async with create_task_group() as tasks:
+            with step.scope:
+                producer = await Producer(lookup, options=_OPTIONS).__aenter__()
+                batcher = await producer.batcher("t", linger=10).__aenter__()
+                for number in range(4):
+                    tasks.start_soon(published.one, producer, b"%d" % number, "k" if number % 2 else None)
+                    await batcher.add(b"b%d" % number)
+                await checkpoint()
+                await step.watch(producer.__aexit__(None, None, None))
+        assert len(published.receipts) + len(published.errors) == 4
+        _all_given_back(producer, lookup)
+        await eventually(lambda: not broker.serving)
+        stored = set(broker.bodies())
+        assert published.receipts.keys() <= stored
+        failed = {entry for entry, _ in batcher.take_failed()}
+        assert {b"b%d" % number for number in range(4)} <= stored | failed
+        with pytest.raises(InvalidState):
+            await producer.publish("t", b"x")
+
+    async with _broker() as broker:
+        assert await sweep(once) >= 3
+
+
+async def test_opening_publishing_and_closing() -> None:
+    async def once(step: Step) -> None:
+        broker.forget()
+        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
+        producer = Producer(lookup, options=_OPTIONS)
+        receipts: list[Receipt] = []
+
+        async def use() -> None:
+            async with producer:
+                receipts.append(await producer.publish("t", b"1"))
+                receipts.append(await producer.publish("t", b"2", key="k"))
+                receipts.extend(await producer.publish_many("t", [b"3", b"4"], key="k"))
+
+        await step.run(use())
+        _all_given_back(producer, lookup)
+        await eventually(lambda: not broker.serving)
+        assert broker.bodies()[: len(receipts)] == [b"1", b"2", b"3", b"4"][: len(receipts)]
+
+    async with _broker() as broker:
+        assert await sweep(once) >= 5
+
+
+@pytest.mark.parametrize("kind", ["flush", "leave", "add", "publish"])
+async def test_a_batcher(kind: str) -> None:
+    async def act(batcher: Batcher, taken: list[bytes]) -> None:
+        if kind == "flush":
+            await batcher.flush()
+        elif kind == "leave":
+            await batcher.__aexit__(None, None, None)
+        elif kind == "add":
+            for body in (b"a", b"b", b"c", b"d"):
+                await batcher.add(body)
+                taken.append(body)
+        else:
+            await batcher.publish(b"p")
+            taken.append(b"p")
+
+    async def once(step: Step) -> None:
+        broker.forget()
+        async with Producer(broker.lookup, options=_OPTIONS) as producer:
+            batcher = await producer.batcher("t", linger=0.001, max_count=2, max_pending=4).__aenter__()
+            taken = [b"1", b"2", b"3"]
+            for body in taken:
+                await batcher.add(body)
+            await step.run(act(batcher, taken))
+            if kind != "leave":
+                await batcher.add(b"after")
+                taken.append(b"after")
+                await batcher.flush()
+                assert batcher.pending == 0
+        assert batcher.pending == 0
+        assert not batcher.take_failed()
+        stored = broker.bodies()
+        # what was cancelled while it waited to be taken is not there, or there at its place
+        assert [body for body in stored if body in taken] == taken
+        _all_given_back(producer)
+
+    async with _broker() as broker:
+        assert await sweep(once) >= 1
+
+
+def _deliver(command: Command) -> bytes | None:
+    return b"".join(map(message, range(1, 7))) if command.words[1] not in (b"0", b"1") else None
+
+
+async def test_closing_a_consumer() -> None:
+    async def once(step: Step) -> None:
+        broker.forget()
+        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
+        consumer = Consumer(
+            "t", "ch", lookupd=lookup, max_in_flight=6, options=quick(partitions=(0,), lookup=lookup.options)
+        )
+        finished = 0
+        with step.scope:
+            await consumer.__aenter__()
+            async for one in consumer:
+                if finished == 3:
+                    break
+                await one.finish()
+                finished += 1
+            await step.watch(consumer.__aexit__(None, None, None))
+        await eventually(lambda: not broker.serving)
+        assert broker.count(b"FIN") == finished
+        assert not lookup.directory._users
+        assert not lookup.directory._callbacks
+        assert consumer.connections == ()
+        # its user still has it, and is told
+        assert one.expired
+
+    async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:
+        assert await sweep(once) >= 3
+
+
+async def test_running_a_consumer() -> None:
+    async def once(step: Step) -> None:
+        broker.forget()
+        lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
+        options = quick(partitions=(0,), lookup=lookup.options, grace=0.5)
+        consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=6, options=options, concurrency=2)
+        handled: list[int] = []
+
+        @consumer.handler
+        async def handle(message: object) -> None:
+            await checkpoint()
+            handled.append(1)
+            if len(handled) == 6:
+                consumer.stop()
+
+        await step.run(consumer.run(signals=False))
+        await eventually(lambda: not broker.serving)
+        assert broker.count(b"FIN") == len(handled)
+        assert not lookup.directory._users
+        assert consumer.connections == ()
+
+    async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:
+        assert await sweep(once) >= 5
+
+
+@pytest.mark.parametrize("kind", ["resolve", "refresh", "leave"])
+async def test_a_directory(kind: str) -> None:
+    async def once(step: Step) -> None:
+        directory = Lookup(broker.lookup).directory
+        directory.join()
+        seen: list[TopicView] = []
+        directory.watch("t", "r", seen.append)
+        if kind == "resolve":
+            await step.run(directory.resolve("t", "r"))
+        elif kind == "refresh":
+            await step.run(directory.refresh("t", "r"))
+        else:
+            await directory.resolve("t", "r")
+            await step.run(directory.leave())
+            with pytest.raises(InvalidState):
+                await directory.refresh("t", "r")
+            return
+        await directory.refresh("t", "r")
+        assert seen[-1].leaders.keys() == {0, 1}
+        await directory.leave()
+
+    async with _broker() as broker:
+        assert await sweep(once) >= (1 if kind == "leave" else 3)
+
+
+async def test_polling() -> None:
+    async def once(step: Step) -> None:
+        directory = Lookup(broker.lookup, options=LookupOptions(poll_interval=0.01)).directory
+        directory.join()
+        polls = 0
+
+        def answered(view: TopicView) -> None:
+            nonlocal polls
+            polls += 1
+            broker.move()
+            if polls > 2:
+                tasks.start_soon(directory.aclose)
+
+        directory.watch("t", "r", answered)
+        async with create_task_group() as tasks:
+            await step.run(directory.run())
+            if step.reached:
+                await directory.run()
+        assert polls > 2
+        await directory.leave()
+
+    async with _broker() as broker:
+        assert await sweep(once) >= 3

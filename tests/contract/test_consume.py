@@ -12,6 +12,7 @@ from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
 from tests.contract.relay import relaying
 from tests.contract.servers import PARTITIONS, ClusterUnderTest
+from tests.pauses import unless_paused
 
 pytestmark = pytest.mark.anyio
 
@@ -143,35 +144,47 @@ async def test_a_message_that_is_not_answered_in_time_comes_again(
 async def test_a_touched_message_stays_ours(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
-    async with Consumer(topic, channel, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
-        await producer.publish(topic, b"hi")
-        message = (await take(consumer, 1))[0]
-        for _ in range(5):
-            await message.touch()
-            assert await nothing_for(consumer, 0.4)
-        assert not message.expired
-        await message.finish()
-        assert await nothing_for(consumer, 1.2)
+
+    async def attempt(number: int) -> None:
+        name = f"{channel}_{number}"
+        async with Consumer(topic, name, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
+            await producer.publish(topic, b"hi")
+            message = (await take(consumer, 1))[0]
+            for _ in range(3):
+                await message.touch()
+                assert await nothing_for(consumer, 0.4)
+            assert not message.expired
+            await message.finish()
+            assert await nothing_for(consumer, 1.2)
+
+    await unless_paused(attempt, 0.2)
 
 
 async def test_a_message_whose_handler_takes_long_is_touched(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
-    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
-    consumer = Consumer(topic, channel, lookupd=lookupd, options=ConsumerOptions(msg_timeout=1.0), concurrency=2)
+    async def attempt(number: int) -> None:
+        await _handled_for_long(cluster_under_test, f"{channel}_{number}")
+
+    await unless_paused(attempt, 0.2)
+
+
+async def _handled_for_long(cluster: ClusterUnderTest, channel: str) -> None:
+    options = ConsumerOptions(msg_timeout=1.0)
+    consumer = Consumer(cluster.plain, channel, lookupd=cluster.lookupd, options=options, concurrency=2)
     attempts: list[int] = []
 
     @consumer.handler
     async def handle(message: Message) -> None:
         attempts.append(message.attempts)
-        await anyio.sleep(2.5)
+        await anyio.sleep(2.0)
         consumer.stop()
 
-    await prepare(cluster_under_test, channel, [b"1"])
+    await prepare(cluster, channel, [b"1"])
     with anyio.fail_after(DEADLINE):
         await consumer.run(signals=False)
     assert attempts == [1]
-    assert await left_over(cluster_under_test, channel) == []
+    assert await left_over(cluster, channel) == []
 
 
 async def test_messages_of_a_consumer_that_left_come_to_the_next_one(

@@ -224,7 +224,7 @@ async def test_the_delay_of_an_ordered_message_passes_here(cluster: Cluster, top
 
     publish(cluster, name, b"first")
     await running(consumer, lambda: eventually(lambda: len(times) == 2))
-    assert 0.3 <= times[1] - times[0] < 2
+    assert times[1] - times[0] >= 0.3
 
 
 async def test_a_handler_that_is_cancelled_from_outside_has_failed(

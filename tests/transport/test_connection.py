@@ -355,18 +355,23 @@ async def test_a_deadline_lets_one_request_go_and_keeps_the_connection() -> None
         assert connection.usable
 
 
-async def test_answers_that_keep_coming_keep_the_connection() -> None:
+async def test_answers_that_keep_coming_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr("nsqext.transport.connection._clock", lambda: now[0])
     async with _connected(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
-        callers = [_Caller(connection, _pub(b"x")) for _ in range(4)]
+        callers = [_Caller(connection, _pub(b"x")) for _ in range(5)]
         for caller in callers:
             tasks.start_soon(caller)
             await peer.expect("PUB")
-        for caller in callers:
-            with anyio.move_on_after(0.15):
-                await _until(lambda: False, connection)
+        for caller in callers[:4]:
+            now[0] += 0.25
+            connection.tick()
             await peer.answer()
             await caller.ended.wait()
             assert caller.outcome == b"OK"
+        now[0] += 0.35
+        connection.tick()
+        assert connection.closed
 
 
 async def test_a_request_behind_other_writes_has_a_time_of_its_own() -> None:

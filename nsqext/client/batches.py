@@ -1,29 +1,108 @@
-"""Sorting many messages into batches, one for each partition concerned."""
+"""Batches, and how many messages are sorted into them: one for each partition concerned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from nsqext.client.publication import Batch, Draft, key_bytes, pack_body
+from nsqext.client.publication import Draft, Publication, key_bytes, pack_body, refuse
 from nsqext.client.tracelog import trace_log
-from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput
-from nsqext.protocol.commands import check_body
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, ProtocolError
+from nsqext.protocol.commands import check_body, ext_body, multi_body, sized, trace_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_trace_id
+from nsqext.protocol.record import raw_size
+from nsqext.protocol.replies import TraceReply, decode_trace_reply
+from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.options import ProducerOptions
-    from nsqext.client.routes import Route
+    from nsqext.client.routes import Route, Target
     from nsqext.protocol.hashing import KeyHash
+    from nsqext.protocol.identify import Negotiated
+    from nsqext.types import TopicMeta
 
-__all__ = ("Sorter",)
+__all__ = ("Batch", "Sorter", "wrong_message")
 
 _COUNT_WORD = 4
 _ITEM_WORD = 4
 _LONGEST_TRACE = 40
 """Bytes that a trace id takes at most, as a header of its own."""
 _BYTES = {bytes}
+
+
+class Batch(Publication):
+    """Several messages for one partition, all or nothing."""
+
+    __slots__ = ("_bodies", "_headers", "_traces", "indexes")
+
+    def __init__(self, topic: str, partition: int | None = None) -> None:
+        self.topic: str = topic
+        self.key: bytes | None = None
+        self.partition: int | None = partition
+        self.in_doubt = False
+        self.indexes: list[int] = []
+        self._bodies: list[bytes] = []
+        self._headers: list[bytes] = []
+        self._traces: list[int] = []
+
+    @property
+    def breaks(self) -> bool:
+        return any(self._headers)
+
+    def add_plain(self, first: int, bodies: Sequence[bytes]) -> None:
+        """Add messages without anything else; they were checked."""
+        self.indexes.extend(range(first, first + len(bodies)))
+        self._bodies.extend(bodies)
+
+    def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
+        """Add a message with header or trace id; it was checked."""
+        self.indexes.append(index)
+        self._bodies.append(body)
+        self._headers.append(header)
+        self._traces.append(-1 if trace_id is None else trace_id)
+
+    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
+        verb, items = "MPUB", self._bodies
+        if any(self._headers):
+            refuse(meta, negotiated, self.topic, header=True)
+            verb, items = "MPUB_EXT", list(map(ext_body, map(self._ext_header, range(len(items))), items))
+        elif any(trace >= 0 for trace in self._traces):
+            refuse(meta, negotiated, self.topic, header=False)
+            verb = "MPUB_TRACE"
+            items = [trace_body(max(trace, 0), body) for trace, body in zip(self._traces, items, strict=True)]
+        return sized(target.line(verb), multi_body(items))
+
+    def _ext_header(self, index: int) -> bytes:
+        header, trace_id = self._headers[index], self._traces[index]
+        return encode_headers(trace_id=trace_id) if not header and trace_id >= 0 else header
+
+    def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
+        receipt = target.receipt
+        if not self._traces:
+            if reply != b"OK":
+                raise ProtocolError(f"the reply to a batch is {reply[:80]!r}")
+            return [receipt] * len(self._bodies)
+        if reply != b"OK":
+            return self._traced(receipt, meta, decode_trace_reply(reply))
+        return [
+            receipt if trace <= 0 else Receipt(receipt.topic, receipt.partition, receipt.node, trace_id=trace)
+            for trace in self._traces
+        ]
+
+    def _traced(self, where: Receipt, meta: TopicMeta, reply: TraceReply) -> list[Receipt]:
+        """Work out id and offset of each message: a batch is stored in one piece, with ids in a row."""
+        sizes = [raw_size(len(body), 0, meta.extend_support) for body in self._bodies]
+        known = sum(sizes) == reply.size
+        receipts = []
+        offset = reply.offset
+        for number, (size, trace) in enumerate(zip(sizes, self._traces, strict=True)):
+            told = (reply.message_id + number, max(trace, 0), offset, size)
+            if not (known or not number):
+                told = (0, max(trace, 0), -1, 0)
+            receipts.append(Receipt(where.topic, where.partition, where.node, *told))
+            offset += size
+        return receipts
 
 
 class Sorter:
@@ -40,6 +119,8 @@ class Sorter:
         rows: what came out: the batches of a row go one after the other, rows beside each other.
         keys: keys that occurred, whose turns have to be taken.
         count: number of messages.
+        marked: index of the first message with headers, tag or trace id, where only the node can tell whether it takes
+            that; and whether it is more than a trace id.
     """
 
     def __init__(
@@ -48,6 +129,7 @@ class Sorter:
         self.rows: list[list[Batch]] = []
         self.keys: set[bytes] = set()
         self.count: int = 0
+        self.marked: tuple[int, bool] | None = None
         self._route = route
         self._options = options
         self._key_hash = key_hash
@@ -76,9 +158,7 @@ class Sorter:
                 for index, message in enumerate(given):
                     self._add_one(index, message if isinstance(message, Draft) else Draft(message))
             except InvalidInput as error:
-                error.index = index
-                error.message = f"message {index}: {error.message}"
-                raise error.at(topic=self._route.topic) from error.__cause__
+                raise wrong_message(error, index, self._route.topic) from error.__cause__
 
     def _add_plain(self, given: Sequence[bytes | Draft]) -> bool:
         """Take the short way when all are bodies of acceptable size that fit one batch; returns whether they are."""
@@ -117,6 +197,8 @@ class Sorter:
                 raise ExtendNotSupported(
                     "the topic takes no headers and no tag", hint="create it with extend support, or upgrade it"
                 )
+        if self.marked is None and not self._route.meta.partition_num and (header or trace_id is not None):
+            self.marked = index, bool(header)
         key = self._key if message.key is None else key_bytes(message.key)
         if key is not None and self._carries:
             header = add_key(header or (b"" if trace_id is None else encode_headers(trace_id=trace_id)), key)
@@ -153,3 +235,11 @@ class Sorter:
             row = self._row_of[place] = [batch]
             self.rows.append(row)
         return batch
+
+
+def wrong_message(error: InvalidInput, index: int, topic: str) -> InvalidInput:
+    """Let an error say which message of a call it is about."""
+    error.index = index
+    error.message = f"message {index}: {error.message}"
+    error.at(topic=topic)
+    return error

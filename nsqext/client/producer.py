@@ -12,28 +12,25 @@ from weakref import WeakSet
 import anyio
 
 from nsqext.client.batcher import Batcher, BatcherLimits
-from nsqext.client.batches import Sorter
+from nsqext.client.delivery import Delivery
+from nsqext.client.many import ManyPublisher
 from nsqext.client.options import ProducerOptions
 from nsqext.client.pool import NodePool
-from nsqext.client.publication import Batch, Draft, Single, check_choice, key_bytes, marked_command
-from nsqext.client.retry import given_up
-from nsqext.client.sending import Delivery, Sender
+from nsqext.client.publication import Draft, Single, check_choice, key_bytes, marked_command
+from nsqext.client.sending import Sender
 from nsqext.client.tasks import first_error
 from nsqext.client.tracelog import trace_log
-from nsqext.client.turns import KeyTurns, Turn
-from nsqext.errors import BatchFailed, InvalidState, LookupFailed, NsqError, PublishFailed, TopicNotFound
+from nsqext.client.turns import KeyTurns
+from nsqext.errors import InvalidState, NsqError
 from nsqext.lookup.shared import Lookup, find_directory
-from nsqext.protocol.names import check_topic
-from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.routes import Target
+    from nsqext.types import Receipt
 
 __all__ = ("Producer",)
-
-Outcome = Receipt | NsqError
 
 _LOOK = 0.01
 """Seconds between two looks at what is still under way, while a producer closes."""
@@ -70,6 +67,7 @@ class Producer:
         self._pool = NodePool(self.options.connection)
         self._sender = Sender(self.options, self._directory, self._pool)
         self._turns = KeyTurns()
+        self._many = ManyPublisher(self._sender, self._turns)
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._tasks: TaskGroup | None = None
         compresses = self.options.compression != "none"
@@ -217,7 +215,7 @@ class Producer:
         publication.key = key_bytes(key)
         turn = (publication.topic, publication.key)
         if not self._turns.try_enter(turn):
-            await self._enter([turn], [])
+            await self._turns.enter_all([turn], [], self.options.timeout)
         try:
             return (await self._sender.send(publication))[0]
         finally:
@@ -280,78 +278,8 @@ class Producer:
 
         When it is cancelled, any of the batches may be stored or not.
         """
-        check_topic(topic)
-        check_choice(key, partition)
         self._check_open()
-        sender = self._sender
-        route = sender.current(topic) or await sender.route(topic)
-        sorter = Sorter(route, self.options, sender.key_hash, None if key is None else key_bytes(key), partition)
-        sorter.add(messages)
-        if len(sorter.rows) == 1 and len(sorter.rows[0]) == 1 and not sorter.keys:
-            # the usual case, without a task and without sorting
-            return await self._publish_alone(sorter.rows[0][0])
-        entered: list[Turn] = []
-        try:
-            await self._enter(sorted((topic, key) for key in sorter.keys), entered)
-            return await self._publish_rows(sorter)
-        finally:
-            for turn in entered:
-                self._turns.leave(turn)
-
-    async def _publish_alone(self, batch: Batch) -> list[Receipt]:
-        try:
-            return await self._sender.send(batch)
-        except (TopicNotFound, LookupFailed):
-            raise
-        except NsqError as error:
-            raise BatchFailed([error] * len(batch.indexes)) from error
-
-    async def _publish_rows(self, sorter: Sorter) -> list[Receipt]:
-        outcomes: list[Outcome | None] = [None] * sorter.count
-        if len(sorter.rows) == 1:
-            await self._publish_row(sorter.rows[0], outcomes)
-        else:
-            async with anyio.create_task_group() as tasks:
-                for row in sorter.rows:
-                    tasks.start_soon(self._publish_row, row, outcomes)
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(outcomes):
-            raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
-        return receipts
-
-    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None]) -> None:
-        """Publish batches of one partition, one after the other."""
-        failed: NsqError | None = None
-        for batch in row:
-            results: Sequence[Outcome]
-            if failed is not None:
-                unsent = PublishFailed(
-                    "not tried, because a batch that has to come before it failed", topic=batch.topic
-                )
-                unsent.__cause__ = failed
-                results = [unsent] * len(batch.indexes)
-            else:
-                try:
-                    results = await self._sender.send(batch)
-                except NsqError as error:
-                    failed = error
-                    results = [error] * len(batch.indexes)
-            for index, result in zip(batch.indexes, results, strict=True):
-                outcomes[index] = result
-
-    async def _enter(self, turns: Sequence[Turn], entered: list[Turn]) -> None:
-        """Wait for the turns of keys, noting those that were entered.
-
-        Raises:
-            PublishFailed: earlier publishes of a key took too long.
-        """
-        with anyio.move_on_after(self.options.timeout):
-            for turn in turns:
-                await self._turns.enter(turn)
-                entered.append(turn)
-            return
-        reason = f"within {self.options.timeout:g} s, because publishes of its key from before are not done"
-        raise given_up(reason, (), in_doubt=False).at(topic=turns[0][0])
+        return await self._many.publish(topic, messages, key, partition)
 
     def batcher(
         self,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from nsqext.client.tracelog import trace_log
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
-from nsqext.protocol.commands import check_body, ext_body, multi_body, publish_line, sized, trace_body
+from nsqext.protocol.commands import check_body, ext_body, publish_line, sized, trace_body
 from nsqext.protocol.compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
-from nsqext.protocol.record import raw_size
-from nsqext.protocol.replies import TraceReply, decode_trace_reply
+from nsqext.protocol.replies import decode_trace_reply
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from nsqext.protocol.identify import Negotiated
 
 __all__ = (
-    "Batch",
     "Draft",
     "Publication",
     "Single",
@@ -32,6 +30,7 @@ __all__ = (
     "marked_command",
     "pack_body",
     "read_receipt",
+    "refuse",
 )
 
 _EXT_LENGTH = 2
@@ -95,7 +94,7 @@ def marked_command(
     """
     if headers or tag is not None:
         if not target.meta.extend_support:
-            _refuse(target.meta, target.node.negotiated, target.topic, header=True)
+            refuse(target.meta, target.node.negotiated, target.topic, header=True)
         header = encode_headers(headers, tag=tag, trace_id=trace_id)
         check_body(body, limit, _EXT_LENGTH + len(header))
         return sized(target.line("PUB_EXT"), ext_body(header, body))
@@ -104,7 +103,7 @@ def marked_command(
     check_trace_id(trace_id)
     check_body(body, limit, _TRACE_LENGTH)
     if not target.meta.partition_num:
-        _refuse(target.meta, target.node.negotiated, target.topic, header=False)
+        refuse(target.meta, target.node.negotiated, target.topic, header=False)
     return sized(target.line("PUB_TRACE"), trace_body(trace_id, body))
 
 
@@ -125,7 +124,7 @@ def read_receipt(target: Target, reply: bytes, *, traced: bool) -> Receipt:
     return receipt
 
 
-def _refuse(meta: TopicMeta, negotiated: Negotiated, topic: str, *, header: bool) -> None:
+def refuse(meta: TopicMeta, negotiated: Negotiated, topic: str, *, header: bool) -> None:
     """Raise when the topic takes no headers, or the server no traces; unknown meta leaves it to a redesigned server."""
     if meta.partition_num:
         if header and not meta.extend_support:
@@ -240,7 +239,7 @@ class Single(Publication):
             trace_id = 0
         self._traced = trace_id is not None
         if self._header or (self.key is not None and meta.extend_support):
-            _refuse(meta, negotiated, self.topic, header=True)
+            refuse(meta, negotiated, self.topic, header=True)
             header = self._header
             if trace_id is not None and (self._trace_id is None or not header):
                 header = encode_headers(self._headers, tag=self._tag, trace_id=trace_id)
@@ -249,7 +248,7 @@ class Single(Publication):
                 check_body(self._body, self._options.max_message_size, _EXT_LENGTH + len(header))
             return sized(target.line("PUB_EXT"), ext_body(header, self._body))
         if trace_id is not None:
-            _refuse(meta, negotiated, self.topic, header=False)
+            refuse(meta, negotiated, self.topic, header=False)
             return sized(target.line("PUB_TRACE"), trace_body(trace_id, self._body))
         return target.pub(self._body)
 
@@ -270,80 +269,6 @@ class Single(Publication):
 
     def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
         return [read_receipt(target, reply, traced=self._traced)]
-
-
-class Batch(Publication):
-    """Several messages for one partition, all or nothing."""
-
-    __slots__ = ("_bodies", "_headers", "_traces", "indexes")
-
-    def __init__(self, topic: str, partition: int | None = None) -> None:
-        self.topic: str = topic
-        self.key: bytes | None = None
-        self.partition: int | None = partition
-        self.in_doubt = False
-        self.indexes: list[int] = []
-        self._bodies: list[bytes] = []
-        self._headers: list[bytes] = []
-        self._traces: list[int] = []
-
-    @property
-    def breaks(self) -> bool:
-        return any(self._headers)
-
-    def add_plain(self, first: int, bodies: Sequence[bytes]) -> None:
-        """Add messages without anything else; they were checked."""
-        self.indexes.extend(range(first, first + len(bodies)))
-        self._bodies.extend(bodies)
-
-    def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
-        """Add a message with header or trace id; it was checked."""
-        self.indexes.append(index)
-        self._bodies.append(body)
-        self._headers.append(header)
-        self._traces.append(-1 if trace_id is None else trace_id)
-
-    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
-        verb, items = "MPUB", self._bodies
-        if any(self._headers):
-            _refuse(meta, negotiated, self.topic, header=True)
-            verb, items = "MPUB_EXT", list(map(ext_body, map(self._ext_header, range(len(items))), items))
-        elif any(trace >= 0 for trace in self._traces):
-            _refuse(meta, negotiated, self.topic, header=False)
-            verb = "MPUB_TRACE"
-            items = [trace_body(max(trace, 0), body) for trace, body in zip(self._traces, items, strict=True)]
-        return sized(target.line(verb), multi_body(items))
-
-    def _ext_header(self, index: int) -> bytes:
-        header, trace_id = self._headers[index], self._traces[index]
-        return encode_headers(trace_id=trace_id) if not header and trace_id >= 0 else header
-
-    def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
-        receipt = target.receipt
-        if not self._traces:
-            if reply != b"OK":
-                raise ProtocolError(f"the reply to a batch is {reply[:80]!r}")
-            return [receipt] * len(self._bodies)
-        if reply != b"OK":
-            return self._traced(receipt, meta, decode_trace_reply(reply))
-        return [
-            receipt if trace <= 0 else Receipt(receipt.topic, receipt.partition, receipt.node, trace_id=trace)
-            for trace in self._traces
-        ]
-
-    def _traced(self, where: Receipt, meta: TopicMeta, reply: TraceReply) -> list[Receipt]:
-        """Work out id and offset of each message: a batch is stored in one piece, with ids in a row."""
-        sizes = [raw_size(len(body), 0, meta.extend_support) for body in self._bodies]
-        known = sum(sizes) == reply.size
-        receipts = []
-        offset = reply.offset
-        for number, (size, trace) in enumerate(zip(sizes, self._traces, strict=True)):
-            told = (reply.message_id + number, max(trace, 0), offset, size)
-            if not (known or not number):
-                told = (0, max(trace, 0), -1, 0)
-            receipts.append(Receipt(where.topic, where.partition, where.node, *told))
-            offset += size
-        return receipts
 
 
 def check_choice(key: object, partition: object) -> None:

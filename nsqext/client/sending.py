@@ -1,4 +1,4 @@
-"""From a publication to its receipts: straight where all is well, with retries where it is not."""
+"""From a publication to its receipts, straight where all is well; where it is not, a delivery takes over."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.publication import read_receipt
-from nsqext.client.retry import RetryPolicy, given_up, refusal
-from nsqext.client.routes import Route, Target
+from nsqext.client.delivery import Delivery
+from nsqext.client.publication import read_receipt, refuse
+from nsqext.client.retry import RetryPolicy
+from nsqext.client.routes import Route
 from nsqext.client.tracelog import trace_log
-from nsqext.errors import (
-    ConnectionFailed,
-    DeliveryUnknown,
-    LookupFailed,
-    NotLeader,
-    NsqError,
-    ProtocolError,
-    ServerError,
-    TopicNotExist,
-    TopicNotFound,
-)
+from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError, ProtocolError, TopicNotFound
 from nsqext.lookup.table import TopicView
 from nsqext.protocol.hashing import key_hash
 
@@ -33,17 +24,16 @@ if TYPE_CHECKING:
     from nsqext.client.options import ProducerOptions
     from nsqext.client.pool import NodePool
     from nsqext.client.publication import Publication
+    from nsqext.client.routes import Target
     from nsqext.lookup.directory import Directory
     from nsqext.protocol.hashing import KeyHash
     from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
 
-__all__ = ("Delivery", "Sender")
+__all__ = ("Sender",)
 
 _MAKESHIFT = 0.5
 """Seconds for which nodes are used for a topic that lookup does not know yet, before it is asked again."""
-_MOVES = 3
-"""Failures after which even a publish that could go elsewhere waits before it does."""
 
 _clock = time.monotonic
 
@@ -248,6 +238,21 @@ class Sender:
         except NsqError as error:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
+    async def check_marked(self, route: Route, *, header: bool) -> None:
+        """Find out from the first node that can be reached whether it takes headers and tags, or trace ids.
+
+        Raises:
+            ExtendNotSupported: it does not; nothing was sent.
+        """
+        with anyio.move_on_after(self.options.timeout):
+            for target in route.targets:
+                try:
+                    await self.connected(target)
+                except NsqError:
+                    continue  # what is the matter shows when it is published to
+                refuse(target.meta, target.node.negotiated, target.topic, header=header)
+                return
+
     def forget(self) -> None:
         """Have no topic kept fresh any more."""
         for unwatch in self._unwatch.values():
@@ -259,130 +264,6 @@ class Sender:
         self.closed = True
         for delivery in self.running:
             delivery.stop()
-
-
-class Delivery:
-    """A publication on its way, with all its attempts.
-
-    Args:
-        sender: sends it.
-        publication: what is published.
-        started: when the publish began, in seconds of the monotonic clock.
-
-    Attributes:
-        errors: how the attempts so far ended.
-    """
-
-    __slots__ = ("_publication", "_route", "_scope", "_sender", "_started", "_tried", "errors")
-
-    def __init__(self, sender: Sender, publication: Publication, started: float) -> None:
-        self._sender = sender
-        self._publication = publication
-        self._started = started
-        self._route: Route | None = None
-        self._tried: list[Target] = []
-        self._scope = anyio.CancelScope()
-        self.errors: list[NsqError] = []
-
-    async def run(
-        self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
-    ) -> list[Receipt]:
-        """Publish; returns the receipts.
-
-        Args:
-            route: the route of an attempt that was made already.
-            target: its target; None where there was none to be found.
-            failure: how it ended; None where there was no attempt.
-
-        Raises:
-            NsqError: see `nsqext.client.producer.Producer.publish`.
-        """
-        self._route = route
-        if failure is not None:
-            self._note(failure, target)
-        left = self._started + self._sender.options.timeout - _clock()
-        self._sender.running.add(self)
-        try:
-            with self._scope:
-                self._scope.deadline = anyio.current_time() + max(0.0, left)
-                return await self._run(target if failure is None else None)
-        finally:
-            self._sender.running.discard(self)
-        if self._sender.closed:
-            reason = "before the producer was closed"
-        else:
-            reason = f"within {self._sender.options.timeout:g} s"
-        raise given_up(reason, self.errors, self._publication.in_doubt).at(topic=self._publication.topic)
-
-    def stop(self) -> None:
-        """Give it up."""
-        self._scope.cancel()
-
-    async def _run(self, target: Target | None) -> list[Receipt]:
-        if not self.errors:
-            try:
-                return await self._attempt(target)
-            except NsqError as error:
-                self.errors.append(error)
-        if self._sender.retry.final(self.errors):
-            refused = refusal(self.errors)
-            raise refused from refused.__cause__
-        return await self._sender.retry.go_on(self, self._again)
-
-    @property
-    def moves(self) -> bool:
-        """Whether the next attempt goes somewhere that has not failed yet."""
-        return (
-            self._publication.free
-            and len(self.errors) <= _MOVES
-            and self._route is not None
-            and self._route.untried(self._tried)
-        )
-
-    @property
-    def paced(self) -> bool:
-        """Whether the next attempt waits for an answer of lookup."""
-        return self.errors[-1].refresh_lookup and self._sender.directory.asks
-
-    async def _again(self) -> list[Receipt]:
-        last = self.errors[-1]
-        topic = self._publication.topic
-        if last.refresh_lookup:
-            view = self._route.view if self._route is not None else None
-            refused = self._tried[-1].partition if self._tried and _not_there(last) else None
-            partition = refused if refused is not None and refused >= 0 else None
-            if view is not None and self.moves:
-                self._sender.refresh_soon(topic, view, partition)
-            else:
-                await self._sender.directory.refresh(topic, "w", failed=view, partition=partition)
-        return await self._attempt(None)
-
-    async def _attempt(self, target: Target | None) -> list[Receipt]:
-        sender, publication = self._sender, self._publication
-        if target is None or self._route is None:
-            route = self._route = await sender.route(publication.topic)
-            try:
-                target = sender.choose(route, publication, self._tried)
-            except NsqError as error:
-                raise error.at(topic=publication.topic) from error.__cause__
-        try:
-            connection = await sender.connected(target)
-            return await sender.request(
-                publication, self._route, target, connection, self._started + sender.options.timeout
-            )
-        except NsqError as error:
-            self._mark(error, target)
-            raise
-
-    def _note(self, error: NsqError, target: Target | None) -> None:
-        self.errors.append(error)
-        self._mark(error, target)
-
-    def _mark(self, error: NsqError, target: Target | None) -> None:
-        if target is not None:
-            self._tried.append(target)
-            if error.retryable and isinstance(error, ServerError):
-                target.refused()
 
 
 def _look_later(view: TopicView) -> None:
@@ -400,8 +281,3 @@ def _out_of_step(target: Target, connection: Connection, error: ProtocolError) -
         node=target.node.node,
         hint="the server's answers are not those to our commands; publishing again may store it twice",
     )
-
-
-def _not_there(error: NsqError) -> bool:
-    """Whether the node that lookup names does not lead the partition, or is gone."""
-    return isinstance(error, (NotLeader, TopicNotExist, ConnectionFailed))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import anyio
+
+from nsqext.client.retry import given_up
 
 __all__ = ("KeyTurns",)
 
@@ -42,6 +45,20 @@ class KeyTurns:
             else:
                 row.remove(event)
             raise
+
+    async def enter_all(self, turns: Sequence[Turn], entered: list[Turn], timeout: float) -> None:
+        """Wait for several turns, one after the other, noting those that were entered.
+
+        Raises:
+            PublishFailed: earlier publishes of a key took longer than this, in seconds.
+        """
+        with anyio.move_on_after(timeout):
+            for turn in turns:
+                await self.enter(turn)
+                entered.append(turn)
+            return
+        reason = f"within {timeout:g} s, because publishes of its key from before are not done"
+        raise given_up(reason, (), in_doubt=False).at(topic=turns[0][0])
 
     def leave(self, turn: Turn) -> None:
         """Give the turn to the next in the row."""

@@ -83,13 +83,13 @@ class _Counted:
             return stop.value
 
 
-async def sweep(once: Callable[[Step], Awaitable[None]], *, stride: int = 1) -> int:
+async def sweep(once: Callable[[Step], Awaitable[None]]) -> int:
     """Do something again and again, cancelled at its first await, its second, and so on until it ends by itself.
 
     Returns:
         How many awaits it has, about.
     """
-    for number in range(1, _MOST, stride):
+    for number in range(1, _MOST):
         before = len(get_running_tasks())
         step = Step(number)
         with anyio.fail_after(20):

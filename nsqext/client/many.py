@@ -1,0 +1,102 @@
+"""Many messages published by one call: in batches, with an outcome for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.client.batches import Sorter, wrong_message
+from nsqext.client.publication import check_choice, key_bytes
+from nsqext.errors import BatchFailed, InvalidInput, LookupFailed, NsqError, PublishFailed, TopicNotFound
+from nsqext.protocol.names import check_topic
+from nsqext.types import Receipt
+
+if TYPE_CHECKING:
+    from nsqext.client.batches import Batch
+    from nsqext.client.publication import Draft
+    from nsqext.client.sending import Sender
+    from nsqext.client.turns import KeyTurns, Turn
+
+__all__ = ("ManyPublisher",)
+
+Outcome = Receipt | NsqError
+
+
+class ManyPublisher:
+    """Publishes many messages of a topic at a time.
+
+    Args:
+        sender: sends the batches.
+        turns: keeps what is published with a key in order.
+    """
+
+    def __init__(self, sender: Sender, turns: KeyTurns) -> None:
+        self._sender = sender
+        self._turns = turns
+
+    async def publish(
+        self, topic: str, messages: Iterable[bytes | Draft], key: str | bytes | None, partition: int | None
+    ) -> list[Receipt]:
+        """Publish; see `nsqext.client.producer.Producer.publish_many`."""
+        check_topic(topic)
+        check_choice(key, partition)
+        sender = self._sender
+        route = sender.current(topic) or await sender.route(topic)
+        sorter = Sorter(route, sender.options, sender.key_hash, None if key is None else key_bytes(key), partition)
+        sorter.add(messages)
+        if sorter.marked is not None:
+            try:
+                await sender.check_marked(route, header=sorter.marked[1])
+            except InvalidInput as error:
+                raise wrong_message(error, sorter.marked[0], topic) from None
+        if len(sorter.rows) == 1 and len(sorter.rows[0]) == 1 and not sorter.keys:
+            # the usual case, without a task and without sorting
+            batch = sorter.rows[0][0]
+            try:
+                return await sender.send(batch)
+            except (TopicNotFound, LookupFailed):
+                raise
+            except NsqError as error:
+                raise BatchFailed([error] * len(batch.indexes)) from error
+        entered: list[Turn] = []
+        try:
+            await self._turns.enter_all(sorted((topic, key) for key in sorter.keys), entered, sender.options.timeout)
+            return await self._publish_rows(sorter)
+        finally:
+            for turn in entered:
+                self._turns.leave(turn)
+
+    async def _publish_rows(self, sorter: Sorter) -> list[Receipt]:
+        outcomes: list[Outcome | None] = [None] * sorter.count
+        if len(sorter.rows) == 1:
+            await self._publish_row(sorter.rows[0], outcomes)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for row in sorter.rows:
+                    tasks.start_soon(self._publish_row, row, outcomes)
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        if len(receipts) < len(outcomes):
+            raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
+        return receipts
+
+    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None]) -> None:
+        """Publish batches of one partition, one after the other."""
+        failed: NsqError | None = None
+        for batch in row:
+            results: Sequence[Outcome]
+            if failed is not None:
+                unsent = PublishFailed(
+                    "not tried, because a batch that has to come before it failed", topic=batch.topic
+                )
+                unsent.__cause__ = failed
+                results = [unsent] * len(batch.indexes)
+            else:
+                try:
+                    results = await self._sender.send(batch)
+                except NsqError as error:
+                    failed = error
+                    results = [error] * len(batch.indexes)
+            for index, result in zip(batch.indexes, results, strict=True):
+                outcomes[index] = result

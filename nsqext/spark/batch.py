@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -150,9 +150,7 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
                 found[topic, partition] = await _plan_one(options, limits, pruning, admin, topic, partition)
 
         read = {topic: await _partitions(admin, topic, wanted) for topic, wanted in options.topics.items()}
-        for places in (limits.starting, limits.ending):
-            if places is not None:
-                places.check(read)
+        _check_named(limits, read)
         try:
             async with anyio.create_task_group() as tasks:
                 for topic, partitions in read.items():
@@ -162,6 +160,16 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
     return [found[key] for key in sorted(found)]
+
+
+def _check_named(limits: _Limits, read: Mapping[str, Iterable[int]]) -> None:
+    for places in (limits.starting, limits.ending):
+        if places is None:
+            continue
+        places.check(read)
+        for topic, partitions in read.items():
+            for partition in partitions:
+                places.of(topic, partition)
 
 
 def _is_left(pruning: Pruning, topic: str, partition: int) -> bool:

@@ -198,23 +198,28 @@ class RangeReader:
     async def _move(self, leader: Leader, channel: str) -> None:
         """Put the scratch channel to the first missing message, and learn where that begins."""
         topic, partition, count = self.range.topic, self.range.partition, self._placer.count
+        await self._check_kept(leader)
         await self._admin.nodes.move(leader, topic, partition, channel, count)
+        patience = min(_PATIENCE, self._timeout)
         try:
-            patience = min(_PATIENCE, self._timeout)
             place = await self._admin.arrive(leader, topic, partition, channel, count, patience)
         except PartitionUnavailable:
-            start = await self._admin.start(leader, topic, partition)
-            if start > count:
-                raise DataLoss(
-                    f"message {count} is not kept any more, the first one is {start}",
-                    hint="read sooner, keep messages longer, or give failOnDataLoss=false",
-                ) from None
+            await self._check_kept(leader)
             raise
         if not self._placer.begin(place.offset):
             raise DataLoss(
                 f"message {count} begins at byte {place.offset} here, and at byte {self._placer.offset} at the node "
                 "that led before: the partition was written anew",
                 hint="the query has to begin anew as well",
+            )
+
+    async def _check_kept(self, leader: Leader) -> None:
+        """Raise `DataLoss` if the first missing message is not kept: servers would begin behind it, and say nothing."""
+        start = await self._admin.start(leader, self.range.topic, self.range.partition)
+        if start > self._placer.count:
+            raise DataLoss(
+                f"message {self._placer.count} is not kept any more, the first one is {start}",
+                hint="read sooner, keep messages longer, or give failOnDataLoss=false",
             )
 
     async def _read(self, connection: Connection) -> None:

@@ -25,6 +25,9 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+# a consumer says so after the machine has stopped the program for a second; a handler that blocks would be named
+_PAUSED = re.compile(r"^the event loop was blocked .* none of this consumer's handlers was at work;.*\n", re.MULTILINE)
+
 
 @frozen
 class Snippet:
@@ -46,7 +49,7 @@ class Snippet:
 
 @frozen
 class Run:
-    """How a program ended, and what it printed."""
+    """How a program ended, and what it printed, without what it said about pauses of the machine."""
 
     code: int
     output: str
@@ -100,6 +103,6 @@ def run_program(*arguments: str | Path, until: str | None = None) -> Run:
             except TimeoutError as error:
                 process.kill()
                 raise TimeoutError(f"{command} ran for {DEADLINE} s and printed: {output.decode()}") from error
-        return Run(code, output.decode())
+        return Run(code, _PAUSED.sub("", output.decode()))
 
     return anyio.run(run)

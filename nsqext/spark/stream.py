@@ -121,7 +121,7 @@ class Batches:
             last = end.get(topic, {}).get(partition)
             if standing.anchor is None and last is not None:
                 begin = start.get(topic, {}).get(partition, standing.start)
-                await self._anchors.make((topic, partition), min(begin, last))
+                await self._anchors.make((topic, partition), max(min(begin, last), standing.start))
 
     def report(self) -> Offsets | None:
         """Return the ends that were seen last; None before anything was seen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 import urllib.parse
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ("Reading", "post", "wait_for")
+__all__ = ("Reading", "finish", "post", "starting", "wait_for")
 
 _DEADLINE = 90
 
@@ -96,6 +97,16 @@ def wait_for(condition: Callable[[], bool], what: str, timeout: float = 30.0) ->
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def starting(first: int, topics: Mapping[str, int]) -> str:
+    """Return start positions as the option takes them.
+
+    Args:
+        first: the position, for all partitions.
+        topics: number of partitions by topic.
+    """
+    return json.dumps({topic: {str(number): first for number in range(count)} for topic, count in topics.items()})
 
 
 def post(address: str, path: str, **params: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.broker import Cluster
 from nsqext.sync import Producer
-from tests.spark.streaming import Reading, post, wait_for
+from tests.spark.streaming import Reading, post, starting, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 def bodies(word: str, count: int, first: int = 0) -> list[bytes]:
     return [b"%b %d" % (word.encode(), number) for number in range(first, first + count)]
-
-
-def starting(first: int, topics: dict[str, int]) -> str:
-    """Start positions of topics by their number of partitions."""
-    parts = {topic: ",".join(f'"{number}":{first}' for number in range(count)) for topic, count in topics.items()}
-    return "{" + ",".join(f'"{topic}":{{{named}}}' for topic, named in parts.items()) + "}"
 
 
 def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(

@@ -1,0 +1,335 @@
+"""Kills a streaming query again and again, and counts: ``python -m tests.spark.exactly_once --kills 10``.
+
+A driver streams topics of all kinds into Parquet, while messages are published and nodes are killed and leaders moved
+at random. The whole driver (Python, Java, workers) is ended by kill -9 at random moments and started again. In the end
+every message has to be there, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import define, field
+
+from nsqext import ProducerOptions
+from nsqext.errors import DeliveryUnknown, NsqError
+from nsqext.spark.admin import Admin
+from nsqext.spark.options import Access
+from nsqext.sync import Producer
+from tests.spark.servers import Servers, running_servers
+from tests.spark.streaming import starting, wait_for
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+ROOT = Path(__file__).parent.parent.parent
+_DRIVER = "tests.spark.exactly_once_driver"
+_RATE = 400
+_PATIENCE = 120.0
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@define
+class Publishing:
+    """Publishes numbered messages from a thread, and notes what became of each.
+
+    Attributes:
+        lookupd: lookup addresses.
+        topics: number of partitions by topic.
+        stored: bodies that were acknowledged.
+        unknown: bodies that may be stored.
+        refused: bodies that are not.
+    """
+
+    lookupd: list[str]
+    topics: dict[str, int]
+    chance: random.Random
+    stored: set[str] = field(factory=set)
+    unknown: set[str] = field(factory=set)
+    refused: set[str] = field(factory=set)
+
+    def run(self, stop: threading.Event) -> None:
+        """Publish until told to stop."""
+        names = sorted(self.topics)
+        options = ProducerOptions(on_unknown="raise")
+        with Producer(self.lookupd, options=options) as producer:
+            number = 0
+            while not stop.wait(1 / _RATE):
+                number += 1
+                topic = self.chance.choice(names)
+                body = f"{topic} {number}"
+                try:
+                    producer.publish(topic, body.encode(), partition=self.chance.randrange(self.topics[topic]))
+                except DeliveryUnknown:
+                    self.unknown.add(body)
+                except NsqError:
+                    self.refused.add(body)
+                else:
+                    self.stored.add(body)
+
+
+@define
+class Trouble:
+    """Kills nodes and moves leaders of the embedded cluster from a thread.
+
+    Attributes:
+        cluster: the cluster.
+        topics: number of partitions by topic.
+        killed: how often a node was killed.
+        moved: how often a leader was moved.
+    """
+
+    cluster: Cluster
+    topics: dict[str, int]
+    chance: random.Random
+    killed: int = 0
+    moved: int = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Make trouble until told to stop; everything works again then."""
+        while not stop.wait(self.chance.uniform(1, 4)):
+            topic = self.chance.choice(sorted(self.topics))
+            partition = self.chance.randrange(self.topics[topic])
+            leader = self.cluster.leader(topic, partition)
+            if self.chance.random() < 0.5:
+                self.cluster.kill(leader)
+                stop.wait(self.chance.uniform(0.5, 3))
+                self.cluster.restart(leader)
+                self.killed += 1
+            else:
+                others = [name for name in self.cluster.in_sync(topic, partition) if name != leader]
+                self.cluster.move_leader(topic, partition, self.chance.choice(others))
+                self.moved += 1
+            wait_for(self._whole, "the cluster is whole again", timeout=60)
+
+    def _whole(self) -> bool:
+        return all(
+            len(self.cluster.in_sync(topic, partition)) == len(self.cluster.nodes)
+            for topic, partitions in self.topics.items()
+            for partition in range(partitions)
+        )
+
+
+@define
+class Driver:
+    """The program that is killed.
+
+    Attributes:
+        folder: where it keeps everything.
+        options: of the source.
+    """
+
+    folder: Path
+    options: dict[str, str]
+
+    def start(self, mode: str) -> subprocess.Popen[bytes]:
+        """Start it, in a session of its own: everything that it starts can be found by that."""
+        environment = os.environ | {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        command = [sys.executable, "-m", _DRIVER, mode, str(self.folder), json.dumps(self.options)]
+        with (self.folder / "driver.log").open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def done(self) -> int:
+        """Return how many batches are done."""
+        return sum(path.name.isdigit() for path in (self.folder / "checkpoint" / "commits").glob("*"))
+
+    def run_and_kill(self, chance: random.Random) -> str:
+        """Start it and kill it at some moment; returns when that was."""
+        before, process = self.done(), self.start("run")
+        try:
+            early = chance.random() < 0.25
+            if not early:
+                wait_for(lambda: self.done() > before or process.poll() is not None, "a batch is done", _PATIENCE)
+            pause = chance.uniform(0, 12 if early else 4)
+            time.sleep(pause)
+            if process.poll() is not None:
+                raise AssertionError(f"the driver ended by itself, see {self.folder / 'driver.log'}")
+        finally:
+            kill_session(process.pid)
+            process.wait()
+        return (
+            f"{pause:.1f} s after {'its start' if early else 'the first batch'}, {self.done() - before} batches later"
+        )
+
+    def finish(self) -> None:
+        """Start it to read to the end."""
+        process = self.start("finish")
+        try:
+            if process.wait(_PATIENCE):
+                raise AssertionError(f"the driver failed, see {self.folder / 'driver.log'}")
+        finally:
+            kill_session(process.pid)
+
+
+def kill_session(session: int) -> None:
+    """Kill -9 every process of a session."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended just now
+
+
+@define
+class Result:
+    """What came of it: numbers, and what is wrong."""
+
+    numbers: dict[str, int]
+    wrong: list[str]
+
+
+@contextmanager
+def running(*threads: threading.Thread) -> Iterator[None]:
+    """Run threads; their stop is somebody else's business, their end is waited for."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join(_PATIENCE)
+
+
+def run(
+    kills: int, seed: int, folder: Path, servers: Servers, finish: Callable[[Driver], None] = Driver.finish
+) -> Result:
+    """Publish, make trouble, kill; then compare.
+
+    Args:
+        kills: how often the driver is killed.
+        seed: of everything that is left to chance.
+        folder: where the driver keeps everything.
+        servers: the cluster.
+        finish: reads to the end when all is quiet.
+    """
+    began, chance = time.monotonic(), random.Random(seed)
+    topics = {
+        servers.make_topic("plain", 2, replicas=3): 2,
+        servers.make_topic("extend", 1, extend=True, replicas=3): 1,
+        servers.make_topic("ordered", 2, ordered=True, replicas=3): 2,
+    }
+    driver = Driver(
+        folder,
+        servers.options
+        | {
+            "subscribe": ",".join(topics),
+            "channel": "spark",
+            "startingOffsets": starting(servers.first, topics),
+            "maxOffsetsPerTrigger": "700",
+            "maxRecordsPerPartition": "200",
+        },
+    )
+    publishing = Publishing(list(servers.lookupd), topics, random.Random(seed + 1))
+    trouble = Trouble(servers.cluster, topics, random.Random(seed + 2)) if servers.cluster is not None else None
+    stop = threading.Event()
+    threads = [threading.Thread(target=made.run, args=(stop,), daemon=True) for made in (publishing, trouble) if made]
+    with running(*threads):
+        try:
+            for number in range(1, kills + 1):
+                say(f"kill {number}: {driver.run_and_kill(chance)}")
+        finally:
+            stop.set()
+    finish(driver)
+    result = compare(driver, publishing, anyio.run(ends, servers, topics), servers.first)
+    result.numbers |= {
+        "kills of the driver": kills,
+        "nodes killed": trouble.killed if trouble else 0,
+        "leaders moved": trouble.moved if trouble else 0,
+        "batches": driver.done(),
+        "seconds": round(time.monotonic() - began),
+    }
+    return result
+
+
+async def ends(servers: Servers, topics: dict[str, int]) -> dict[tuple[str, int], int]:
+    """Return where the partitions end, as the servers say."""
+    async with Admin(Access(tuple(servers.lookupd))) as admin:
+        return {
+            (topic, partition): (await admin.bounds(topic, partition)).end
+            for topic, partitions in topics.items()
+            for partition in range(partitions)
+        }
+
+
+def compare(driver: Driver, publishing: Publishing, ends: dict[tuple[str, int], int], first: int) -> Result:
+    """Compare rows with messages: by their bodies, their ids, and their places in the partitions."""
+    rows: list[tuple[str, int, int, str, str]] = json.loads((driver.folder / "found.json").read_text())
+    bodies = Counter(body for *_, body in rows)
+    ids = Counter((topic, identity) for topic, _, _, identity, _ in rows)
+    places = Counter((topic, partition, offset) for topic, partition, offset, _, _ in rows)
+    expected = {(*key, offset) for key, end in ends.items() for offset in range(first, end)}
+    lost = publishing.stored - bodies.keys()
+    phantom = bodies.keys() - publishing.stored - publishing.unknown
+    twice = [what for what, count in (bodies + ids + places).items() if count > 1]
+    wrong = [
+        f"{len(found)} {what}: {sorted(map(str, found))[:5]}"
+        for what, found in (
+            ("lost", lost),
+            ("never stored, and yet read", phantom),
+            ("more than once", twice),
+            ("places left out", expected - places.keys()),
+            ("places that are not there", places.keys() - expected),
+        )
+        if found
+    ]
+    numbers = {
+        "messages acknowledged": len(publishing.stored),
+        "publishes of unknown fate": len(publishing.unknown),
+        "publishes that failed": len(publishing.refused),
+        "rows": len(rows),
+        "lost": len(lost),
+        "duplicated": len(twice),
+    }
+    return Result(numbers, wrong)
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 when anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.exactly_once", description=__doc__)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="kept, with the driver's log; a temporary one without it")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary, running_servers() as servers:
+        folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = run(given.kills, given.seed, folder, servers)
+    for name, number in result.numbers.items():
+        say(f"{name:32} {number:>10}")
+    for problem in result.wrong:
+        say(f"WRONG: {problem}")
+    return bool(result.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""A query whose driver is killed twice; `make spark-long` kills more often."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.exactly_once import Driver, Publishing, compare, run
+from tests.spark.exactly_once_driver import finish
+from tests.spark.servers import running_servers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.timeout(300)
+def test_every_message_is_in_parquet_once(spark: SparkSession, tmp_path: Path) -> None:
+    with running_servers() as servers:
+        result = run(2, 1, tmp_path, servers, finish=lambda driver: finish(spark, driver.folder, driver.options))
+    assert result.wrong == []
+    assert result.numbers["rows"] >= result.numbers["messages acknowledged"] > 1000
+
+
+RIGHT = [["t", 0, 0, "a0", "one"], ["t", 0, 1, "a1", "two"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (RIGHT, ""),
+        (RIGHT[:1], "1 lost: ['two']"),
+        (RIGHT[:1], "1 places left out: [\"('t', 0, 1)\"]"),
+        ([*RIGHT, RIGHT[0]], "3 more than once"),
+        ([*RIGHT, ["t", 0, 2, "a2", "three"]], "1 never stored, and yet read: ['three']"),
+        ([*RIGHT, ["t", 0, 2, "a2", "unknown"]], "1 places that are not there"),
+    ],
+)
+def test_the_comparison_finds_what_is_wrong(rows: list[list[object]], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "found.json").write_text(json.dumps(rows))
+    publishing = Publishing([], {}, random.Random(1), stored={"one", "two"}, unknown={"unknown"})
+    wrong = compare(Driver(tmp_path, {}), publishing, {("t", 0): 2}, 0).wrong
+    assert any(found.startswith(problem) for found in wrong) if problem else wrong == []

@@ -55,15 +55,16 @@ def show(report: Report, console: Console) -> None:
     table.add_column("what")
     table.add_column("count", justify="right")
     table.add_column("a second", justify="right")
-    rates = report.times
-    table.add_row("flights published", f"{report.published:,}", f"{report.published / rates.publishing:,.0f}")
-    table.add_row("flights in Parquet", f"{report.arrivals.rows:,}", f"{report.arrivals.rows / rates.streaming:,.0f}")
+    times = report.times
+    table.add_row("flights published", f"{report.published:,}", f"{report.published / times.publishing:,.0f}")
+    table.add_row("messages read by the streams", f"{report.flow.read:,}", f"{report.flow.read / times.streaming:,.0f}")
+    table.add_row("flights in Parquet", f"{report.arrivals.rows:,}", "")
     table.add_row("delays, by airline and scheduled hour", f"{report.delays:,}", "", end_section=True)
     wrong = {
         "lost": report.arrivals.lost,
         "duplicated": report.arrivals.duplicated,
         "altered": report.arrivals.altered,
-        "too late to be counted": report.late,
+        "too late to be counted": report.flow.late,
         "figures that are not those of the CSV file": report.differences,
     }
     for what, count in wrong.items():

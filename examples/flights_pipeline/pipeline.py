@@ -24,7 +24,7 @@ from examples.flights_pipeline.check import (
 from examples.flights_pipeline.flights import Flight
 from examples.flights_pipeline.picture import draw
 from examples.flights_pipeline.publish import publish_closing_word, publish_flights
-from examples.flights_pipeline.stream import ARCHIVE, DELAYS, DEPARTURES, Places, Streams, wait_for
+from examples.flights_pipeline.stream import ARCHIVE, DELAYS, DEPARTURES, Flow, Places, Streams, wait_for
 from nsqext.cli.flights_topic import TopicPlan, fresh_name, temporary_topic
 
 __all__ = ("Report", "Setting", "Times", "run")
@@ -63,7 +63,7 @@ class Report:
         published: number of flights.
         times: how long it took.
         arrivals: the flights that came out, compared with those that went in.
-        late: rows that came too late to be counted.
+        flow: what the streams did.
         delays: number of delays, one for each airline and scheduled hour.
         differences: how many of them are not what pandas computes.
         picture: the heat map.
@@ -72,7 +72,7 @@ class Report:
     published: int
     times: Times
     arrivals: Arrivals
-    late: int
+    flow: Flow
     delays: int
     differences: int
     picture: Path
@@ -81,7 +81,7 @@ class Report:
     def good(self) -> bool:
         """Whether everything arrived once, and every figure is right."""
         arrivals = self.arrivals
-        wrong = (arrivals.lost, arrivals.duplicated, arrivals.altered, self.late, self.differences)
+        wrong = (arrivals.lost, arrivals.duplicated, arrivals.altered, self.flow.late, self.differences)
         return not any(wrong) and arrivals.rows == self.published
 
 
@@ -111,13 +111,13 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
             publish_flights, setting.lookupd, plan.name, flights, lambda count: progress.advance(task, count)
         )
         began = time.perf_counter()
-        late = _flow([streams.departures(), streams.delays()], progress, len(flights))
+        flow = _flow([streams.departures(), streams.delays()], progress, len(flights))
         portal.call(publish_closing_word, setting.lookupd, plan.name, flights[-1])
         # this second run goes on where the first one ended
-        late += _flow([streams.delays()], progress, 1)
-        late += _flow([streams.archive()], progress, None)
+        flow += _flow([streams.delays()], progress, 1)
+        flow += _flow([streams.archive()], progress, None)
         streaming = time.perf_counter() - began
-    return _report(streams, flights, setting.folder / PICTURE, Times(publishing, streaming), late)
+    return _report(streams, flights, setting.folder / PICTURE, Times(publishing, streaming), flow)
 
 
 @contextmanager
@@ -128,15 +128,19 @@ def _topic(portal: BlockingPortal, lookupd: Sequence[str], plan: TopicPlan, prog
         yield name
 
 
-def _flow(queries: Sequence[StreamingQuery], progress: Progress, total: int | None) -> int:
-    """Let streams run to their end; returns how many rows came too late."""
+def _flow(queries: Sequence[StreamingQuery], progress: Progress, total: int | None) -> Flow:
+    """Let streams run to their end."""
     tasks: dict[str | None, TaskID] = {
         query.name: progress.add_task(f"stream {query.name}: messages read", total=total) for query in queries
     }
-    return wait_for(queries, lambda query, read: progress.update(tasks[query.name], completed=read))
+    flow = wait_for(queries, lambda query, read: progress.update(tasks[query.name], completed=read))
+    if total is None:
+        for task in tasks.values():
+            progress.update(task, total=flow.read)
+    return flow
 
 
-def _report(streams: Streams, flights: Sequence[Flight], picture: Path, times: Times, late: int) -> Report:
+def _report(streams: Streams, flights: Sequence[Flight], picture: Path, times: Times, flow: Flow) -> Report:
     published = read_table({flight.number for flight in flights})
     delays = streams.table(ARCHIVE).toPandas()
     draw(by_airline_and_hour(delays), picture)
@@ -144,7 +148,7 @@ def _report(streams: Streams, flights: Sequence[Flight], picture: Path, times: T
         published=len(flights),
         times=times,
         arrivals=check_arrivals(streams.table(DEPARTURES).toPandas(), published),
-        late=late,
+        flow=flow,
         delays=len(delays),
         differences=count_differences(delays, expected_delays(published)),
         picture=picture,

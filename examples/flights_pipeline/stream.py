@@ -15,7 +15,18 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import nsqext.spark
 from examples.flights_pipeline.flights import airlines_file
 
-__all__ = ("ARCHIVE", "DELAYS", "DEPARTURES", "Places", "Streams", "make_session", "parse", "sum_up", "wait_for")
+__all__ = (
+    "ARCHIVE",
+    "DELAYS",
+    "DEPARTURES",
+    "Flow",
+    "Places",
+    "Streams",
+    "make_session",
+    "parse",
+    "sum_up",
+    "wait_for",
+)
 
 FLIGHT = (
     "number INT, year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, "
@@ -36,6 +47,8 @@ def make_session() -> SparkSession:
     session = (
         SparkSession.builder.master("local[*]")
         .appName("flights pipeline")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
@@ -92,6 +105,22 @@ class Places:
     def checkpoint(self, name: str) -> str:
         """Return the folder in which a stream notes how far it is."""
         return str(self.folder / "checkpoints" / name)
+
+
+@frozen
+class Flow:
+    """What streams did.
+
+    Attributes:
+        read: messages that they read.
+        late: rows that they left out, because these came too late for their hour.
+    """
+
+    read: int = 0
+    late: int = 0
+
+    def __add__(self, other: Flow) -> Flow:
+        return Flow(self.read + other.read, self.late + other.late)
 
 
 class Streams:
@@ -157,8 +186,8 @@ class Streams:
         return writer.trigger(availableNow=True).start()
 
 
-def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, int], None]) -> int:
-    """Wait until streams have ended; returns how many rows they left out because these came too late.
+def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, int], None]) -> Flow:
+    """Wait until streams have ended; returns what they did together.
 
     Args:
         queries: the streams.
@@ -172,6 +201,10 @@ def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, 
         while not ended:
             ended = bool(query.awaitTermination(1))
             for other in queries:
-                told(other, sum(batch.numInputRows for batch in other.recentProgress))
+                told(other, _read_by(other))
     states = [state for query in queries for batch in query.recentProgress for state in batch.stateOperators]
-    return sum(state.numRowsDroppedByWatermark for state in states)
+    return Flow(sum(map(_read_by, queries)), sum(state.numRowsDroppedByWatermark for state in states))
+
+
+def _read_by(query: StreamingQuery) -> int:
+    return sum(batch.numInputRows for batch in query.recentProgress)

@@ -1,0 +1,268 @@
+"""Rows a second through Spark; run it with ``python -m benchmarks.bench_spark``.
+
+Batch and streaming reads of 1 KiB messages, beside the client alone and beside Spark's own source ``rate-micro-batch``
+with rows of the same size; and writes beside the client alone. All take turns in one run, on a cluster in a process of
+its own, or on the one that ``--lookupd`` names. CPU is that of the processes in which Python runs: the client's own,
+and Spark's workers; it is known on Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from attrs import define, field, frozen
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import nsqext
+from benchmarks.report import table, write_section
+from benchmarks.servers import redesigned_cluster
+from nsqext.cli.flights_topic import TopicPlan, fresh_name, temporary_topic
+from nsqext.spark import register
+
+BODY = b"x" * 1024
+PARTITIONS = (1, 2, 4)
+_BATCH = 1000
+_IN_FLIGHT = 1000
+
+READ = ("client alone", "batch read", "streaming read", "rate-micro-batch")
+WRITE = ("client publishes", "batch write")
+
+_number = count(1)
+
+
+@frozen
+class Figures:
+    """Rows a second, and microseconds of CPU for each."""
+
+    rate: float
+    cpu: float
+
+
+@define
+class Bench:
+    """What is measured with.
+
+    Attributes:
+        spark: a session.
+        portal: where the client runs.
+        lookupd: lookup address.
+        rows: messages of one measurement.
+        folder: for checkpoints.
+        found: the figures of all rounds, by what was measured and the number of partitions.
+    """
+
+    spark: SparkSession
+    portal: BlockingPortal
+    lookupd: str
+    rows: int
+    folder: Path
+    found: dict[tuple[str, int], list[Figures]] = field(factory=dict)
+
+    def note(self, what: str, partitions: int, figures: Figures) -> None:
+        """Keep what was measured."""
+        self.found.setdefault((what, partitions), []).append(figures)
+
+    # the client alone
+
+    def consume(self, topic: str) -> Figures:
+        """Consume a topic with the client."""
+        return self._alone(_consume, self.lookupd, topic, self.rows)
+
+    def publish(self, topic: str) -> Figures:
+        """Publish to a topic with the client."""
+        return self._alone(_publish, self.lookupd, topic, self.rows)
+
+    def _alone(self, function: Callable[..., object], *arguments: object) -> Figures:
+        seconds, cpu = time.perf_counter(), time.process_time()
+        self.portal.call(function, *arguments)
+        return self._figures(time.perf_counter() - seconds, time.process_time() - cpu)
+
+    # Spark
+
+    def read(self, topic: str) -> Figures:
+        """Read a topic in one job."""
+        rows = self.spark.read.format("nsqext").options(lookupd=self.lookupd, subscribe=topic).load()
+        return self._job(lambda: rows.write.format("noop").mode("overwrite").save())
+
+    def stream(self, topic: str) -> Figures:
+        """Read a topic in one micro-batch."""
+        options = {"subscribe": topic, "channel": f"bench_{next(_number)}", "startingOffsets": "earliest"}
+        rows = self.spark.readStream.format("nsqext").options(lookupd=self.lookupd, **options).load()
+        return self._micro_batch(rows)
+
+    def rate(self, partitions: int) -> Figures:
+        """Let Spark's own source make rows of the same size, in one micro-batch."""
+        options = {"rowsPerBatch": self.rows, "numPartitions": partitions}
+        rows = self.spark.readStream.format("rate-micro-batch").options(**options).load()
+        value = f.concat(f.lit(BODY[:-20]), f.lpad(f.col("value").cast("string"), 20, "0").cast("binary"))
+        return self._micro_batch(rows.select(value.alias("value"), "timestamp"))
+
+    def write(self, topic: str, partitions: int) -> Figures:
+        """Publish in one job, with as many tasks as the topic has partitions."""
+        rows = self.spark.range(0, self.rows, 1, partitions).select(f.lit(BODY).alias("value"))
+        writer = rows.write.format("nsqext").mode("append").options(lookupd=self.lookupd, topic=topic)
+        return self._job(writer.save)
+
+    def _micro_batch(self, rows: DataFrame) -> Figures:
+        writer = rows.writeStream.format("noop").option("checkpointLocation", str(self.folder / str(next(_number))))
+        cpu = worker_cpu(self.spark)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        done = [batch for batch in query.recentProgress if batch.numInputRows]
+        seconds = sum(batch.durationMs["triggerExecution"] for batch in done) / 1000
+        if not self.rows <= sum(batch.numInputRows for batch in done) <= self.rows + max(PARTITIONS):
+            raise SystemExit(f"a stream read {done}")
+        return self._figures(seconds, worker_cpu(self.spark) - cpu)
+
+    def _job(self, run: Callable[[], None]) -> Figures:
+        seconds, cpu = time.perf_counter(), worker_cpu(self.spark)
+        run()
+        return self._figures(time.perf_counter() - seconds, worker_cpu(self.spark) - cpu)
+
+    def _figures(self, seconds: float, cpu: float) -> Figures:
+        return Figures(self.rows / seconds, cpu / self.rows * 1e6)
+
+
+async def _consume(lookupd: str, topic: str, rows: int) -> None:
+    options = nsqext.ConsumerOptions(start=nsqext.Position.earliest())
+    channel = f"bench_{next(_number)}#ephemeral"
+    consumer = nsqext.Consumer(topic, channel, lookupd=lookupd, max_in_flight=_IN_FLIGHT, options=options)
+    taken = 0
+
+    @consumer.handler
+    async def handle(_: nsqext.Message) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == rows:
+            consumer.stop()
+
+    await consumer.run()
+
+
+async def _publish(lookupd: str, topic: str, rows: int) -> None:
+    async with nsqext.Producer(lookupd=lookupd) as producer:
+        for _ in range(rows // _BATCH):
+            await producer.publish_many(topic, [BODY] * _BATCH)
+
+
+def worker_cpu(spark: SparkSession) -> float:
+    """Return seconds of CPU of everything that Spark's JVM has started; Linux only, 0 elsewhere."""
+    if spark._jvm is None or not Path("/proc/self/stat").exists():
+        return 0.0
+    jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(stat.parent.name)
+        parents[pid] = int(words[1])
+        # with what its own children used that have ended
+        used[pid] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    return sum(seconds for pid, seconds in used.items() if _descends(pid, jvm, parents))
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
+@contextmanager
+def topic(bench: Bench, partitions: int) -> Iterator[str]:
+    """Give a topic, which is deleted in the end."""
+    plan = TopicPlan(fresh_name("bench"), partitions, channels=("keep",))
+    with bench.portal.wrap_async_context_manager(temporary_topic(bench.lookupd, plan, lambda _: None)) as name:
+        yield name
+
+
+def measure(bench: Bench, rounds: int) -> None:
+    """Measure everything, in turns."""
+    with ExitStack() as stack:
+        full = {partitions: stack.enter_context(topic(bench, partitions)) for partitions in PARTITIONS}
+        for name in full.values():
+            bench.publish(name)
+        bench.read(full[2])  # starts the workers
+        bench.stream(full[2])
+        for _ in range(rounds):
+            for partitions, name in full.items():
+                bench.note("client alone", partitions, bench.consume(name))
+                bench.note("batch read", partitions, bench.read(name))
+                bench.note("streaming read", partitions, bench.stream(name))
+                bench.note("rate-micro-batch", partitions, bench.rate(partitions))
+                with topic(bench, partitions) as empty:
+                    bench.note("client publishes", partitions, bench.publish(empty))
+                with topic(bench, partitions) as empty:
+                    bench.note("batch write", partitions, bench.write(empty, partitions))
+
+
+def report(bench: Bench) -> str:
+    """Return the tables."""
+
+    def cell(what: str, partitions: int, kind: str) -> float:
+        return float(median(getattr(figures, kind) for figures in bench.found[what, partitions]))
+
+    text = ""
+    for title, kinds in (("read", READ), ("written", WRITE)):
+        rates = [[f"{name}", *(f"{cell(name, number, 'rate'):,.0f}" for number in PARTITIONS)] for name in kinds]
+        head = [f"{number} partition{'s' if number > 1 else ''}" for number in PARTITIONS]
+        text += table((f"rows {title} a second", *head), rates) + "\n"
+        costs = []
+        for name in kinds:
+            cost = [cell(name, number, "cpu") for number in PARTITIONS]
+            share = [mine / cell(kinds[0], number, "cpu") for mine, number in zip(cost, PARTITIONS, strict=True)]
+            costs.append([name, *(f"{mine:.1f} ({times:.2f})" for mine, times in zip(cost, share, strict=True))])
+        text += table(("µs of Python's CPU per row (times the client's)", *head), costs) + "\n"
+    return text
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=100_000, help="of one measurement, in thousands")
+    parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
+    given = parser.parse_args()
+    session = (
+        SparkSession.builder.master("local[*]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    register(session)
+    where = redesigned_cluster() if given.lookupd is None else nullcontext(given.lookupd)
+    with where as address, start_blocking_portal() as portal, tempfile.TemporaryDirectory() as folder:
+        bench = Bench(session, portal, address.removeprefix("http://"), given.rows, Path(folder))
+        measure(bench, given.rounds)
+        session.stop()
+    text = report(bench)
+    print(text)
+    server = "a cluster of one node of `nsqext`" if given.lookupd is None else "another cluster"
+    write_section(
+        "Spark",
+        f"Messages of 1 KiB, {given.rows:,} in each measurement, {server}, {given.rounds} rounds, `local[*]`. Server, "
+        f"Java and Python share the {os.cpu_count()} cores, so figures cannot grow with partitions beyond that. "
+        "`rate-micro-batch` is Spark's own source, with rows of the same size, which are never in Python.\n\n"
+        f"{text}",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -427,7 +427,7 @@ class SinkOptions:
     connection: Access
     topic: str | None = None
     idempotence_header: str = "nsqext_id"
-    ack_batch_bytes: int = 2 << 20
+    ack_batch_bytes: int = 1 << 20
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:

@@ -22,6 +22,7 @@ __all__ = ("REAL", "Servers", "running_servers")
 REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
 
+_PAUSE = 4.0
 _OPTIONS = LookupOptions(request_timeout=15.0)
 
 
@@ -63,8 +64,7 @@ class Servers:
                 name, partitions, extend=extend, ordered=ordered, replicas=replicas, channels=[self.channel]
             )
         else:
-            anyio.run(_make, self.lookupd, TopicPlan(name, partitions, extend=extend, ordered=ordered))
-            self.topics.append(name)
+            anyio.run(_make, self.lookupd, TopicPlan(name, partitions, extend=extend, ordered=ordered), self.topics)
         return name
 
     def publish(self, topic: str, bodies: Sequence[bytes], partition: int | None = None) -> None:
@@ -87,9 +87,10 @@ def running_servers(nodes: int = 3) -> Iterator[Servers]:
         anyio.run(_delete, servers.lookupd, servers.topics)
 
 
-async def _make(lookupd: Sequence[str], plan: TopicPlan) -> None:
-    async with LookupClient(lookupd, _OPTIONS) as client:
+async def _make(lookupd: Sequence[str], plan: TopicPlan, topics: list[str]) -> None:
+    async with LookupClient(lookupd, _OPTIONS) as client, anyio.create_task_group() as tasks:
         admin = LookupAdmin(client)
+        topics.append(plan.name)
         await admin.create_topic(
             plan.name,
             partitions=plan.partitions,
@@ -97,7 +98,17 @@ async def _make(lookupd: Sequence[str], plan: TopicPlan) -> None:
             ordered=plan.ordered,
             multipart=not plan.ordered,
         )
+        tasks.start_soon(_nudge, admin, topics)
         await make_writable(lookupd, admin, plan, _ignore)
+        tasks.cancel_scope.cancel()
+
+
+async def _nudge(admin: LookupAdmin, topics: list[str]) -> None:
+    """Make further topics: a real cluster attends to one when the next one comes, and once in a minute otherwise."""
+    while True:
+        await anyio.sleep(_PAUSE)
+        topics.append(f"nudge_{token_hex(4)}")
+        await admin.create_topic(topics[-1])
 
 
 def _ignore(partition: int) -> None:

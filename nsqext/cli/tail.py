@@ -45,6 +45,7 @@ def run(
 ) -> None:
     """Print messages, and finish them; until Ctrl+C, SIGTERM, or the count is reached."""
     settings = addresses(lookupd, nsqd)
+    settings["delivery_block_warning"] = 0.0  # it is for programs with handlers of their own
     if count:
         settings["max_in_flight"] = min(count, 200)
     if tag is not None:

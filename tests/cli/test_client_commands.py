@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import httpx
 import pytest
 
 from nsqext.broker import Cluster
+from tests.broker.cluster.talking import eventually
 
 ROOT = str(Path(__file__).parents[2])
+_PATIENCE = 50.0
 
 
 def run(*words: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NSQEXT_")}
     command = [sys.executable, "-W", "error", "-m", "nsqext", *words]
     environment = {**clean, "PYTHONPATH": ROOT, **environ}
-    return subprocess.run(command, input=stdin, env=environment, capture_output=True, timeout=18, check=False)
+    return subprocess.run(command, input=stdin, env=environment, capture_output=True, timeout=_PATIENCE, check=False)
 
 
 def lines(*words: str, stdin: bytes = b"", **environ: str) -> list[dict[str, Any]]:
@@ -80,8 +85,30 @@ def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
     lines("pub", topic, *(str(number) * 2000 for number in range(50)), "--lookupd", address)
     program = f"{sys.executable} -m nsqext tail {topic} --channel ch --lookupd {address} | head -n 1"
     environment = {**os.environ, "PYTHONPATH": ROOT}
-    done = subprocess.run(program, shell=True, env=environment, capture_output=True, timeout=18, check=False)  # noqa: S602
+    done = subprocess.run(program, shell=True, env=environment, capture_output=True, timeout=_PATIENCE, check=False)  # noqa: S602
     assert (done.stderr, len(done.stdout.splitlines())) == (b"", 1)
+
+
+def test_tail_says_nothing_about_pauses_of_the_machine(cluster: Cluster) -> None:
+    topic, address = f"t_{token_hex(4)}", cluster.lookupd[0]
+    cluster.create_topic(topic)
+    program = [sys.executable, "-m", "nsqext", "tail", topic, "--channel", "tail", "--count", "1", "--lookupd", address]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
+        eventually(lambda: clients(cluster, topic, "tail") == 1, seconds=_PATIENCE)
+        tail.send_signal(signal.SIGSTOP)
+        time.sleep(1.6)
+        tail.send_signal(signal.SIGCONT)
+        lines("pub", topic, "one", "--lookupd", address)
+        output, errors = tail.communicate(timeout=_PATIENCE)
+    assert (json.loads(output)["body"], errors) == ("one", b"")
+
+
+def clients(cluster: Cluster, topic: str, channel: str) -> int:
+    """Return how many consumers a channel of partition 0 has."""
+    address = cluster.nodes[cluster.leader(topic)].http
+    (found,) = httpx.get(f"http://{address}/stats?format=json&topic={topic}").json()["data"]["topics"]
+    return sum(len(one["clients"]) for one in found["channels"] if one["channel_name"] == channel)
 
 
 def test_lookup(cluster: Cluster, topic: str) -> None:

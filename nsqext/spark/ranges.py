@@ -45,7 +45,7 @@ _STALL = 5.0
 """Seconds without a message after which a connection is given up: everything in a range is there already."""
 _PATIENCE = 2.0
 """Seconds that a channel has to get to its place."""
-_READ_SIZE = 262144
+_READ_SIZE = 524288
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 1
 """Blocks that wait while another one is worked on."""

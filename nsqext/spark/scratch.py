@@ -22,6 +22,8 @@ __all__ = ("open_scratch", "scratch_name")
 _PREFIX = "nsqext_spark"
 _EPHEMERAL = "#ephemeral"
 _MSG_TIMEOUT = 60.0
+_BUFFER_SIZE = 65536
+_BUFFER_TIMEOUT = 0.01
 
 
 def scratch_name(prefix: str | None = None) -> str:
@@ -54,7 +56,13 @@ async def open_scratch(
     Raises:
         NsqError: it did not work; nothing stays open.
     """
-    request = IdentifyRequest(extend_support=meta.extend_support, msg_timeout=_MSG_TIMEOUT)
+    request = IdentifyRequest(
+        extend_support=meta.extend_support,
+        msg_timeout=_MSG_TIMEOUT,
+        # a range is there already: large pieces cost a fifth less here than those of the server's own buffer
+        output_buffer_size=_BUFFER_SIZE,
+        output_buffer_timeout=_BUFFER_TIMEOUT,
+    )
     connection = None
     try:
         connection, _ = await open_connection(leader.tcp, options, request)

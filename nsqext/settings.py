@@ -25,7 +25,7 @@ Reader = Callable[[str], Any]
 
 PREFIX = "NSQEXT_"
 _OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_")
-_SECRETS = frozenset({"connection_auth_secret"})
+_SECRETS = frozenset({"connection_auth_secret", "lookup_auth_secret"})
 _ADDRESSES = ("lookupd", "nsqd")
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})

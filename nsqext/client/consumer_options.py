@@ -10,7 +10,14 @@ from attrs import field, frozen
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.headers import KEY_HEADER
-from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER
+from nsqext.protocol.identify import (
+    DISPATCH_TYPES,
+    FILTER_EQUAL,
+    FILTER_GLOB,
+    FILTER_MULTI,
+    FILTER_REGEXP,
+    KEY_FAILOVER,
+)
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.transport.options import ConnectionOptions
 
@@ -41,6 +48,20 @@ def _check_times(settings: object, *names: str, zero: bool = True) -> None:
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value >= 0 if zero else value > 0):
             raise InvalidSetting(f"{name}={value!r} is {'negative' if zero else 'not positive'}, or no time in seconds")
+
+
+def _check_filter(wanted: ExtFilter) -> None:
+    """Raise for a filter that makes no sense: servers would do without it, and say so to nobody but their log."""
+    if wanted.type == FILTER_MULTI:
+        if wanted.key not in ("any", "all") or not wanted.pairs or not all(map(all, wanted.pairs)):
+            raise InvalidSetting(
+                f"ext_filter={wanted!r} makes no sense", hint="a filter of type 4 needs key='any' or 'all', and pairs"
+            )
+    elif wanted.type not in (FILTER_EQUAL, FILTER_REGEXP, FILTER_GLOB) or not wanted.key or not wanted.data:
+        raise InvalidSetting(
+            f"ext_filter={wanted!r} makes no sense",
+            hint="it needs a type from 1 to 4, a key, and data",
+        )
 
 
 @frozen
@@ -208,6 +229,8 @@ class ConsumerOptions:
         if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
             raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
         self._check_buffer()
+        if self.ext_filter is not None:
+            _check_filter(self.ext_filter)
         if self.dispatch is not None and self.dispatch not in DISPATCH_TYPES:
             raise InvalidSetting(f"dispatch={self.dispatch!r} is none of {', '.join(DISPATCH_TYPES)}")
         if self.dispatch == KEY_FAILOVER and self.ordered:

@@ -33,6 +33,9 @@ class LookupHttp:
 
     def __init__(self, options: LookupOptions, client: httpx.AsyncClient | None = None) -> None:
         self._options = options
+        self._headers = dict(_HEADERS)
+        if options.auth_secret is not None:
+            self._headers["Authorization"] = f"Bearer {options.auth_secret}"
         self._given = client is not None
         self._client = client
         self._closed = False
@@ -74,7 +77,7 @@ class LookupHttp:
         try:
             with anyio.fail_after(timeout):
                 url = f"http://{address}{path}"
-                asked = client.stream(method, url, params=dict(params), headers=_HEADERS, content=body or None)
+                asked = client.stream(method, url, params=dict(params), headers=self._headers, content=body or None)
                 async with asked as response:
                     return response.status_code, await self._read(response, node)
         except (TimeoutError, httpx.TimeoutException) as error:

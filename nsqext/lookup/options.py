@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 
@@ -22,6 +22,8 @@ class LookupOptions:
         max_failures: failed questions in a row after which a node's turn comes last.
         retry_failed: after so long such a node is asked like the others again.
         max_answer_size: bytes of an answer that are accepted.
+        auth_secret: sent with every question as bearer token, for lookup nodes behind something that asks for it; never
+            shown. Lookup speaks plain HTTP, so that everybody on the way can read it.
     """
 
     poll_interval: float = 60.0
@@ -32,6 +34,7 @@ class LookupOptions:
     max_failures: int = 3
     retry_failed: float = 30.0
     max_answer_size: int = 16 * 1024 * 1024
+    auth_secret: str | None = field(default=None, repr=False)
 
     def __attrs_post_init__(self) -> None:
         for name in ("poll_interval", "request_timeout", "retry_failed"):
@@ -45,3 +48,5 @@ class LookupOptions:
         for name in ("max_failures", "max_answer_size"):
             if not getattr(self, name) >= 1:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
+        if self.auth_secret is not None and not (self.auth_secret.isascii() and self.auth_secret.isprintable()):
+            raise InvalidSetting("auth_secret has characters that no header takes")

@@ -48,7 +48,7 @@ async def open_connection(
     Cancellation closes the socket.
     """
     with anyio.move_on_after(options.connect_timeout):
-        sock = await connect(address, options.connect_timeout)
+        sock = await connect(address, options.connect_timeout, options.local_host)
         connection = Connection(
             sock, address, max_frame_size=options.max_frame_size, request_timeout=options.request_timeout
         )

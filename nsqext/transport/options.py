@@ -21,6 +21,7 @@ class ConnectionOptions:
         request_timeout: how long no answer may come while one is awaited; then the connection is given up.
         heartbeat_interval: how often servers are asked to send a heartbeat; 1 to 60. One that is silent for twice as
             long counts as lost.
+        local_host: address of this host to connect from; None leaves it to the system.
         max_frame_size: largest frame that is accepted.
         tls: a context for TLS, or True for the system's certificates; None for plain TCP.
         tls_hostname: name in the server's certificate, where it is not the node's host.
@@ -32,6 +33,7 @@ class ConnectionOptions:
     connect_timeout: float = 5.0
     request_timeout: float = 10.0
     heartbeat_interval: float = 30.0
+    local_host: str | None = None
     max_frame_size: int = DEFAULT_MAX_FRAME_SIZE
     tls: ssl.SSLContext | bool | None = None
     tls_hostname: str | None = None

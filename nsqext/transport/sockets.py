@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 __all__ = ("connect",)
 
 
-async def connect(address: Address, timeout: float) -> socket.socket:
+async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
     """Return a connected, non-blocking socket with Nagle's algorithm switched off.
 
     Every address that the host's name stands for is tried in turn.
+
+    Args:
+        address: where to.
+        timeout: seconds that it may take.
+        local_host: address of this host to connect from; None leaves it to the system.
 
     Raises:
         ConnectionFailed: none took the connection within the time (seconds), or the name is unknown.
@@ -28,7 +33,7 @@ async def connect(address: Address, timeout: float) -> socket.socket:
     try:
         with anyio.fail_after(timeout):
             found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            return await _first(found)
+            return await _first(found, local_host)
     except TimeoutError as error:
         raise ConnectionFailed(
             f"no connection within {timeout:g} s", node=node, hint="is the node up, and the address right?"
@@ -42,11 +47,14 @@ async def connect(address: Address, timeout: float) -> socket.socket:
 
 async def _first(
     found: list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]],
+    local_host: str | None,
 ) -> socket.socket:
     last: OSError = OSError("the name has no address")
     for family, kind, number, _, place in found:
         sock = socket.socket(family, kind, number)
         try:
+            if local_host is not None:
+                sock.bind((local_host, 0))
             await _connect(sock, place)
         except OSError as error:
             sock.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext import ConsumerOptions, DeliveryOptions, Position
+from nsqext import ConsumerOptions, DeliveryOptions, ExtFilter, Position
 from nsqext.errors import InvalidInput
 
 
@@ -28,6 +28,14 @@ from nsqext.errors import InvalidInput
         {"output_buffer_size": 65537},
         {"output_buffer_size": 4096.0},
         {"output_buffer_timeout": 0, "output_buffer_size": 4096},
+        {"ext_filter": ExtFilter(0, "a", "b")},
+        {"ext_filter": ExtFilter(5, "a", "b")},
+        {"ext_filter": ExtFilter(1, "", "b")},
+        {"ext_filter": ExtFilter(2, "a")},
+        {"ext_filter": ExtFilter(3, "a", pairs=(("a", "b"),))},
+        {"ext_filter": ExtFilter(4, "some", pairs=(("a", "b"),))},
+        {"ext_filter": ExtFilter(4, "any", "b")},
+        {"ext_filter": ExtFilter(4, "all", pairs=(("a", ""),))},
     ],
 )
 def test_settings_that_make_no_sense(members: dict[str, object]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, ExtFilter, LookupOptions, Position
 from nsqext.errors import BadTopic, InvalidCommand, InvalidPartition
-from tests.client.consuming import QUICK, eventually, opened, publish, quick, take, tape
+from tests.client.consuming import QUICK, depth, eventually, opened, publish, quick, take, tape
 from tests.client.scripted import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
 
 if TYPE_CHECKING:
@@ -120,12 +120,26 @@ async def test_a_partition_that_is_not_there(cluster: Cluster, topic: str) -> No
             raise AssertionError("it opened")
 
 
-async def test_a_filter_is_applied(cluster: Cluster, topic: str) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "bodies"),
+    [
+        (ExtFilter(1, "colour", "red"), [b"red"]),
+        (ExtFilter(1, "colour", "red", inverse=True), [b"blue", b"plain"]),
+        (ExtFilter(2, "colour", "^b"), [b"blue"]),
+        (ExtFilter(3, "colour", "?ed"), [b"red"]),
+        (ExtFilter(4, "any", pairs=(("colour", "red"), ("size", "9"))), [b"red", b"blue"]),
+        (ExtFilter(4, "all", pairs=(("colour", "blue"), ("size", "9"))), [b"blue"]),
+        (ExtFilter(4, "all", pairs=(("colour", "red"), ("size", "9")), inverse=True), [b"red", b"blue", b"plain"]),
+    ],
+)
+async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilter, bodies: list[bytes]) -> None:
     cluster.create_topic(topic, extend=True, channels=["ch"])
-    async with opened(topic, cluster, quick(ext_filter=ExtFilter(1, "colour", "red"))) as consumer:
-        publish(cluster, topic, b"blue", ext='{"colour":"blue"}')
+    async with opened(topic, cluster, quick(ext_filter=wanted)) as consumer:
         publish(cluster, topic, b"red", ext='{"colour":"red"}')
-        assert await take(consumer, 1) == [b"red"]
+        publish(cluster, topic, b"blue", ext='{"colour":"blue","size":"9"}')
+        publish(cluster, topic, b"plain")
+        assert await take(consumer, len(bodies)) == bodies
+        await eventually(lambda: not depth(cluster, topic))
 
 
 @pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])

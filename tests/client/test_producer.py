@@ -14,6 +14,7 @@ from nsqext import (
     DeliveryUnknown,
     Draft,
     Producer,
+    PublishFailed,
     Receipt,
 )
 from nsqext.errors import (
@@ -93,6 +94,43 @@ async def test_a_key_needs_partitions() -> None:
             await producer.publish("t", b"x", key="k")
 
 
+async def test_nothing_is_connected_before_it_is_needed_and_a_node_that_comes_back_is_found() -> None:
+    async with scripted_node() as reserved:
+        address = reserved.address
+    async with bounded(), Producer(nsqd=str(address), options=options_of(timeout=0.2)) as producer:
+        for body in (b"first", b"again"):
+            with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
+                await producer.publish("t", b"lost")
+            assert caught.value.attempts
+            async with scripted_node(obey(), port=address.port) as node:
+                await anyio.wait_all_tasks_blocked()
+                assert not node.peers
+                await producer.publish("t", body)
+                assert bodies(node) == [body]
+                assert len(node.peers) == 1
+
+
+async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
+    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
+        lookup.tell({0: one}, num=1)
+        async with Producer(str(lookup), options=options_of()) as producer:
+            for topic in ("a", "b"):
+                await producer.publish(topic, b"x")
+            lookup.tell({0: two}, num=1)
+            pool, directory = producer._pool, producer._directory
+            first = pool.node(one.address)
+            for topic, kept in (("a", True), ("b", False)):
+                await directory.refresh(topic)
+                await producer.publish(topic, b"y")
+                pool.tick()
+                assert (first.connection is not None) is kept
+            lookup.tell({0: one}, num=1)
+            await directory.refresh("a")
+            await producer.publish("a", b"z")
+            assert pool.node(one.address) is first
+            assert first.connection is not None
+
+
 # Headers, traces, compression, delay
 
 
@@ -101,6 +139,8 @@ async def test_a_trace_gives_a_full_receipt() -> None:
         receipt = await producer.publish("t", b"x", trace_id=5)
         assert receipt == Receipt("t", 0, str(nodes[0]), 7, 5, 100, 31)
         assert await producer.publish("t", b"y", trace_id=5) == receipt  # over the connection that is there now
+        assert await producer.publish("t", b"z", trace_id=5, key="k") == receipt
+        assert await producer.publish("t", b"z", trace_id=5, partition=0) == receipt
 
 
 @pytest.mark.parametrize("reply", [ok(), ok(b"NO" + bytes(28)), ok(encode_trace_reply(7, 5, 100, 31) + b"x")])

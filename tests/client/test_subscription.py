@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -176,4 +177,24 @@ async def test_compressed_bodies(unpack: bool) -> None:
             assert two.body == b"plain"
             await peer.raw(message(3, b"no gzip", position=part))
             assert (await subject.__anext__()).body == b"no gzip"
+            await peer.close()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_position_is_read_before_a_body_is_unpacked(ordered: bool) -> None:
+    packed = compress_body("gzip", b"x" * 500)
+    assert packed is not None
+    header = encode_headers(packed[1])
+    part = b"\x04" + len(header).to_bytes(2, "big") + header + pack(">QI", 700, 99)
+    async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
+        lookup.tell({0: node}, num=1, extend=True, ordered=ordered)
+        options = quick(start_timeout=0.0, queue_position=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
+            peer = await node.accept()
+            await peer.expect("SUB_ORDERED" if ordered else "SUB_ADVANCED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1, packed[0], position=part))
+            found = await subject.__anext__()
+            assert (found.offset, found.size, found.body, found.headers) == (700, 99, b"x" * 500, {})
             await peer.close()

@@ -133,6 +133,21 @@ async def test_a_given_client_is_used_and_not_closed() -> None:
         await LookupHttp(LookupOptions(), given).ask(Address("n", 1), "/topics", {})
 
 
+async def test_a_secret_is_sent_as_bearer_token() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json={})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as given:
+        for options in (LookupOptions(auth_secret="hush"), LookupOptions()):
+            await LookupHttp(options, given).ask(Address("n", 1), "/lookup", {})
+    assert asked[0].headers["Authorization"] == "Bearer hush"
+    assert "Authorization" not in asked[1].headers
+    assert "hush" not in repr(LookupOptions(auth_secret="hush"))
+
+
 async def test_a_body_is_sent_along() -> None:
     transport = httpx.MockTransport(
         lambda request: httpx.Response(200, content=request.method.encode() + request.read())

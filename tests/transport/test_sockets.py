@@ -55,6 +55,13 @@ async def test_every_address_of_a_name_is_tried(listener: socket.socket, monkeyp
         assert sock.getpeername() == good
 
 
+async def test_the_address_of_this_host_can_be_chosen(listener: socket.socket) -> None:
+    with await connect(Address(*listener.getsockname()), 5, "127.0.0.2") as sock:
+        assert sock.getsockname()[0] == "127.0.0.2"
+    with pytest.raises(ConnectionFailed, match="no connection"):
+        await connect(Address(*listener.getsockname()), 5, "192.0.2.1")
+
+
 async def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unknown(*_: object, **__: object) -> list[Any]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -77,6 +77,7 @@ class Core(ABC):
                     await lookupd.start(self._tasks)
                 for node in self.nodes.values():
                     await node.start(self._tasks)
+                await self.settle()
                 task_status.started()
                 await self._stopping.wait()
                 await self._end()
@@ -147,6 +148,10 @@ class Core(ABC):
     @abstractmethod
     def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Return what has to run beside the servers; each tells when it is ready."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Wait, after everything listens, until lookup knows the nodes."""
 
     @abstractmethod
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:

@@ -74,6 +74,9 @@ class CoordinatedCore(Core):
         """The coordinator runs beside the servers."""
         return [self.coordinator.run]
 
+    async def settle(self) -> None:
+        """Nothing is waited for: lookup nodes show what the coordinator knows."""
+
     # --- topics ---------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:

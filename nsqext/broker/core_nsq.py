@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ("OriginalCore",)
 
+_SETTLING = 5.0
+
 
 class OriginalCore(Core):
     """Nodes without a coordinator."""
@@ -45,6 +47,19 @@ class OriginalCore(Core):
     def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Nothing runs beside the servers."""
         return []
+
+    async def settle(self) -> None:
+        """Wait until every lookup node shows all nodes with their topics; not for ever, should one be out of reach."""
+        with anyio.move_on_after(_SETTLING):
+            for lookupd in self.lookupds_named(None):
+                while not self._knows_all(lookupd):  # noqa: ASYNC110 - lookup tells nobody
+                    await anyio.sleep(0.002)
+
+    def _knows_all(self, lookupd: Lookupd | OriginalLookupd) -> bool:
+        if not isinstance(lookupd, OriginalLookupd):
+            return False
+        told = sum(1 + len(lookupd.registry.topics_of(one.peer)) for one in lookupd.registry.producers("client"))
+        return told >= sum(1 + len(running.member.node.hosted) for running in self.nodes.values())
 
     def node_changed(self, member: Member, change: NodeChange) -> None:
         """Nobody decides anything: lookup notices by itself."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ("Registrar",)
 
 _SIZE = Struct(">i")
-_TIMEOUT = 1.0
+_TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may take between two programs
+_CLOSING = 1.0
 _LOOK = 1.0  # how often it looks whether lookup nodes were added or taken away
 _MAX_ANSWER = 5 * 1024 * 1024
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, ValueError)
@@ -57,7 +58,7 @@ class _Peer:
         """Close the connection."""
         stream, self.stream, self.reader = self.stream, None, None
         if stream is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_TIMEOUT):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
                 await stream.aclose()
 
 
@@ -137,7 +138,7 @@ class Registrar:
                         await self._news.wait()
                     self._news = anyio.Event()
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_TIMEOUT):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
                 if self._http is not None:
                     await self._http.aclose()
             self._http = None

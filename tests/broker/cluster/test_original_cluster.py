@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anyio
 import httpx
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
+from nsqext.broker.lookupd.registrar import Registrar
 from nsqext.errors import InvalidInput, InvalidState, TopicNotFound
 from tests.broker.cluster.talking import Talker, eventually, lookup
 
@@ -31,6 +35,19 @@ def test_nodes_register_what_is_created() -> None:
         eventually(lambda: [ports(address, "orders") for address in cluster.lookupd], lambda found: found == [[], []])
         with pytest.raises(TopicNotFound):
             cluster.delete_topic("orders")
+
+
+def test_lookup_knows_the_nodes_when_the_cluster_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = Registrar._connect
+
+    async def slow(self: Registrar, peer: Any) -> None:
+        await anyio.sleep(0.2)
+        await connect(self, peer)
+
+    monkeypatch.setattr(Registrar, "_connect", slow)
+    with Cluster(2, lookupds=2, generation="nsq") as cluster:
+        for address in cluster.lookupd:
+            assert len(lookup(address, "/nodes")["producers"]) == 2
 
 
 def test_a_killed_node_is_no_producer_any_more() -> None:

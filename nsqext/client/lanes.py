@@ -87,11 +87,11 @@ class LaneOwner:
         """Let the message and all behind it of its key wait here; nobody else slows down."""
         self._lanes.hold(message, delay)
 
-    def give_back(self, messages: Iterable[Message]) -> None:
-        """Send REQ for messages that are still ours."""
+    def give_back(self, messages: Iterable[Message], delay: float = 0.0) -> None:
+        """Send REQ with a delay in seconds for messages that are still ours."""
         for message in messages:
             if message.received >= self.horizon:
-                self.owner.requeue(message, 0.0, backoff=False)
+                self.owner.requeue(message, delay, backoff=False)
                 message.answered = True
 
     def touch(self, message: Message) -> None:
@@ -142,6 +142,7 @@ class Lanes:
         self._owners: dict[int, LaneOwner] = {}
         self._held: dict[bytes, _Held] = {}
         self._toucher = Toucher()
+        self._left: list[Message] = []
 
     def put(self, messages: list[Message]) -> None:
         """Sort messages in; those of a key that is held wait behind its first.
@@ -197,7 +198,8 @@ class Lanes:
 
     def tick(self, now: float) -> None:
         """Let keys go on whose delay has passed, and ask for more time for those that are held."""
-        for key, held in [entry for entry in self._held.items() if entry[1].due <= now]:
+        stopped = self.rows[0].stopped
+        for key, held in [entry for entry in self._held.items() if entry[1].due <= now and not stopped]:
             del self._held[key]
             self.waiting -= 1 + len(held.behind)
             self._go_on(held)
@@ -212,8 +214,6 @@ class Lanes:
 
     def _go_on(self, held: _Held) -> None:
         message, lane = held.message, held.lane
-        if lane.stopped:
-            return
         row = [message, *held.behind]
         if message.received < message.owner.horizon:
             # it comes again, and so has to what came with it: the rest was delivered anew behind it
@@ -228,9 +228,27 @@ class Lanes:
         lane.wake()
 
     def stop(self) -> None:
-        """Give out nothing further; what is held is left to its next delivery."""
+        """Give out nothing further."""
+        self._left += self.here()
         for row in self.rows:
             row.stop()
+
+    def give_back(self, wanted: Callable[[Message], bool]) -> None:
+        """Requeue after the stop what nobody has begun with, and what is held with the rest of its delay.
+
+        Args:
+            wanted: which messages; the others are left to their next delivery.
+        """
+        now = self._clock()
+        held, self._held = self._held, {}
+        left = [(message, 0.0) for message in self._left]
+        for entry in held.values():
+            left += [(message, max(0.0, entry.due - now)) for message in (entry.message, *entry.behind)]
+        self._left = []
+        self.waiting = 0
+        for message, delay in left:
+            if isinstance(message.owner, LaneOwner) and wanted(message):
+                message.owner.give_back([message], delay)
 
     def here(self) -> Iterator[Message]:
         """Return the messages that wait for their handlers, the held ones not included."""

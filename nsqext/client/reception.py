@@ -65,11 +65,11 @@ class Reception:
 
     def arrived(self, messages: list[Message]) -> None:
         """Take messages in."""
+        if self.inbox.stopped:
+            self._keep_back(messages)
+            return
         if self._lanes is None:
-            if self.inbox.stopped:
-                self._keep_back(messages)
-            else:
-                self.inbox.put(messages)
+            self.inbox.put(messages)
             return
         try:
             self._lanes.put(messages)
@@ -150,6 +150,8 @@ class Reception:
     def give_back(self) -> None:
         """Requeue what nobody has begun with: the original NSQ would keep it until its timeout has passed."""
         self._leaving = True
+        if self._lanes is not None:
+            self._lanes.give_back(lambda message: is_text_id(message.id))
         left, self._left = self._left, []
         for message in left:
             if not message.answered and not message.expired:

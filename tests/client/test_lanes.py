@@ -22,6 +22,7 @@ class Owner:
     def __init__(self) -> None:
         self.horizon = float("-inf")
         self.told: list[tuple[str, bytes]] = []
+        self.delays: dict[bytes, float] = {}
         self.clock = Clock()
 
     def finish(self, message: Message) -> None:
@@ -31,6 +32,7 @@ class Owner:
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
         """Note a REQ."""
         self.told.append(("REQ", message.body))
+        self.delays[message.body] = delay
 
     def touch(self, message: Message) -> None:
         """Note a TOUCH."""
@@ -187,6 +189,24 @@ async def test_after_the_stop_nothing_comes_back() -> None:
     bench.wait(6.0)
     bench.put("b1")
     assert bench.rows() == {}
+
+
+@pytest.mark.anyio
+async def test_what_is_left_is_given_back_with_the_rest_of_its_delay() -> None:
+    bench = Bench(2)
+    a1, _, b1, _, c1 = bench.put("a1", "a2", "b1", "b2", "c1")
+    bench.take(a1)
+    await a1.requeue(5.0)
+    bench.take(b1)
+    bench.lanes.stop()
+    bench.wait(2.0)
+    await b1.requeue(1.0)  # its handler was still at work
+    bench.owner.horizon, c1.received = 0.5, 0.0  # no longer ours
+    bench.lanes.give_back(lambda message: message.body != b"b2")
+    assert sorted(bench.owner.delays.items()) == [(b"a1", 3.0), (b"a2", 3.0), (b"b1", 1.0)]
+    bench.lanes.give_back(lambda message: True)
+    assert len(bench.owner.delays) == 3
+    assert a1.answered
 
 
 def test_a_key_that_cannot_be_had_is_an_error() -> None:

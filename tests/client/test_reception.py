@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext import BackoffOptions, ConsumerOptions
+import anyio
+import pytest
+
+from nsqext import BackoffOptions, Consumer, ConsumerOptions, Message, Producer, Requeue
+from nsqext.broker import Cluster
 from nsqext.client.backoff import Backoff
 from nsqext.client.flow import ReadyFlow
 from nsqext.client.places import Source
 from nsqext.client.reception import Reception
 from nsqext.client.subscription import Subscription
+from tests.client.consuming import quick, take
 from tests.client.owned import Book, made
 
 if TYPE_CHECKING:
@@ -39,3 +44,30 @@ def test_nothing_is_taken_in_after_the_stop() -> None:
     assert here.stopped
     here.arrived([made(Book(), 2)])
     assert not here.inbox.messages
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.anyio
+async def test_who_leaves_the_original_nsq_gives_everything_back(lanes: bool) -> None:
+    """It would keep what is in flight until that has timed out (captured behaviour of the original server)."""
+    with Cluster(nodes=1, generation="nsq") as cluster, anyio.fail_after(20):
+        options = quick(key=lambda message: message.body[:1]) if lanes else quick()
+        consumer = Consumer("fresh", "ch", lookupd=cluster.lookupd, options=options, concurrency=2)
+        handled: list[bytes] = []
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            consumer.stop()
+            await anyio.sleep(0.05)
+            if message.body == b"a0" and lanes:
+                raise Requeue(0.0)
+            handled.append(message.body)
+
+        bodies = [b"a%d" % number for number in range(8)]
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish_many("fresh", bodies)
+        await consumer.run(signals=False)
+        async with Consumer("fresh", "ch", lookupd=cluster.lookupd, options=quick()) as successor:
+            rest = await take(successor, 8 - len(handled))
+        assert sorted(handled + rest) == bodies
+        assert len(rest) > 4

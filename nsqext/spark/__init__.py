@@ -10,7 +10,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
-    from nsqext.spark.dedupe import dedupe
+    from nsqext.spark.deduplication import dedupe
     from nsqext.spark.registration import register
     from nsqext.spark.source import NsqDataSource
 
@@ -18,7 +18,7 @@ __all__ = ("NsqDataSource", "dedupe", "register")
 
 _HOME = {
     "NsqDataSource": "nsqext.spark.source",
-    "dedupe": "nsqext.spark.dedupe",
+    "dedupe": "nsqext.spark.deduplication",
     "register": "nsqext.spark.registration",
 }
 
@@ -27,7 +27,6 @@ def __getattr__(name: str) -> _typing.Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nsqext.spark' has no attribute {name!r}")
-    # a module of the same name is bound here as soon as it is imported: the function takes its place
     value = globals()[name] = getattr(_import_module(home), name)
     return value
 

@@ -13,10 +13,7 @@ from typing import Self
 from attrs import frozen
 from pyspark import TaskContext
 
-__all__ = ("HEADER", "Origin", "trace_id_of")
-
-HEADER = "nsqext_id"
-"""Header that carries the id, unless another one is chosen."""
+__all__ = ("Origin", "trace_id_of")
 
 # how Spark tells tasks which micro-batch they work for
 _QUERY = "sql.streaming.queryId"

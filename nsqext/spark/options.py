@@ -6,37 +6,37 @@ before anything is connected. Names that begin with ``nsqext.`` are settings of 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 import attrs
-import orjson
-from attrs import field, frozen
+from attrs import frozen
 
-from nsqext.client.configure import consumer_settings, producer_settings
-from nsqext.client.options import ProducerOptions
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.addresses import parse_addresses
-from nsqext.lookup.options import LookupOptions
-from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.names import check_channel, check_partition, check_topic
-from nsqext.transport.options import ConnectionOptions
+from nsqext.protocol.names import check_topic
+from nsqext.spark.access import PREFIX, Access, unknown
+from nsqext.spark.values import (
+    read_assignment,
+    read_bool,
+    read_channel,
+    read_choice,
+    read_header,
+    read_number,
+    read_seconds,
+    read_text,
+    read_topics,
+)
 
-if TYPE_CHECKING:
-    from nsqext.settings import Setting
+__all__ = ("ID_HEADER", "Access", "SinkOptions", "SourceOptions", "includes_headers")
 
-__all__ = ("Access", "SinkOptions", "SourceOptions", "includes_headers")
+ID_HEADER = "nsqext_id"
+"""Header that carries the id of a row, unless another one is chosen."""
 
-T = TypeVar("T")
-
-PREFIX = "nsqext."
-_HIDDEN = "***"
 _MAX_RDY = 2500
 
 # what Spark itself puts among the options of a query
-_OF_SPARK = frozenset({"checkpointlocation", "queryname", "path"})
+_OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
 @frozen
@@ -48,105 +48,34 @@ class _Option:
     read: Callable[[str], Any]
 
 
-# --- how values are read; each raises ValueError --------------------------------------------------------------------
-
-
-def _text(value: str) -> str:
-    if not value:
-        raise ValueError("it is empty")
-    return value
-
-
-def _bool(value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise ValueError("write true or false")
-    return value.lower() == "true"
-
-
-def _number(least: int, most: int | None = None) -> Callable[[str], int]:
-    def read(value: str) -> int:
-        number = int(value)
-        if number < least or (most is not None and number > most):
-            raise ValueError(f"it is not within {least}..{most}" if most is not None else f"it is less than {least}")
-        return number
-
-    return read
-
-
-def _seconds(value: str) -> float:
-    return _number(1)(value) / 1000
-
-
-def _choice(*choices: str) -> Callable[[str], str]:
-    def read(value: str) -> str:
-        if value.lower() not in choices:
-            raise ValueError(f"write {' or '.join(choices)}")
-        return value.lower()
-
-    return read
-
-
-def _topics(value: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
-    if not topics:
-        raise ValueError("it names no topic")
-    return tuple(check_topic(topic) for topic in topics)
-
-
-def _assignment(value: str) -> dict[str, tuple[int, ...]]:
-    try:
-        told = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(told, dict) or not told:
-        raise ValueError('write {"topic": [0, 1]}')
-    assigned: dict[str, tuple[int, ...]] = {}
-    for topic, partitions in told.items():
-        if not isinstance(partitions, list) or not partitions:
-            raise ValueError(f"topic {topic!r} has no list of partitions")
-        assigned[check_topic(topic)] = tuple(sorted({check_partition(partition) for partition in partitions}))
-    return assigned
-
-
-def _channel(value: str) -> str:
-    if "#" in check_channel(value):
-        raise ValueError("an ephemeral channel keeps no position")
-    return value
-
-
-def _header(value: str) -> str:
-    encode_headers({value: ""})
-    return value
-
-
-_COMMON = (_Option("lookupd", "lookupd", lambda value: parse_addresses(_text(value), "lookupd")),)
+_COMMON = (_Option("lookupd", "lookupd", lambda value: parse_addresses(read_text(value), "lookupd")),)
 
 _SOURCE = (
     *_COMMON,
-    _Option("subscribe", "subscribe", _topics),
-    _Option("assign", "assign", _assignment),
-    _Option("channel", "channel", _channel),
-    _Option("startingOffsets", "starting_offsets", _text),
-    _Option("endingOffsets", "ending_offsets", _text),
-    _Option("startingTimestamp", "starting_timestamp", _number(0)),
-    _Option("endingTimestamp", "ending_timestamp", _number(0)),
-    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1)),
-    _Option("minPartitions", "min_partitions", _number(1)),
-    _Option("maxRecordsPerPartition", "max_records_per_partition", _number(1)),
-    _Option("failOnDataLoss", "fail_on_data_loss", _bool),
-    _Option("includeHeaders", "include_headers", _bool),
-    _Option("readMode", "read_mode", _choice("offset", "channel")),
-    _Option("resetChannel", "reset_channel", _bool),
-    _Option("readTimeoutMs", "read_timeout", _seconds),
-    _Option("arrowBatchRows", "arrow_batch_rows", _number(1, 1_000_000)),
-    _Option("rdy", "rdy", _number(1, _MAX_RDY)),
+    _Option("subscribe", "subscribe", read_topics),
+    _Option("assign", "assign", read_assignment),
+    _Option("channel", "channel", read_channel),
+    _Option("startingOffsets", "starting_offsets", read_text),
+    _Option("endingOffsets", "ending_offsets", read_text),
+    _Option("startingTimestamp", "starting_timestamp", read_number(0)),
+    _Option("endingTimestamp", "ending_timestamp", read_number(0)),
+    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", read_number(1)),
+    _Option("minPartitions", "min_partitions", read_number(1)),
+    _Option("maxRecordsPerPartition", "max_records_per_partition", read_number(1)),
+    _Option("failOnDataLoss", "fail_on_data_loss", read_bool),
+    _Option("includeHeaders", "include_headers", read_bool),
+    _Option("readMode", "read_mode", read_choice("offset", "channel")),
+    _Option("resetChannel", "reset_channel", read_bool),
+    _Option("readTimeoutMs", "read_timeout", read_seconds),
+    _Option("arrowBatchRows", "arrow_batch_rows", read_number(1, 1_000_000)),
+    _Option("rdy", "rdy", read_number(1, _MAX_RDY)),
 )
 
 _SINK = (
     *_COMMON,
     _Option("topic", "topic", check_topic),
-    _Option("idempotenceHeader", "idempotence_header", _header),
-    _Option("ackBatchBytes", "ack_batch_bytes", _number(1)),
+    _Option("idempotenceHeader", "idempotence_header", read_header),
+    _Option("ackBatchBytes", "ack_batch_bytes", read_number(1)),
 )
 
 _NAMES = {"read": _SOURCE, "write": _SINK}
@@ -171,119 +100,11 @@ _EXCLUDING = (
 )
 
 
-# --- where the servers are ------------------------------------------------------------------------------------------
-
-
-@cache
-def _client_settings(kind: str) -> Mapping[str, Setting]:
-    """Return the settings of the client that mean something here, by name."""
-    if kind == "write":
-        return producer_settings()
-    groups = ("connection", "lookup")
-    known = {name: setting for name, setting in consumer_settings().items() if setting.group in groups}
-    return known | {"delivery_decompress": consumer_settings()["delivery_decompress"]}
-
-
-@frozen
-class Access:
-    """How a job reaches the servers; it can be pickled, since files and certificates are read where they are used.
-
-    Attributes:
-        lookupd: ``host:port`` of nsqlookupd's HTTP side, one or several.
-        settings: settings of the client as text, by name without ``nsqext.``; never shown.
-        timeout: seconds within which a question to the servers has to be answered, other leaders included.
-    """
-
-    lookupd: tuple[str, ...]
-    settings: Mapping[str, str] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
-    timeout: float = 60.0
-
-    def transport(self) -> ConnectionOptions:
-        """Return how connections to nodes are made.
-
-        Raises:
-            InvalidSetting: a setting cannot be read, or contradicts another one.
-        """
-        return self._group(ConnectionOptions, "connection")
-
-    def lookup(self) -> LookupOptions:
-        """Return how the lookup service is asked.
-
-        Raises:
-            InvalidSetting: a setting cannot be read, or contradicts another one.
-        """
-        return self._group(LookupOptions, "lookup")
-
-    def producer(self) -> ProducerOptions:
-        """Return how messages are published.
-
-        Raises:
-            InvalidSetting: a setting cannot be read, or contradicts another one.
-        """
-        own = {name: value for name, value in self._read("write").items() if not producer_settings()[name].group}
-        return ProducerOptions(**own, connection=self.transport(), lookup=self.lookup())
-
-    @property
-    def decompress(self) -> bool:
-        """Whether bodies are restored that the publishing client compressed."""
-        return bool(_value(self.settings.get("delivery_decompress", "true"), "delivery_decompress", "read"))
-
-    def _group(self, options: type[T], group: str) -> T:
-        known = producer_settings()
-        names = {name: known[name].member for name in self.settings if name in known and known[name].group == group}
-        values = {member: _value(self.settings[name], name, "write") for name, member in names.items()}
-        return options(**values)
-
-    def _read(self, kind: str) -> dict[str, Any]:
-        return {name: _value(text, name, kind) for name, text in self.settings.items()}
-
-    def check(self, kind: str) -> None:
-        """Raise if a setting cannot be right.
-
-        Args:
-            kind: ``read`` or ``write``.
-
-        Raises:
-            InvalidSetting: it cannot.
-        """
-        known = _client_settings(kind)
-        for name in self.settings:
-            if name not in known:
-                raise _unknown(f"{PREFIX}{name}", kind, (f"{PREFIX}{other}" for other in known))
-        self._read(kind)
-        if kind == "write":
-            self.producer()
-        else:
-            self.transport()
-            self.lookup()
-
-
-def _shown(settings: Mapping[str, str]) -> dict[str, str]:
-    return {name: _HIDDEN if "secret" in name else value for name, value in settings.items()}
-
-
-def _value(text: str, name: str, kind: str) -> Any:
-    setting = _client_settings(kind)[name]
-    if setting.read is None:
-        raise InvalidSetting(f"option {PREFIX}{name} cannot be written as text")
-    try:
-        return setting.read(text)
-    except ValueError as error:
-        shown = _shown({name: text})[name]
-        raise InvalidSetting(f"option {PREFIX}{name}={shown!r} cannot be read: {error}") from None
-
-
-# --- parsing --------------------------------------------------------------------------------------------------------
-
-
-def _unknown(name: str, kind: str, known: Iterable[str]) -> InvalidSetting:
-    names = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+def _unknown(name: str, kind: str) -> InvalidSetting:
     other = next((option.name for option in _NAMES[_OTHER[kind]] if option.name.lower() == name), None)
     if other is not None:
         return InvalidSetting(f"option {other} cannot be used to {kind}", hint=f"it is there to {_OTHER[kind]}")
-    hint = f"do you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
-    return InvalidSetting(f"option {name} is unknown", hint=hint)
+    return unknown(name, (option.name for option in _NAMES[kind]))
 
 
 def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -300,11 +121,12 @@ def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict
             try:
                 values[option.member] = option.read(str(text).strip())
             except ValueError as error:
-                raise InvalidSetting(f"option {option.name}={text!r} cannot be right: {error}") from None
+                shown = str(text).rpartition("@")[2]  # what is before an @ may be a secret
+                raise InvalidSetting(f"option {option.name}={shown!r} cannot be right: {error}") from None
         elif name == "path":
             raise InvalidSetting(f"path {text!r}: topics have no path", hint="use the option subscribe, or topic")
         elif name not in _OF_SPARK:
-            raise _unknown(name, kind, (option.name for option in known.values()))
+            raise _unknown(name, kind)
     return values, settings
 
 
@@ -426,7 +248,7 @@ class SinkOptions:
 
     connection: Access
     topic: str | None = None
-    idempotence_header: str = "nsqext_id"
+    idempotence_header: str = ID_HEADER
     ack_batch_bytes: int = 1 << 20
 
     @classmethod

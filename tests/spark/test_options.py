@@ -188,6 +188,9 @@ def test_a_secret_is_not_shown_in_errors() -> None:
     with pytest.raises(InvalidSetting) as caught:
         SourceOptions.parse({**READ, "nsqext.connection_auth_secrets": SECRET})
     assert SECRET not in str(caught.value)
+    with pytest.raises(InvalidSetting) as caught:
+        SourceOptions.parse({**READ, "lookupd": f"user:{SECRET}@host"})
+    assert SECRET not in str(caught.value)
 
 
 def test_bodies_are_restored_unless_it_is_turned_off() -> None:

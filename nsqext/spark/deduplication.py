@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from nsqext.errors import InvalidInput
-from nsqext.spark.identity import HEADER
+from nsqext.spark.options import ID_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -19,7 +19,7 @@ _WATERMARK = "spark.watermarkDelayMs"
 _NEEDED = ("topic", "partition", "offset", "trace_id")
 
 
-def dedupe(rows: DataFrame, *, header: str = HEADER, trace_ids: bool | None = None) -> DataFrame:
+def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None = None) -> DataFrame:
     """Return rows of topics without those that a sink of this format has published again.
 
     A row's copies have the same id: in a header on topics that support extend headers, as a trace id elsewhere. Rows

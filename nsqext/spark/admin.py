@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.table import TopicView
     from nsqext.spark.nodes import ChannelPlace, PartitionStats
     from nsqext.spark.options import Access
+    from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
 __all__ = ("Admin", "Bounds", "Leader", "persist")
@@ -90,11 +91,15 @@ class Admin:
 
     Args:
         access: how the servers are reached.
+
+    Attributes:
+        options: how connections to nodes are made.
+        nodes: asks a node, once.
     """
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._options = access.transport()
+        self.options: ConnectionOptions = access.transport()
         self._lookup = LookupClient(access.lookupd, access.lookup())
         self._tables: dict[str, PartitionTable] = {}
         self._stale: set[str] = set()
@@ -132,7 +137,7 @@ class Admin:
         After `distrust` lookup is asked again.
         """
         table = self._tables.get(topic)
-        known = table is not None and table.view.partition_num > 0 and topic not in self._stale
+        known = table is not None and partition in table.view.leaders and topic not in self._stale
         view = table.view if table is not None and known else await self._look(topic)
         if not 0 <= partition < view.partition_num:
             raise InvalidPartition(
@@ -177,22 +182,18 @@ class Admin:
 
     # Where partitions begin and end
 
-    async def bounds(self, topic: str, partition: int, channel: str | None = None) -> Bounds:
+    async def bounds(self, topic: str, partition: int) -> Bounds:
         """Return which messages can be read.
 
         The end holds everything whose publishing was acknowledged before the call, and nothing that a change of leader
         could take back: what channels may read. The count that a leader gives for the partition itself holds messages
         that are on their way to the replicas, too.
-
-        Args:
-            topic: the topic.
-            partition: the partition.
-            channel: a channel whose view of the end is enough, where it exists: it is a little behind at times.
+        Where a publish hangs, the end is what is stored for good after two seconds.
         """
 
         async def ask(leader: Leader) -> Bounds:
             stats = await self.nodes.stats(leader, topic, partition)
-            end = max(stats.committed, stats.channels.get(channel or "", 0))
+            end = stats.committed
             if end < stats.written:
                 end = await self._settled(leader, topic, partition, stats.written)
             start = await self._start(leader, topic, partition, stats, end)
@@ -210,7 +211,7 @@ class Admin:
         if stats.committed >= min(wanted, stats.written):
             return stats.committed
         _, meta = await self.leader(topic, partition)
-        connection = await open_scratch(self._options, leader, topic, partition, meta, scratch_name())
+        connection = await open_scratch(self.options, leader, topic, partition, meta, scratch_name())
         try:
             return (await self._poll(leader, topic, partition, wanted, _SETTLE)).committed
         finally:

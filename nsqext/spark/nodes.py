@@ -122,8 +122,7 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable answer, or the node does not lead the partition.
         """
-        params = {"format": "json", "topic": topic, "partition": partition, "needClients": "false"}
-        body = await self._ask("GET", leader, "/stats", params, topic, partition)
+        body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
         try:
             data = unwrap(200, body, leader.http)
             found = next((one for one in data["topics"] or () if str(one["topic_partition"]) == str(partition)), None)
@@ -142,8 +141,7 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable answer.
         """
-        params = {"topic": topic, "partition": partition, "channel": channel}
-        body = await self._ask("GET", leader, "/message/stats", params, topic, partition)
+        body = await self._ask("GET", leader, "/message/stats", topic, partition, channel=channel)
         try:
             return read_place(body.decode("utf-8", "replace"))
         except ValueError as error:
@@ -162,8 +160,7 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable answer; so it is for what lies behind the last message.
         """
-        params = {"topic": topic, "partition": partition, "search_mode": mode, "search_pos": number}
-        body = await self._ask("GET", leader, "/message/get", params, topic, partition)
+        body = await self._ask("GET", leader, "/message/get", topic, partition, search_mode=mode, search_pos=number)
         try:
             found = orjson.loads(body)
             return StoredMessage(int(found["queue_cnt_index"]) - 1, int(found["offset"]), int(found["timestamp"]))
@@ -177,8 +174,7 @@ class Nodes:
             ChannelNotRegistered: the topic takes registered channels only.
             PartitionUnavailable: no usable answer, or a refusal.
         """
-        params = {"topic": topic, "partition": partition, "channel": channel}
-        await self._ask("POST", leader, "/channel/create", params, topic, partition)
+        await self._ask("POST", leader, "/channel/create", topic, partition, channel=channel)
 
     async def delete_channel(self, leader: Leader, topic: str, partition: int, channel: str) -> None:
         """Delete a channel.
@@ -186,8 +182,7 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable answer, or a refusal.
         """
-        params = {"topic": topic, "partition": partition, "channel": channel}
-        await self._ask("POST", leader, "/channel/delete", params, topic, partition)
+        await self._ask("POST", leader, "/channel/delete", topic, partition, channel=channel)
 
     async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
         """Let a channel go on behind so many messages; the node does it soon after it has answered.
@@ -198,8 +193,9 @@ class Nodes:
         await move_channel(leader.http, topic, partition, channel, Position.message(count + 1))
 
     async def _ask(
-        self, method: str, leader: Leader, path: str, params: Mapping[str, str | int], topic: str, partition: int
+        self, method: str, leader: Leader, path: str, topic: str, partition: int, **further: str | int
     ) -> bytes:
+        params = {"topic": topic, "partition": partition, **further}
         try:
             status, body = await self._http.fetch(leader.http, path, params, method)
         except LookupFailed as error:

@@ -30,8 +30,8 @@ class Block:
     __slots__ = ("first", "messages")
 
     def __init__(self, first: int, messages: list[RawMessage]) -> None:
-        self.first = first
-        self.messages = messages
+        self.first: int = first
+        self.messages: list[RawMessage] = messages
 
     def __len__(self) -> int:
         return len(self.messages)

@@ -82,7 +82,6 @@ class RangeReader:
     ) -> None:
         self.range: Range = found
         self._timeout = access.timeout if timeout is None else timeout
-        self._options = access.transport()
         self._admin = Admin(access)
         self._rdy = rdy
         self._prefix = channel
@@ -182,7 +181,7 @@ class RangeReader:
         leader, meta = await self._admin.leader(topic, partition)
         channel = scratch_name(self._prefix)
         try:
-            connection = await open_scratch(self._options, leader, topic, partition, meta, channel)
+            connection = await open_scratch(self._admin.options, leader, topic, partition, meta, channel)
             try:
                 await self._move(leader, channel)
                 self._connection, self._meta = connection, meta

@@ -21,6 +21,7 @@ from nsqext.errors import (
     InvalidPartition,
     InvalidState,
     NegotiationFailed,
+    NsqError,
     RangeIncomplete,
     TopicNotFound,
 )
@@ -50,9 +51,9 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def access(cluster: Cluster, timeout: float = 10.0, **settings: str) -> Access:
+def access(cluster: Cluster, **settings: str) -> Access:
     """How a job reaches a cluster."""
-    return Access(tuple(cluster.lookupd), settings, timeout)
+    return Access(tuple(cluster.lookupd), settings, 10.0)
 
 
 def body(number: int) -> bytes:
@@ -275,7 +276,7 @@ async def test_a_range_behind_the_end_is_an_error_and_never_short(cluster: Clust
     assert found.__cause__ is not None
 
 
-async def _until_error(reader: RangeReader, kind: type[DataLoss | RangeIncomplete]) -> DataLoss | RangeIncomplete:
+async def _until_error(reader: RangeReader, kind: type[NsqError]) -> NsqError:
     async with reader:
         with pytest.raises(kind) as caught:
             async for block in reader:

@@ -12,9 +12,11 @@ import pytest
 from nsqext import Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import DataLoss, InvalidState
+from nsqext.lookup.client import LookupClient
 from nsqext.spark.admin import Admin
 from nsqext.spark.offsets import Range
-from nsqext.spark.options import SourceOptions
+from nsqext.spark.options import Access, SourceOptions
+from nsqext.spark.ranges import RangeReader
 from nsqext.spark.stream import Batches
 from tests.spark.streaming import post, starting
 
@@ -106,6 +108,29 @@ async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:
         assert await planner.latest(end, None) == {"orders": {0: COUNT}}
     async with planning(cluster.lookupd, "orders") as planner:
         assert await planner.initial() == end == {"orders": {0: 8}}
+
+
+async def test_a_task_that_begins_while_nobody_leads(cluster: Cluster) -> None:
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    leader = cluster.leader("orders")
+    await anyio.to_thread.run_sync(cluster.kill, leader)
+    async with LookupClient(cluster.lookupd) as client:
+        with anyio.fail_after(20):
+            while any(answer.partitions for answer in await client.lookup("orders", "r")):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+    read: list[int] = []
+
+    async def run_task() -> None:
+        async with RangeReader(Access(tuple(cluster.lookupd), timeout=10), Range("orders", 0, 0, COUNT)) as reader:
+            async for block in reader:
+                read.extend(range(block.first, block.first + len(block)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_task)
+        await anyio.sleep(0.3)  # time to learn that nobody leads
+        await anyio.to_thread.run_sync(cluster.restart, leader)
+    assert read == list(range(COUNT))
 
 
 async def test_a_partition_that_is_added(cluster: Cluster) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from nsqext.broker.ports import Ports
+from nsqext.types import Address
 
 _BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
 if find_spec("uvloop") is not None:
@@ -26,6 +30,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """The event loop of a test marked with ``anyio``."""
     return request.param
+
+
+@pytest.fixture
+def nobody() -> Iterator[Address]:
+    """An address at which nobody listens, and which nobody else gets while the test runs."""
+    ports = Ports()
+    yield ports.take(Address("127.0.0.1", 0))
+    ports.release()
 
 
 def _unexpected_skips(config: pytest.Config) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from tests.client.scripted import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
+    from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
 
@@ -247,9 +247,9 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
     assert seen == [1, 2]
 
 
-async def test_lookup_that_is_not_there_is_raised(free_port: int) -> None:
+async def test_lookup_that_is_not_there_is_raised(nobody: Address) -> None:
     with pytest.raises(LookupFailed):
-        async with Consumer("t", "ch", lookupd=f"127.0.0.1:{free_port}", options=QUICK):
+        async with Consumer("t", "ch", lookupd=str(nobody), options=QUICK):
             raise AssertionError("it opened")
 
 
@@ -287,15 +287,6 @@ async def test_an_object_with_an_async_call_is_a_handler() -> None:
             pass
 
     Consumer("t", "ch", nsqd="127.0.0.1:1").handler(Handler())
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:

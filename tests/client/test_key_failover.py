@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
@@ -50,6 +50,12 @@ def channels(cluster: Cluster, topic: str) -> list[dict[str, object]]:
 def left(cluster: Cluster, topic: str) -> int:
     """Return how many messages are not finished."""
     return sum(int(str(channel["depth"])) for channel in channels(cluster, topic))
+
+
+def key_ranges(topic: dict[str, Any]) -> list[dict[str, str]]:
+    """Return who has which keys of the channel; nobody has any before the first subscription chose the dispatch."""
+    found: list[dict[str, str]] = topic["channels"][0].get("key_ranges", [])
+    return found
 
 
 def drafts(count: int, keys: int, seed: int = 1) -> tuple[list[Draft], dict[str, list[int]]]:
@@ -301,7 +307,7 @@ class Chaos:
         for node in self.cluster.nodes.values():
             params = {"format": "json", "topic": self.topic, "leaderOnly": "true"}
             data = httpx.get(f"http://{node.http}/stats", params=params).json()["data"]
-            found = [line["remote_address"] for entry in data["topics"] for line in entry["channels"][0]["key_ranges"]]
+            found = [line["remote_address"] for entry in data["topics"] for line in key_ranges(entry)]
             if found:
                 self.cluster.faults.cut(node.name, peer=self.chance.choice(found))
 

@@ -49,12 +49,6 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-async def free_port() -> Address:
-    """Return an address at which nobody listens."""
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        return _address(listener)
-
-
 def _address(listener: TypedAttributeProvider) -> Address:
     return Address("127.0.0.1", int(listener.extra(SocketAttribute.local_port)))  # noqa: S610 - no Django here
 

@@ -15,7 +15,7 @@ from nsqext.lookup.directory import Directory
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address, TopicMeta
 from tests.lookup.answering import lookup_json
-from tests.lookup.serving import LookupNodes, answering, eventually, free_port, http, not_found, serving
+from tests.lookup.serving import LookupNodes, answering, eventually, http, not_found, serving
 
 if TYPE_CHECKING:
     from nsqext.lookup.table import TopicView
@@ -145,18 +145,18 @@ async def test_a_topic_without_leaders_is_asked_for_again(nodes: LookupNodes) ->
 
 
 @pytest.mark.anyio
-async def test_over_real_sockets() -> None:
+async def test_over_real_sockets(nobody: Address) -> None:
     list_and_answer = answering(http(b'{"partitions":{"0":{"broadcast_address":"n1","tcp_port":4150}},"producers":[]}'))
     async with serving(list_and_answer) as address:
-        directory = Directory([str(address), str(await free_port())])
+        directory = Directory([str(address), str(nobody)])
         view = await directory.resolve("orders")
         await directory.aclose()
     assert view.leaders == {0: N1}
 
 
 @pytest.mark.anyio
-async def test_an_address_that_is_down_is_a_clear_error_in_time() -> None:
-    directory = Directory(str(await free_port()))
+async def test_an_address_that_is_down_is_a_clear_error_in_time(nobody: Address) -> None:
+    directory = Directory(str(nobody))
     with anyio.fail_after(5), pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
         await directory.resolve("orders")
     await directory.aclose()

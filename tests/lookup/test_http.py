@@ -14,7 +14,7 @@ from nsqext.errors import InvalidState, LookupFailed
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
-from tests.lookup.serving import Handler, answering, free_port, http, serving
+from tests.lookup.serving import Handler, answering, http, serving
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream
@@ -86,10 +86,9 @@ async def test_slow_answers_are_given_up(handler: Handler) -> None:
             await ask(address, HURRIED)
 
 
-async def test_nobody_listens() -> None:
-    address = await free_port()
+async def test_nobody_listens(nobody: Address) -> None:
     with pytest.raises(LookupFailed, match=r"no answer: .*is the node up"):
-        await ask(address)
+        await ask(nobody)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64])
@@ -98,8 +97,8 @@ async def test_hosts_that_are_none(host: str) -> None:
         await ask(Address(host, 4161), HURRIED)
 
 
-async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://{await free_port()}")
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, nobody: Address) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://{nobody}")
     async with serving(answering(http(b"{}"))) as address:
         assert await ask(address) == {}
 

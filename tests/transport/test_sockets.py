@@ -22,12 +22,6 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
 async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socket) -> None:
     sock = await connect(Address(*listener.getsockname()), 5)
     with sock:
@@ -36,16 +30,17 @@ async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socke
         assert sock.getpeername() == listener.getsockname()
 
 
-async def test_nobody_listens() -> None:
-    address = Address("127.0.0.1", _free_port())
+async def test_nobody_listens(nobody: Address) -> None:
     with pytest.raises(ConnectionFailed, match="refused") as caught:
-        await connect(address, 5)
-    assert caught.value.node == str(address)
+        await connect(nobody, 5)
+    assert caught.value.node == str(nobody)
     assert caught.value.retryable
 
 
-async def test_every_address_of_a_name_is_tried(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = listener.getsockname(), ("127.0.0.1", _free_port())
+async def test_every_address_of_a_name_is_tried(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, nobody: Address
+) -> None:
+    good, bad = listener.getsockname(), (nobody.host, nobody.port)
 
     async def both(*_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (bad, good)]

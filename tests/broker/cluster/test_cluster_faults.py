@@ -51,7 +51,7 @@ def test_a_frozen_node_answers_no_http() -> None:
         url = f"http://{cluster.nodes['n1'].http}/ping"
         cluster.faults.freeze("n1")
         with pytest.raises(httpx.ReadTimeout):
-            httpx.get(url, timeout=0.1)
+            httpx.get(url, timeout=httpx.Timeout(10, read=0.1))
         cluster.faults.heal()
         assert httpx.get(url).text == "OK"
 

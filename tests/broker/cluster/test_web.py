@@ -175,7 +175,7 @@ async def test_a_gate_holds_requests_back() -> None:
     async with anyio.create_task_group() as group, httpx.AsyncClient() as http:
         await group.start(server.serve, listener)
         with pytest.raises(httpx.ReadTimeout):
-            await http.get(url, timeout=0.1)
+            await http.get(url, timeout=httpx.Timeout(10, read=0.1))
         gate.set()
         assert (await http.get(url)).text == "OK"
         server.stop()

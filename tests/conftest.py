@@ -40,6 +40,28 @@ def nobody() -> Iterator[Address]:
     ports.release()
 
 
+def _is_spark(nodeid: str) -> bool:
+    return nodeid.startswith("tests/spark/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the Spark tests, which take longest: the others go on beside them."""
+    items.sort(key=lambda item: not _is_spark(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a file to one worker, as its tests share a cluster, and all Spark tests to one, as they share a session."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    files = LoadFileScheduling(config, log)
+    own = files._split_scope
+    files._split_scope = lambda nodeid: "tests/spark" if _is_spark(nodeid) else own(nodeid)
+    return files
+
+
 def _unexpected_skips(config: pytest.Config) -> list[str]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") != "true" or not isinstance(reporter, pytest.TerminalReporter):

@@ -164,8 +164,17 @@ class Batches:
         )
 
     async def commit(self, end: Offsets) -> None:
-        """Let the servers forget what is done; see `Anchors.follow`."""
-        await self._anchors.follow(end)
+        """Let the servers forget what is done; see `Anchors.follow`.
+
+        A partition that ends before that was rolled back or made anew: its next batch steps back.
+        """
+        there: Offsets = {}
+        for topic, counts in only(end, self._options.topics).items():
+            for partition, count in counts.items():
+                standing = self._found.get((topic, partition))
+                if standing is None or count <= standing.end:
+                    there.setdefault(topic, {})[partition] = count
+        await self._anchors.follow(there)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +41,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 _DRIVER = "tests.spark.exactly_once_driver"
 _RATE = 400
-_PATIENCE = 120.0
+_PATIENCE = 150.0
+_SMALL = {"maxOffsetsPerTrigger": "700", "maxRecordsPerPartition": "200"}
+"""Batches that are soon done, of many tasks."""
+_AT_LAST = {"maxOffsetsPerTrigger": "50000", "maxRecordsPerPartition": "50000"}
+"""Batches for what is left when all is quiet."""
 
 
 def say(text: str) -> None:
@@ -209,15 +214,17 @@ class Result:
 
 
 @contextmanager
-def running(*threads: threading.Thread) -> Iterator[None]:
-    """Run threads; their stop is somebody else's business, their end is waited for."""
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.join(_PATIENCE)
+def running(*programs: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run programs in threads, and stop them in the end; what one of them raised is raised."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(programs)) as threads:
+        futures = [threads.submit(program, stop) for program in programs]
+        try:
+            yield
+        finally:
+            stop.set()
+    for future in futures:
+        future.result()
 
 
 def run(
@@ -245,20 +252,16 @@ def run(
             "subscribe": ",".join(topics),
             "channel": "spark",
             "startingOffsets": starting(servers.first, topics),
-            "maxOffsetsPerTrigger": "700",
-            "maxRecordsPerPartition": "200",
-        },
+            "readTimeoutMs": "90000",  # a new leader has to be found within that, on a busy machine too
+        }
+        | _SMALL,
     )
     publishing = Publishing(list(servers.lookupd), topics, random.Random(seed + 1))
     trouble = Trouble(servers.cluster, topics, random.Random(seed + 2)) if servers.cluster is not None else None
-    stop = threading.Event()
-    threads = [threading.Thread(target=made.run, args=(stop,), daemon=True) for made in (publishing, trouble) if made]
-    with running(*threads):
-        try:
-            for number in range(1, kills + 1):
-                say(f"kill {number}: {driver.run_and_kill(chance)}")
-        finally:
-            stop.set()
+    with running(publishing.run, *([trouble.run] if trouble else [])):
+        for number in range(1, kills + 1):
+            say(f"kill {number}: {driver.run_and_kill(chance)}")
+    driver.options |= _AT_LAST
     finish(driver)
     result = compare(driver, publishing, anyio.run(ends, servers, topics), servers.first)
     result.numbers |= {

@@ -78,6 +78,7 @@ class Pretended:
     ) -> None:
         log = self.log(topic, partition)
         assert log.anchor is not None
+        assert count <= log.end
         if count > log.anchor or backwards:
             log.anchor = count
             self.moves.append((topic, partition, count))

@@ -159,6 +159,8 @@ async def test_a_topic_that_was_made_anew() -> None:
     servers.logs["orders", 0] = Log(0, 7)
     back = await planner.latest(start, None)
     assert back == {"orders": {0: 0, 1: 30}}
+    await planner.commit(start)
+    assert servers.logs["orders", 0].anchor == 0
     assert await planner.ranges(start, back) == []
     assert await planner.latest(back, None) == {"orders": {0: 7, 1: 30}}
 

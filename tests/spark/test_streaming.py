@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 
 from nsqext.broker import Cluster
 from nsqext.sync import Producer
-from tests.spark.streaming import Reading, post, starting, wait_for
+from tests.spark.streaming import Reading, finish, post, starting, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyarrow import RecordBatch
     from pyspark.sql import SparkSession
 
     from tests.spark.servers import Servers
@@ -64,6 +69,64 @@ def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(
         for number in range(count)
     ]
     assert reading.rows() == sorted(expected)
+
+
+def test_tasks_that_fail_in_the_middle_are_run_again(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("again", 2)
+    for partition in (0, 1):
+        servers.publish(topic, bodies("again", 200), partition)
+    frame = (
+        spark.readStream.format("nsqext")
+        .options(**servers.options)
+        .options(
+            subscribe=topic, channel="spark", startingOffsets=starting(servers.first, {topic: 2}), arrowBatchRows="50"
+        )
+        .load()
+        .select("partition", "offset", "value")
+    )
+    query = (
+        frame.mapInArrow(fail_at_first, frame.schema)
+        .writeStream.format("parquet")
+        .option("path", str(tmp_path / "rows"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    finish(query)
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    assert sorted((row.partition, row.offset - servers.first, bytes(row.value)) for row in rows) == [
+        (partition, number, body) for partition in (0, 1) for number, body in enumerate(bodies("again", 200))
+    ]
+
+
+def fail_at_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """Fail on the second batch, when a task is run for the first time."""
+    context = TaskContext.get()
+    assert context is not None
+    for number, batch in enumerate(batches):
+        if number == 1 and context.attemptNumber() == 0:
+            raise RuntimeError("on purpose")
+        yield batch
+
+
+def test_messages_that_are_gone_end_the_query(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    if servers.cluster is None:
+        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
+    topic = servers.make_topic("gone")
+    servers.publish(topic, bodies("gone", 10))
+    options = servers.options | {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    reading.run()
+    servers.cluster.delete_topic(topic)
+    servers.cluster.create_topic(topic, channels=["ready"])
+    servers.publish(topic, bodies("anew", 4))
+    with pytest.raises(StreamingQueryException, match="10 messages were read, and the partition has only 4"):
+        reading.run()
+    reading.options = options | {"failOnDataLoss": "false"}
+    reading.run()
+    batches = [times[-1] for times in reading.batches.values()]
+    assert [len(batch) for batch in batches] == [10, 0, 4]
+    assert batches[-1] == [(topic, 0, number, body) for number, body in enumerate(bodies("anew", 4))]
 
 
 def test_a_topic_that_grows_while_a_query_runs(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -47,6 +48,12 @@ def _is_spark(nodeid: str) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the Spark tests, which take longest: the others go on beside them."""
     items.sort(key=lambda item: not _is_spark(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Take what collecting has made out of the garbage collector's sight: to look through it outlasts most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

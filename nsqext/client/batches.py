@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsqext.client.publication import Draft, Publication, key_bytes, pack_body, refuse
 from nsqext.client.tracelog import trace_log
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, ProtocolError
-from nsqext.protocol.commands import check_body, ext_body, multi_body, sized, trace_body
+from nsqext.protocol.commands import check_body, ext_body, multi, trace_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_trace_id
 from nsqext.protocol.record import raw_size
@@ -28,13 +28,12 @@ _COUNT_WORD = 4
 _ITEM_WORD = 4
 _LONGEST_TRACE = 40
 """Bytes that a trace id takes at most, as a header of its own."""
-_BYTES = {bytes}
 
 
 class Batch(Publication):
     """Several messages for one partition, all or nothing."""
 
-    __slots__ = ("_bodies", "_headers", "_traces", "indexes")
+    __slots__ = ("_bodies", "_headers", "_sizes", "_traces", "indexes")
 
     def __init__(self, topic: str, partition: int | None = None) -> None:
         self.topic: str = topic
@@ -44,16 +43,18 @@ class Batch(Publication):
         self.indexes: list[int] = []
         self._bodies: list[bytes] = []
         self._headers: list[bytes] = []
+        self._sizes: Sequence[int] | None = None
         self._traces: list[int] = []
 
     @property
     def breaks(self) -> bool:
         return any(self._headers)
 
-    def add_plain(self, first: int, bodies: Sequence[bytes]) -> None:
-        """Add messages without anything else; they were checked."""
-        self.indexes.extend(range(first, first + len(bodies)))
-        self._bodies.extend(bodies)
+    def fill(self, bodies: Sequence[bytes], sizes: Sequence[int]) -> None:
+        """Take all messages of a call, which are nothing but their bodies; they were checked."""
+        self.indexes = list(range(len(bodies)))
+        self._bodies = list(bodies)
+        self._sizes = sizes
 
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
         """Add a message with header or trace id; it was checked."""
@@ -71,7 +72,7 @@ class Batch(Publication):
             refuse(meta, negotiated, self.topic, header=False)
             verb = "MPUB_TRACE"
             items = [trace_body(max(trace, 0), body) for trace, body in zip(self._traces, items, strict=True)]
-        return sized(target.line(verb), multi_body(items))
+        return multi(target.line(verb), items, self._sizes if items is self._bodies else None)
 
     def _ext_header(self, index: int) -> bytes:
         header, trace_id = self._headers[index], self._traces[index]
@@ -164,19 +165,20 @@ class Sorter:
         """Take the short way when all are bodies of acceptable size that fit one batch; returns whether they are."""
         options = self._options
         count = len(given)
-        if self._traced or count > options.max_batch_count or set(map(type, given)) - _BYTES:
+        if self._traced or count > options.max_batch_count or list(map(type, given)).count(bytes) != count:
             return False
         if not count:
             return True
         sizes = list(map(len, given))  # type: ignore[arg-type]
-        largest = max(sizes)
-        if not min(sizes) or largest > options.max_message_size:
+        distinct = set(sizes)
+        largest = max(distinct)
+        if 0 in distinct or largest > options.max_message_size:
             return False
         if self._carries and (self._key is not None or (self._compresses and largest >= options.compression_min)):
             return False
         if _COUNT_WORD + _ITEM_WORD * count + sum(sizes) > options.max_batch_size:
             return False
-        self._new_batch(self._place(self._key)).add_plain(0, given)  # type: ignore[arg-type]
+        self._new_batch(self._place(self._key)).fill(given, sizes)  # type: ignore[arg-type]
         return True
 
     def _add_one(self, index: int, message: Draft) -> None:

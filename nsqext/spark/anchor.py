@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -28,6 +29,8 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 T = TypeVar("T")
 
+_QUICK = 0.2
+"""Seconds to wait for messages that are written and not yet shown, where they can also wait for the next batch."""
 _TOGETHER = 16  # partitions that are asked for at the same time
 
 
@@ -140,14 +143,18 @@ class Anchors:
         await self._admin.create_anchor(topic, partition, self._channel, count)
         self._asked[key] = count
 
-    async def survey(self) -> dict[Key, Standing]:
+    async def survey(self, *, quick: bool = False) -> dict[Key, Standing]:
         """Look at all partitions that are read.
+
+        Args:
+            quick: an end may be without messages that the servers show a little later; otherwise it holds everything
+                that was acknowledged before.
 
         Raises:
             InvalidState: somebody else moves the anchors of this query.
             NsqError: the servers cannot be asked.
         """
-        found = await _together(await self._keys(), self._look)
+        found = await _together(await self._keys(), partial(self._look, quick=quick))
         for (topic, partition), standing in found.items():
             if standing.anchor is None:
                 continue
@@ -168,10 +175,10 @@ class Anchors:
             keys += [(topic, partition) for partition in sorted(there) if wanted is None or partition in wanted]
         return keys
 
-    async def _look(self, key: Key) -> Standing:
+    async def _look(self, key: Key, *, quick: bool) -> Standing:
         topic, partition = key
         anchor = await self._admin.anchor_count(topic, partition, self._channel)
-        bounds = await self._admin.bounds(topic, partition)
+        bounds = await self._admin.bounds(topic, partition, *([_QUICK] if quick else []))
         return Standing(bounds.start, bounds.end, anchor)
 
     async def follow(self, end: Offsets) -> None:

@@ -85,7 +85,7 @@ class Batches:
         await self._pause()
         options = self._options
         begin = only(start, options.topics)
-        self._found = found = await self._anchors.survey()
+        self._found = found = await self._survey(begin)
         self._warn_of_unkept(begin)
         if self._limits is not None:
             found = frozen_at(found, self._limits)
@@ -93,6 +93,17 @@ class Batches:
         await self._make_anchors(start, end)
         self._idle_since = anyio.current_time() if end == start else None
         return end
+
+    async def _survey(self, begin: Offsets) -> dict[Key, Standing]:
+        # a query that ends where it was frozen has to get there
+        found = await self._anchors.survey(quick=self._limits is None)
+        ends = {key: standing.end for key, standing in found.items()}
+        if any(
+            ends.get((topic, key), count) < count for topic, counts in begin.items() for key, count in counts.items()
+        ):
+            # a new leader may learn a little later how far the log goes: look carefully before anything is said lost
+            found = await self._anchors.survey()
+        return found
 
     async def _pause(self) -> None:
         if self._idle_since is not None and self._limits is None:

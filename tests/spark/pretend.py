@@ -17,11 +17,12 @@ __all__ = ("Log", "Pretended")
 
 @define
 class Log:
-    """A partition: what is kept, and where the anchor stands."""
+    """A partition: what is kept, where the anchor stands, and how many messages are shown with patience only."""
 
     start: int = 0
     end: int = 0
     anchor: int | None = None
+    late: int = 0
 
 
 @define
@@ -57,9 +58,10 @@ class Pretended:
     async def partitions(self, topic: str) -> dict[int, None]:
         return {partition: None for name, partition in self.logs if name == topic}
 
-    async def bounds(self, topic: str, partition: int) -> Log:
+    async def bounds(self, topic: str, partition: int, patience: float = 8.0) -> Log:
         self.asked += 1
-        return self.log(topic, partition)
+        log = self.log(topic, partition)
+        return Log(log.start, log.end - log.late, log.anchor) if patience < 1 else log
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return self.times[timestamp_ms]

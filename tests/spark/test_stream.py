@@ -114,6 +114,19 @@ async def test_a_new_leader_that_learns_a_little_later_how_far_the_log_goes() ->
 
 
 @anyio_only
+async def test_messages_that_the_servers_show_late_are_not_taken_for_lost() -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    servers.logs["orders", 0].late = 5
+    assert await planner.latest(start, None) == start
+    servers.logs["orders", 1].end, servers.logs["orders", 1].late = 40, 5
+    assert await planner.latest({"orders": {0: 45, 1: 30}}, None) == {"orders": {0: 45, 1: 35}}
+    await planner.freeze()
+    assert await planner.latest({"orders": {0: 45, 1: 30}}, None) == {"orders": {0: 50, 1: 40}}
+
+
+@anyio_only
 async def test_a_batch_that_was_rolled_back() -> None:
     servers = two()
     servers.logs["orders", 0] = Log(0, 45, anchor=40)

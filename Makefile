@@ -8,6 +8,9 @@ install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-c
 # from nothing each time: a page of a module that is gone would be an error
 SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
 
+# whole files at a time, in the order of their names: tests of a file share a cluster
+PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help demo pipeline test chaos spark-long check docs bench clean
 
@@ -29,7 +32,7 @@ pipeline: $(VENV)/pipeline/.ready
 	$(VENV)/pipeline/bin/python -m examples.flights_pipeline
 
 test: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m pytest
+	$(VENV)/test/bin/python -m pytest $(PARALLEL)
 
 chaos: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.chaos --schedules 200

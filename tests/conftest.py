@@ -57,6 +57,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start one worker more than there are cores: tests wait for sockets and timers most of the time."""
+    return min((os.cpu_count() or 1) + 1, 8)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a file to one worker, as its tests share a cluster, and all Spark tests to one, as they share a session."""
     if config.getoption("dist") != "loadfile":

@@ -47,6 +47,16 @@ def test_a_skip_that_could_have_run_fails_in_continuous_integration(
     assert ("ERROR skipped with CI=true" in result.stdout.str()) is (expected != pytest.ExitCode.OK)
 
 
+def test_it_fails_too_where_tests_run_side_by_side(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(SKIPPING.format(reason="no such tool"))
+    result = pytester.runpytest_subprocess("-n", "2", "--dist", "loadfile")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "ERROR skipped with CI=true" in result.stdout.str()
+
+
 @pytest.mark.anyio
 async def test_event_loop_is_the_one_that_was_asked_for(anyio_backend: tuple[str, dict[str, object]]) -> None:
     name, options = anyio_backend

@@ -186,8 +186,8 @@ class Producer:
         When it is cancelled, the message may be stored or not.
         """
         # nearly every publish goes this way, which is as short as it can be made
-        if key is None and partition is None and delay is None:
-            target = self._at_hand(topic, body)
+        if key is None and delay is None:
+            target = self._at_hand(topic, body, partition)
             connection = None if target is None else target.node.connection
             if target is not None and connection is not None:
                 started = _clock()
@@ -199,6 +199,7 @@ class Producer:
                     reply = await connection.request(command, started + self.options.timeout)
                 except NsqError as error:
                     publication = Single(topic, body, self.options, headers, tag, trace_id)
+                    publication.partition = partition
                     return await self._recover(publication, target, error, started)
                 if reply == b"OK" and trace_id is None:
                     return target.receipt
@@ -221,8 +222,8 @@ class Producer:
         finally:
             self._turns.leave(turn)
 
-    def _at_hand(self, topic: str, body: bytes) -> Target | None:
-        """Return the target of a message that may go anywhere, where nothing stands against sending it at once."""
+    def _at_hand(self, topic: str, body: bytes, partition: int | None) -> Target | None:
+        """Return the target of a message without key, where nothing stands against sending it at once."""
         route = self._sender.routes.get(topic)
         if (
             route is None
@@ -234,10 +235,16 @@ class Producer:
             or trace_log.active
         ):
             return None
-        target = route.next()
+        if partition is None:
+            target = route.next()
+        elif type(partition) is int and partition in route.partitions:
+            target = route.partitions[partition]
+        else:
+            return None
         connection = target.node.connection
         if connection is None or connection.protocol.error is not None or target.rest_until:
-            route.give_back()
+            if partition is None:
+                route.give_back()
             return None
         return target
 

@@ -58,10 +58,13 @@ async def test_an_unkeyed_message_moves_to_another_partition() -> None:
         assert len(bodies(nodes[0])) <= 2
 
 
+@pytest.mark.parametrize("connected", [False, True])
 @pytest.mark.parametrize("choice", [{"key": "user:42"}, {"partition": 1}])
-async def test_a_keyed_or_pinned_message_waits_for_its_partition(choice: dict[str, Any]) -> None:
+async def test_a_keyed_or_pinned_message_waits_for_its_partition(choice: dict[str, Any], connected: bool) -> None:
     refusals: list[Answer] = [error("E_FAILED_ON_NOT_LEADER"), error("E_FAILED_ON_NOT_WRITABLE"), ok()]
     async with producing({}, {"PUB": refusals}) as (producer, nodes, lookup):
+        if connected:
+            await producer.publish_many("t", [b"first"], **choice)
         receipt = await producer.publish("t", b"x", **choice)
         assert receipt.partition == 1
         assert bodies(nodes[0]) == []

@@ -14,10 +14,12 @@ from nsqext.broker.nsqd.texts import decode, quote
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nsqext.broker.nsqd.options import NodeOptions
     from nsqext.broker.nsqd.session import Session
 
-__all__ = ("Authorizations", "check_auth", "log_in", "query", "recheck_auth")
+__all__ = ("Authorizations", "check_auth", "log_in", "query", "rechecked")
 
 _TIMEOUT = 5.0
 _PERMISSIONS = frozenset(("subscribe", "publish"))
@@ -150,7 +152,7 @@ def check_auth(session: Session, command: str, topic: str, channel: str) -> bool
         channel: empty for publishing.
 
     Returns:
-        False when its authorizations have expired: then `recheck_auth` has to be awaited.
+        False when its authorizations have expired: then `rechecked` has to be awaited.
 
     Raises:
         Fault: it may not.
@@ -167,15 +169,32 @@ def check_auth(session: Session, command: str, topic: str, channel: str) -> bool
     return True
 
 
-async def recheck_auth(session: Session, command: str, topic: str, channel: str) -> None:
-    """Ask the auth server again, and check.
+async def rechecked(
+    session: Session, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
+) -> None:
+    """Ask the auth server again, check, and run the command that had to wait for it; a fault is its answer.
 
-    Raises:
-        Fault: it did not answer, or the client may not.
+    Args:
+        session: the client.
+        command: name of its command, for the error.
+        topic: where it wants to publish or subscribe.
+        channel: empty for publishing.
+        run: the rest of the command.
     """
+    try:
+        await _ask_again(session)
+        check_auth(session, command, topic, channel)
+        waiting = run()
+    except Fault as fault:
+        session.refuse(fault)
+    else:
+        if waiting is not None:
+            await waiting
+
+
+async def _ask_again(session: Session) -> None:
     secret = session.authorizations.secret if session.authorizations else b""
     found = await query(session.node.options, secret, session.peer, tls=session.settings.tls)
     if found is None:
         raise Fault("E_AUTH_FAILED", "AUTH failed")
     session.authorizations = found if found.grants else None
-    check_auth(session, command, topic, channel)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqext.broker.engine.kinds import admit, make_kind
 from nsqext.broker.engine.position import StartPosition
 from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.nsqd.auth import check_auth, recheck_auth
+from nsqext.broker.nsqd.auth import check_auth, rechecked
 from nsqext.broker.nsqd.subscription import Subscription
 from nsqext.broker.nsqd.texts import base10, byte_list, decode, parse_int, quote
 from nsqext.protocol.faults import Fault
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.parser import Command
 
-__all__ = ("cls", "fin", "rdy", "req", "sub", "sub_advanced", "sub_ordered", "touch")
+__all__ = ("check_sub", "cls", "fin", "rdy", "req", "sub", "sub_advanced", "sub_ordered", "touch")
 
 _ID = Struct(">q")
 _DISABLED = "Consume is disabled currently"
@@ -69,17 +70,9 @@ class Mode(NamedTuple):
 def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
     place = _check_words(session, words)
     if not check_auth(session, "SUB", place.topic, place.channel):
-        return _rechecked(session, place, mode)
+        return rechecked(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
     _subscribe(session, place, mode)
     return None
-
-
-async def _rechecked(session: Session, place: _Place, mode: Mode) -> None:
-    try:
-        await recheck_auth(session, "SUB", place.topic, place.channel)
-        _subscribe(session, place, mode)
-    except Fault as fault:
-        session.refuse(fault)
 
 
 def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
@@ -120,7 +113,12 @@ class _Place(NamedTuple):
     partition: int
 
 
-def _check_words(session: Session, words: list[bytes]) -> _Place:
+def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
+    """Check what both generations ask of a SUB; returns topic and channel.
+
+    Raises:
+        Fault: it cannot be.
+    """
     check_state("SUB", session.state)
     if not session.settings.heartbeat_interval:
         raise Fault("E_INVALID", "cannot SUB with heartbeats disabled")
@@ -131,6 +129,11 @@ def _check_words(session: Session, words: list[bytes]) -> _Place:
         raise Fault("E_BAD_TOPIC", f"SUB topic name {quote(topic)} is not valid")
     if not is_valid_channel(channel):
         raise Fault("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+    return topic, channel
+
+
+def _check_words(session: Session, words: list[bytes]) -> _Place:
+    topic, channel = check_sub(session, words)
     # only with exactly four words the partition is looked at (captured: sub_advanced_offset_partition)
     if len(words) != 4:
         return _Place(topic, channel, -1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
 from nsqext.broker.engine.partition import NewMessage
 from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.nsqd.auth import recheck_auth
+from nsqext.broker.nsqd.auth import rechecked
 from nsqext.protocol.bodies import PublishItem, parse_publish
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.frames import OK
@@ -135,7 +136,8 @@ def _put(
         raise Fault("E_TOPIC_NOT_EXIST")
     if session.rules.stale_auth:
         session.rules.stale_auth = False
-        return _rechecked(session, hosted, items, code, traced=traced, trace_id=trace_id)
+        again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
+        return rechecked(session, "PUB", hosted.partition.topic, "", again)
     stored = store(session.node, hosted, items, code)
     session.count_published(hosted, len(items))
     answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
@@ -144,19 +146,6 @@ def _put(
         hosted.partition.commit(stored)
         return None
     return _Replicated(session, hosted, stored, hosted.epoch, answer)
-
-
-async def _rechecked(
-    session: Session, hosted: Hosted, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
-) -> None:
-    try:
-        await recheck_auth(session, "PUB", hosted.partition.topic, "")
-        waiting = _put(session, hosted, items, code, traced=traced, trace_id=trace_id)
-    except Fault as fault:
-        session.refuse(fault)
-    else:
-        if waiting is not None:
-            await waiting
 
 
 @define(eq=False)

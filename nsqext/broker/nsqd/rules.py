@@ -17,18 +17,9 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.parser import Command
 
-__all__ = ("SMALL_VERBS", "Rules", "check_small_size")
+__all__ = ("Rules",)
 
-SMALL_VERBS: frozenset[bytes] = frozenset((b"IDENTIFY", b"AUTH"))
-"""Commands whose body is no message."""
-
-
-def check_small_size(verb: str, size: int, largest: int) -> None:
-    """Check the size of IDENTIFY and AUTH (captured: identify_errors)."""
-    if size > largest:
-        raise Fault("E_BAD_BODY", f"{verb} body too big {size} > {largest}")
-    if size <= 0:
-        raise Fault("E_BAD_BODY", f"{verb} invalid body size {size}")
+_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is no message
 
 
 class Rules:
@@ -69,16 +60,16 @@ class Rules:
         if self.guarded:
             self.check_tls(words)
         verb = words[0]
-        if verb in SMALL_VERBS:
-            check_state(verb.decode(), self._session.state)
-            if verb == b"AUTH" and len(words) != 1:
-                raise Fault("E_INVALID", "AUTH invalid number of parameters")
+        if verb not in _SMALL:
+            self._check_publish(words)
             return
-        if verb == b"DPUB":
-            raise Fault("E_INVALID", f"invalid command {word_lists(words)}")
-        self._check_publish(words)
+        check_state(verb.decode(), self._session.state)
+        if verb == b"AUTH" and len(words) != 1:
+            raise Fault("E_INVALID", "AUTH invalid number of parameters")
 
     def _check_publish(self, words: list[bytes]) -> None:
+        if words[0] == b"DPUB":
+            raise Fault("E_INVALID", f"invalid command {word_lists(words)}")
         if len(words) < 2:
             raise Fault("E_INVALID", "insufficient number of parameters")
         self._partition = -1
@@ -90,12 +81,22 @@ class Rules:
                 raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size, find the partition, and choose how the body is read."""
+        """Check the announced size, and choose how the body is read."""
         verb = words[0]
-        if verb in SMALL_VERBS:
-            check_small_size(verb.decode(), size, self._limits.max_body_size)
-            return None
-        check_publish_size(verb, size, self._limits)
+        if verb not in _SMALL:
+            check_publish_size(verb, size, self._limits)
+            return self._reader(words, size)
+        name, largest = verb.decode(), self._limits.max_body_size
+        # captured: identify_errors
+        if size > largest:
+            raise Fault("E_BAD_BODY", f"{name} body too big {size} > {largest}")
+        if size <= 0:
+            raise Fault("E_BAD_BODY", f"{name} invalid body size {size}")
+        return None
+
+    def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
+        """Find the partition of a publish, and choose how the body is read."""
+        verb = words[0]
         topic = decode(words[1])
         hosted = self._node.find(topic, self._partition)
         if hosted is None:

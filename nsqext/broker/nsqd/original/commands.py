@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.nsqd.auth import check_auth, log_in, recheck_auth
-from nsqext.broker.nsqd.consume import cls, rdy
+from nsqext.broker.nsqd.auth import check_auth, log_in, rechecked
+from nsqext.broker.nsqd.consume import check_sub, cls, rdy
 from nsqext.broker.nsqd.identify import identify
 from nsqext.broker.nsqd.original.rules import parse_delay
 from nsqext.broker.nsqd.original.subscription import OriginalSubscription
-from nsqext.broker.nsqd.texts import decode, quote
+from nsqext.broker.nsqd.texts import decode
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.frames import OK
-from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.states import State, check_state
 
 if TYPE_CHECKING:
@@ -51,17 +51,9 @@ def _publish(session: Session, command: Command) -> Awaitable[None] | None:
         fresh = check_auth(session, verb, topic, "")
         messages = [NewMessage(command.body or b"", delay=rules.delay)]
     if not fresh:
-        return _rechecked(session, verb, topic, messages)
+        return rechecked(session, verb, topic, "", partial(_put, session, verb, topic, messages))
     _put(session, verb, topic, messages)
     return None
-
-
-async def _rechecked(session: Session, verb: str, topic: str, messages: list[NewMessage]) -> None:
-    try:
-        await recheck_auth(session, verb, topic, "")
-        _put(session, verb, topic, messages)
-    except Fault as fault:
-        session.refuse(fault)
 
 
 def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) -> None:
@@ -77,29 +69,11 @@ def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) ->
 
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:
     """SUB; topic and channel are made when they are not there."""
-    words = command.words
-    check_state("SUB", session.state)
-    if not session.settings.heartbeat_interval:
-        raise Fault("E_INVALID", "cannot SUB with heartbeats disabled")
-    if len(words) < 3:
-        raise Fault("E_INVALID", "SUB insufficient number of parameters")
-    topic, channel = decode(words[1]), decode(words[2])
-    if not is_valid_topic(topic):
-        raise Fault("E_BAD_TOPIC", f"SUB topic name {quote(topic)} is not valid")
-    if not is_valid_channel(channel):
-        raise Fault("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+    topic, channel = check_sub(session, command.words)
     if not check_auth(session, "SUB", topic, channel):
-        return _sub_rechecked(session, topic, channel)
+        return rechecked(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
     _subscribe(session, topic, channel)
     return None
-
-
-async def _sub_rechecked(session: Session, topic: str, channel: str) -> None:
-    try:
-        await recheck_auth(session, "SUB", topic, channel)
-        _subscribe(session, topic, channel)
-    except Fault as fault:
-        session.refuse(fault)
 
 
 def _subscribe(session: Session, topic: str, name: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.auth import check_auth
-from nsqext.broker.nsqd.rules import SMALL_VERBS, Rules, check_small_size
+from nsqext.broker.nsqd.rules import Rules
 from nsqext.broker.nsqd.texts import MASK_64, base10, decode, quote, wrap
-from nsqext.protocol.bodies import BATCH_VERBS, BatchReader, Target, check_publish_size
+from nsqext.protocol.bodies import BATCH_VERBS, BatchReader, Target
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.names import is_valid_topic
-from nsqext.protocol.states import check_state
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -39,16 +38,8 @@ class OriginalRules(Rules):
         """Refuse a command that this generation does not have."""
         raise Fault("E_INVALID", f"invalid command {decode(command.words[0])}")
 
-    def check_line(self, words: list[bytes]) -> None:
-        """Check the words of a command with a body."""
-        if self.guarded:
-            self.check_tls(words)
+    def _check_publish(self, words: list[bytes]) -> None:
         verb = words[0]
-        if verb in SMALL_VERBS:
-            check_state(verb.decode(), self._session.state)
-            if verb == b"AUTH" and len(words) != 1:
-                raise Fault("E_INVALID", "AUTH invalid number of parameters")
-            return
         if verb not in _VERBS:
             raise Fault("E_INVALID", f"invalid command {decode(verb)}")
         name = verb.decode()
@@ -69,11 +60,5 @@ class OriginalRules(Rules):
             raise Fault("E_INVALID", f"DPUB timeout {base10(word, '') & MASK_64} out of range 0-{largest}")
         return millis / 1000
 
-    def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size, and choose how the body is read."""
-        verb = words[0]
-        if verb in SMALL_VERBS:
-            check_small_size(verb.decode(), size, self._limits.max_body_size)
-            return None
-        check_publish_size(verb, size, self._limits)
-        return BatchReader(verb, self._limits, Target(self.topic)) if verb in BATCH_VERBS else None
+    def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
+        return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None

@@ -174,12 +174,8 @@ class Admin:
             leader, _ = await self.leader(topic, partition)
             try:
                 return await ask(leader)
-            except NsqError as error:
+            except NsqError:
                 self.distrust(topic, partition, leader)
-                if isinstance(error, TopicNotFound):  # of the node, not of lookup: it leads the partition no more
-                    raise PartitionUnavailable(error.message, node=error.node).at(
-                        topic=topic, partition=partition
-                    ) from error
                 raise
 
         return await persist(self._access.timeout, attempt)
@@ -219,7 +215,7 @@ class Admin:
         if stats.committed >= min(wanted, stats.written):
             return stats.committed
         _, meta = await self.leader(topic, partition)
-        connection = await open_scratch(self.options, leader, topic, partition, meta, scratch_name())
+        connection, _ = await open_scratch(self.options, leader, topic, partition, meta, scratch_name())
         try:
             return (await self._poll(leader, topic, partition, wanted, patience)).committed
         finally:

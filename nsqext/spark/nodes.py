@@ -10,7 +10,7 @@ import orjson
 from attrs import frozen
 
 from nsqext.client.positions import Position, move_channel
-from nsqext.errors import ChannelNotRegistered, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.errors import ChannelNotRegistered, LookupFailed, NsqError, PartitionUnavailable
 from nsqext.lookup.answers import unwrap
 
 if TYPE_CHECKING:
@@ -225,9 +225,6 @@ def _refusal(status: int, path: str, body: bytes) -> NsqError:
             "the topic takes registered channels only",
             hint="register the channel first",
         )
-    if status == 404 and "E_TOPIC_NOT_EXIST" in shown:
-        error: NsqError = TopicNotFound(f"{path}: the node does not hold the partition")
-        return error
     return PartitionUnavailable(f"{path} was refused with {status}: {shown}")
 
 

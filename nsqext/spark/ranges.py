@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nsqext.spark.offsets import Range
     from nsqext.spark.options import Access
     from nsqext.transport.connection import Connection
-    from nsqext.types import TopicMeta
 
 __all__ = ("Block", "RangeReader")
 
@@ -49,6 +48,7 @@ _READ_SIZE = 524288
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 1
 """Blocks that wait while another one is worked on."""
+_FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 
 
@@ -89,7 +89,8 @@ class RangeReader:
         self._blocks = Blocks(found.start, block_rows, _BLOCK_BYTES, _AHEAD)
         self._tasks: OrderlyTasks | None = None
         self._connection: Connection | None = None
-        self._meta: TopicMeta | None = None
+        self._extend = False
+        self._window = 1
         self._paused = False
         self._ended = False
         self._failure: NsqError | None = None
@@ -149,7 +150,7 @@ class RangeReader:
                     except NsqError as error:
                         errors = [*errors, error] if self._placer.count == before else [error]
                         self._judge(errors)
-                        await anyio.sleep(min(0.02 * 2 ** len(errors), _LAST_PAUSE))
+                        await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
         except NsqError as error:
             self._failure = error
         finally:
@@ -181,10 +182,13 @@ class RangeReader:
         leader, meta = await self._admin.leader(topic, partition)
         channel = scratch_name(self._prefix)
         try:
-            connection = await open_scratch(self._admin.options, leader, topic, partition, meta, channel)
+            connection, granted = await open_scratch(self._admin.options, leader, topic, partition, meta, channel)
             try:
                 await self._move(leader, channel)
-                self._connection, self._meta = connection, meta
+                self._connection, self._extend = connection, meta.extend_support
+                # an ordered channel sends one after the other, and its first message twice to those who ask for more
+                # (captured: sub_ordered_first_reset_duplicate)
+                self._window = 1 if meta.ordered else min(self._rdy, granted.max_rdy_count)
                 await self._read(connection)
             finally:
                 self._connection = None
@@ -238,10 +242,6 @@ class RangeReader:
         if ended is not None:
             raise ended
 
-    @property
-    def _window(self) -> int:
-        return 1 if self._meta is not None and self._meta.ordered else self._rdy
-
     async def _watch(self, connection: Connection) -> None:
         since = _clock()
         stall = min(_STALL, self._timeout / 2)
@@ -258,10 +258,9 @@ class RangeReader:
     # Messages
 
     def _deliver(self, frames: list[bytes]) -> None:
-        connection, meta = self._connection, self._meta
-        if connection is None or meta is None or self._placer.done:
+        connection, extend = self._connection, self._extend
+        if connection is None or self._placer.done:
             return
-        extend = meta.extend_support
         messages: list[RawMessage] = []
         try:
             for data in frames:

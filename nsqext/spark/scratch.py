@@ -12,6 +12,7 @@ from nsqext.protocol.names import MAX_NAME_LENGTH
 from nsqext.transport.handshake import open_connection
 
 if TYPE_CHECKING:
+    from nsqext.protocol.identify import Negotiated
     from nsqext.spark.nodes import Leader
     from nsqext.transport.connection import Connection
     from nsqext.transport.options import ConnectionOptions
@@ -38,7 +39,7 @@ def scratch_name(prefix: str | None = None) -> str:
 
 async def open_scratch(
     options: ConnectionOptions, leader: Leader, topic: str, partition: int, meta: TopicMeta, channel: str
-) -> Connection:
+) -> tuple[Connection, Negotiated]:
     """Connect to a leader and subscribe to a channel, which asks for no message yet.
 
     The channel is made by subscribing: one that is made over HTTP and that nobody subscribes to would stay for ever.
@@ -65,7 +66,7 @@ async def open_scratch(
     )
     connection = None
     try:
-        connection, _ = await open_connection(leader.tcp, options, request)
+        connection, negotiated = await open_connection(leader.tcp, options, request)
         verb = "SUB_ORDERED" if meta.ordered else "SUB_ADVANCED"
         await connection.request(sub(topic, channel, partition, verb=verb))
     except NsqError as error:
@@ -78,4 +79,4 @@ async def open_scratch(
         if connection is not None:
             connection.close()
         raise
-    return connection
+    return connection, negotiated

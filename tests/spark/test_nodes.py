@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import respx
 
-from nsqext.errors import ChannelNotRegistered, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.errors import ChannelNotRegistered, LookupFailed, NsqError, PartitionUnavailable
 from nsqext.lookup.client import LookupClient
 from nsqext.spark.nodes import ChannelPlace, Leader, Nodes, read_place
 from nsqext.types import Address
@@ -22,7 +22,9 @@ def test_positions_of_a_channel() -> None:
     assert read_place(TEXT) == ChannelPlace(end=11, count=3, offset=100)
     later = TEXT.replace("{0 356} 356", "{2 56} 2000356").replace("{0 100} 100", "{1 100} 1000100")
     assert read_place(later) == ChannelPlace(end=11, count=3, offset=1000100)
-    assert read_place(TEXT.replace("confirmed 0 messages: ", "confirmed 1 messages: interval &{132 164 5}, ")) is not None
+    assert (
+        read_place(TEXT.replace("confirmed 0 messages: ", "confirmed 1 messages: interval &{132 164 5}, ")) is not None
+    )
     assert read_place(TEXT.replace("current read:&{{{0 132} 132} 4}", "current read:<nil>")) is not None
 
 
@@ -85,7 +87,7 @@ async def test_a_node_that_is_not_there() -> None:
     ("status", "text", "kind"),
     [
         (403, "channel c not registered. channel should be initialized before use.", ChannelNotRegistered),
-        (404, "E_TOPIC_NOT_EXIST", TopicNotFound),
+        (404, "E_TOPIC_NOT_EXIST", PartitionUnavailable),
         (404, "CHANNEL_NOT_FOUND", PartitionUnavailable),
         (400, "E_FAILED_ON_NOT_LEADER ", PartitionUnavailable),
     ],

@@ -409,6 +409,12 @@ async def test_compressed_connections(cluster: Cluster, settings: dict[str, str]
     assert await read(RangeReader(access(cluster, **settings), Range(topic, 0, 5, COUNT))) == list(range(5, COUNT))
 
 
+async def test_servers_that_allow_less_in_flight() -> None:
+    with Cluster(nodes=1, options=ClusterOptions(limits=ServerLimits(max_rdy_count=50))) as strict:
+        topic = await made(strict)
+        assert await read(RangeReader(access(strict), Range(topic, 0, 0, COUNT), rdy=1000)) == list(range(COUNT))
+
+
 async def test_encrypted_connections(tmp_path: Path) -> None:
     import trustme
 

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _QUICK = 0.2
 """Seconds to wait for messages that are written and not yet shown, where they can also wait for the next batch."""
+_FRESH = 5.0
+"""Seconds for which an anchor is taken to be where it was."""
 _TOGETHER = 16  # partitions that are asked for at the same time
 
 
@@ -73,6 +75,7 @@ class Anchors:
         self._reset = options.reset_channel
         self._strict = options.fail_on_data_loss
         self._asked: dict[Key, int] = {}
+        self._seen: dict[Key, tuple[float, int]] = {}
 
     async def begin(self) -> Offsets:
         """Return where the query begins, which is the same whenever it is asked: where the anchors stand.
@@ -147,8 +150,8 @@ class Anchors:
         """Look at all partitions that are read.
 
         Args:
-            quick: an end may be without messages that the servers show a little later; otherwise it holds everything
-                that was acknowledged before.
+            quick: an end may be without messages that the servers show a little later, and an anchor be where it was
+                some seconds ago; otherwise an end holds everything that was acknowledged before.
 
         Raises:
             InvalidState: somebody else moves the anchors of this query.
@@ -177,7 +180,11 @@ class Anchors:
 
     async def _look(self, key: Key, *, quick: bool) -> Standing:
         topic, partition = key
-        anchor = await self._admin.anchor_count(topic, partition, self._channel)
+        seen, anchor = self._seen.get(key, (float("-inf"), None))
+        if not quick or anyio.current_time() - seen > _FRESH:
+            anchor = await self._admin.anchor_count(topic, partition, self._channel)
+            if anchor is not None:
+                self._seen[key] = (anyio.current_time(), anchor)
         bounds = await self._admin.bounds(topic, partition, *([_QUICK] if quick else []))
         return Standing(bounds.start, bounds.end, anchor)
 
@@ -202,7 +209,7 @@ class Anchors:
             try:
                 await self._admin.move_anchor(topic, partition, self._channel, counts[key])
             except NsqError as error:
-                if not error.retryable:
+                if not error.retryable and (self._strict or not isinstance(error, InvalidState)):
                     raise
                 logger.warning("the anchor channel stays where it is for now: %s", error)
 

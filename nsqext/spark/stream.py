@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 _PAUSE = 0.2
 """Seconds between two questions to the servers while nothing comes; Spark asks a hundred times a second."""
+_SHARE = 3
+"""The pause is so many times as long as the answers take, where that is longer: there may be many partitions."""
 
 
 class Batches:
@@ -53,7 +55,7 @@ class Batches:
         self._anchors = Anchors(admin, options)
         self._found: dict[Key, Standing] = {}
         self._limits: dict[Key, int] | None = None
-        self._idle_since: float | None = None
+        self._next = 0.0
         self._looked = False
 
     async def initial(self) -> Offsets:
@@ -83,6 +85,7 @@ class Batches:
             NsqError: the servers cannot be asked.
         """
         await self._pause()
+        began = anyio.current_time()
         options = self._options
         begin = only(start, options.topics)
         self._found = found = await self._survey(begin)
@@ -91,7 +94,8 @@ class Batches:
             found = frozen_at(found, self._limits)
         end = plan_end(begin, found, limit, fail_on_data_loss=options.fail_on_data_loss)
         await self._make_anchors(start, end)
-        self._idle_since = anyio.current_time() if end == start else None
+        now = anyio.current_time()
+        self._next = now + max(_PAUSE, _SHARE * (now - began)) if end == start and self._limits is None else now
         return end
 
     async def _survey(self, begin: Offsets) -> dict[Key, Standing]:
@@ -106,8 +110,7 @@ class Batches:
         return found
 
     async def _pause(self) -> None:
-        if self._idle_since is not None and self._limits is None:
-            await anyio.sleep(max(self._idle_since + _PAUSE - anyio.current_time(), 0))
+        await anyio.sleep(max(self._next - anyio.current_time(), 0))
 
     def _warn_of_unkept(self, start: Offsets) -> None:
         """Tell once that anchors do not keep what is read."""

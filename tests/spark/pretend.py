@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
 
-from nsqext.errors import PartitionUnavailable
+from nsqext.errors import InvalidState, PartitionUnavailable
 
 if TYPE_CHECKING:
     from nsqext.spark.admin import Admin
@@ -79,7 +79,8 @@ class Pretended:
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
     ) -> None:
         log = self.log(topic, partition)
-        assert log.anchor is not None
+        if log.anchor is None:
+            raise InvalidState("the channel is gone", topic=topic, partition=partition)
         assert count <= log.end
         if count > log.anchor or backwards:
             log.anchor = count

@@ -153,6 +153,24 @@ async def test_an_anchor_that_cannot_be_moved_now_is_moved_with_the_next_batch()
     assert servers.moves == [("orders", 1, 10), ("orders", 0, 40)]
 
 
+async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
+    servers = pretended(p0=20, p1=5)
+    servers.logs["orders", 0].anchor = None
+    with pytest.raises(InvalidState, match="gone"):
+        await Anchors(servers.admin, options()).follow({"orders": {0: 30, 1: 10}})
+    await Anchors(servers.admin, options(failOnDataLoss="false")).follow({"orders": {0: 30, 1: 12}})
+    assert servers.logs["orders", 1].anchor == 12
+
+
+async def test_anchors_are_not_asked_for_all_the_time() -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    await anchors.survey(quick=True)
+    servers.logs["orders", 0].anchor = None
+    assert (await anchors.survey(quick=True))["orders", 0].anchor == 20
+    assert (await anchors.survey())["orders", 0].anchor is None
+
+
 async def test_another_query_on_the_same_channel_is_noticed() -> None:
     servers = pretended(p0=20, p1=5)
     mine, other = Anchors(servers.admin, options()), Anchors(servers.admin, options())

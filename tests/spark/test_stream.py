@@ -150,7 +150,8 @@ async def test_a_partition_that_is_added_gets_its_anchor_before_its_batch_is_wri
 
 
 @anyio_only
-async def test_an_anchor_that_was_deleted() -> None:
+async def test_an_anchor_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.spark.anchor._FRESH", -1.0)
     servers = two()
     planner = batches(servers)
     start = await planner.latest(await planner.initial(), None)
@@ -208,6 +209,18 @@ async def test_servers_are_not_flooded_with_questions_while_nothing_comes() -> N
         await planner.latest(start, None)
     assert anyio.current_time() - began >= 0.55
     assert servers.asked == before + 6
+
+
+@anyio_only
+async def test_the_more_partitions_the_longer_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    monkeypatch.setattr("nsqext.spark.stream._SHARE", 1e9)
+    await planner.latest(start, None)
+    with anyio.move_on_after(0.5) as scope:
+        await planner.latest(start, None)
+    assert scope.cancelled_caught
 
 
 @anyio_only

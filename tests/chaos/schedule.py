@@ -26,6 +26,8 @@ __all__ = ("run_schedule",)
 CHANNEL = "chaos"
 PUBLISHING = 1.5
 """Seconds for which publishers go on."""
+LEAST = 12
+"""Publishes that each of them makes also where that takes longer."""
 DRAINING = 20.0
 """Seconds after which what has not been consumed counts as lost."""
 KEYS = 6
@@ -85,7 +87,7 @@ async def publish(producer: Producer, ledger: Ledger, topic: str, name: str, cha
     keyed = topic in ("keyed", "ordered")
     numbers: dict[str, int] = {}
     until = time.monotonic() + PUBLISHING
-    while time.monotonic() < until:
+    while time.monotonic() < until or sum(numbers.values()) < LEAST:
         # a key belongs to one publisher, so that the order of its publishes is known
         key = f"{name}-{chance.randrange(KEYS)}" if keyed else name
         numbers[key] = numbers.get(key, 0) + 1

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 from attrs import frozen
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from nsqext.errors import (
-    InvalidPartition,
-    InvalidSetting,
-    InvalidState,
-    NsqError,
-    PartitionUnavailable,
-    TopicNotFound,
-)
-from nsqext.lookup.client import LookupClient, failure
-from nsqext.lookup.table import PartitionTable
+from nsqext.errors import InvalidState, PartitionUnavailable
 from nsqext.protocol.names import MAX_NAME_LENGTH
-from nsqext.spark.nodes import Leader, Nodes
+from nsqext.spark.leaders import Leaders
+from nsqext.spark.nodes import Leader
 from nsqext.spark.scratch import open_scratch, scratch_name
 
 if TYPE_CHECKING:
-    from nsqext.lookup.table import TopicView
+    from nsqext.spark.access import Access
     from nsqext.spark.nodes import ChannelPlace, PartitionStats
-    from nsqext.spark.options import Access
-    from nsqext.transport.options import ConnectionOptions
-    from nsqext.types import TopicMeta
 
-__all__ = ("Admin", "Bounds", "Leader", "persist")
+__all__ = ("Admin", "Bounds", "Leader")
 
-T = TypeVar("T")
-
-_FIRST_PAUSE = 0.02
-_LAST_PAUSE = 0.5
 _SETTLE = 8.0
 """Seconds that messages which were written when somebody asked for the end may take to be seen.
 
@@ -62,123 +45,17 @@ class Bounds:
     end: int
 
 
-def _worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, NsqError) and error.retryable and not isinstance(error, TopicNotFound)
-
-
-async def persist(timeout: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try until it works, for so many seconds.
-
-    Raises:
-        NsqError: the last error, or the first that another try would not change.
-    """
-    retrying = AsyncRetrying(
-        sleep=anyio.sleep,
-        retry=retry_if_exception(_worth_retrying),
-        stop=stop_after_delay(timeout),
-        wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LAST_PAUSE),
-        reraise=True,
-    )
-
-    async def run() -> T:  # tenacity awaits coroutine functions only
-        return await attempt()
-
-    return await retrying(run)
-
-
-class Admin:
-    """Asks lookup nodes and leaders; a change of leader, or a node that is silent, is waited for.
-
-    What all methods raise: `TopicNotFound` for a topic that there is not, `InvalidPartition` for a partition that the
-    topic does not have, `PartitionUnavailable` or `LookupFailed` where nobody answered within the access's timeout.
-    Cancellation is safe at any time.
+class Admin(Leaders):
+    """Asks leaders; what all methods raise is told by `Leaders`.
 
     Args:
         access: how the servers are reached.
-
-    Attributes:
-        options: how connections to nodes are made.
-        nodes: asks a node, once.
     """
 
     def __init__(self, access: Access) -> None:
-        self._access = access
-        self.options: ConnectionOptions = access.transport()
-        self._lookup = LookupClient(access.lookupd, access.lookup())
-        self._tables: dict[str, PartitionTable] = {}
-        self._stale: set[str] = set()
+        super().__init__(access)
         self._starts: dict[tuple[str, int, int], int] = {}
         self._standing: set[tuple[str, int, str]] = set()
-        self.nodes: Nodes = Nodes(self._lookup.http)
-
-    async def __aenter__(self) -> Admin:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._lookup.aclose()
-
-    # Who leads what
-
-    async def partitions(self, topic: str) -> dict[int, Leader]:
-        """Return the leaders of all partitions, as lookup knows them now; never of some of them only."""
-        return await persist(self._access.timeout, lambda: self._partitions(topic))
-
-    async def _partitions(self, topic: str) -> dict[int, Leader]:
-        view = await self._look(topic)
-        return {partition: _leader(view, partition) for partition in range(view.partition_num)}
-
-    async def meta(self, topic: str) -> TopicMeta:
-        """Return the meta of a topic, as lookup knows it now."""
-        return (await persist(self._access.timeout, lambda: self._look(topic))).meta
-
-    async def leader(self, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
-        """Return the leader of a partition, and the meta of the topic, as they were known last; asks once.
-
-        After `distrust` lookup is asked again.
-        """
-        table = self._tables.get(topic)
-        known = table is not None and partition in table.view.leaders and topic not in self._stale
-        view = table.view if table is not None and known else await self._look(topic)
-        if not 0 <= partition < view.partition_num:
-            raise InvalidPartition(
-                f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
-            )
-        return _leader(view, partition), view.meta
-
-    def distrust(self, topic: str, partition: int, leader: Leader | None = None) -> None:
-        """Note that what is known of a topic led to an error: the next who needs it asks lookup."""
-        self._stale.add(topic)
-        if leader is not None and topic in self._tables:
-            self._tables[topic].suspect(partition, leader.tcp)
-
-    async def _look(self, topic: str) -> TopicView:
-        answers = await self._lookup.lookup(topic, "r")
-        table = self._tables.setdefault(topic, PartitionTable(topic, "r"))
-        table.merge(answers)
-        if not any(answer.found for answer in answers) and not table.view.leaders:
-            del self._tables[topic]
-            raise failure([answer.error for answer in answers if answer.error is not None], topic)
-        if table.view.nodes and not table.view.partition_num:
-            raise InvalidSetting(
-                "this is the original NSQ, which has no partitions to read again", hint="give readMode=channel"
-            ).at(topic=topic)
-        self._stale.discard(topic)
-        return table.view
-
-    async def _on_leader(self, topic: str, partition: int, ask: Callable[[Leader], Awaitable[T]]) -> T:
-        async def attempt() -> T:
-            leader, _ = await self.leader(topic, partition)
-            try:
-                return await ask(leader)
-            except NsqError:
-                self.distrust(topic, partition, leader)
-                raise
-
-        return await persist(self._access.timeout, attempt)
 
     # Where partitions begin and end
 
@@ -203,7 +80,7 @@ class Admin:
             start = await self._start(leader, topic, partition, stats, end)
             return Bounds(min(start, end), end)
 
-        return await self._on_leader(topic, partition, ask)
+        return await self.on_leader(topic, partition, ask)
 
     async def _settled(self, leader: Leader, topic: str, partition: int, wanted: int, patience: float) -> int:
         """Wait until what is written is stored for good, or taken back.
@@ -273,13 +150,13 @@ class Admin:
                     high = middle
             return low
 
-        return await self._on_leader(topic, partition, ask)
+        return await self.on_leader(topic, partition, ask)
 
     # Channels
 
     async def place(self, topic: str, partition: int, channel: str) -> ChannelPlace | None:
         """Return where a channel stands; None where there is no such channel."""
-        return await self._on_leader(
+        return await self.on_leader(
             topic, partition, lambda leader: self.nodes.place(leader, topic, partition, channel)
         )
 
@@ -309,15 +186,13 @@ class Admin:
         if await self.anchor_count(topic, partition, channel) is not None:
             return
         for name in (mark, channel):
-            await self._on_leader(
+            await self.on_leader(
                 topic,
                 partition,
                 lambda leader, name=name: self.nodes.create_channel(leader, topic, partition, name),  # type: ignore[misc]
             )
         await self._move(topic, partition, channel, count)
-        await self._on_leader(
-            topic, partition, lambda leader: self.nodes.delete_channel(leader, topic, partition, mark)
-        )
+        await self.on_leader(topic, partition, lambda leader: self.nodes.delete_channel(leader, topic, partition, mark))
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
@@ -349,7 +224,7 @@ class Admin:
         """Delete a channel; nothing happens where there is none."""
         for name in (channel, _mark(channel)):
             if await self.place(topic, partition, name) is not None:
-                await self._on_leader(
+                await self.on_leader(
                     topic,
                     partition,
                     lambda leader, name=name: self.nodes.delete_channel(leader, topic, partition, name),  # type: ignore[misc]
@@ -360,7 +235,7 @@ class Admin:
             await self.nodes.move(leader, topic, partition, channel, count)
             await self.arrive(leader, topic, partition, channel, count)
 
-        await self._on_leader(topic, partition, ask)
+        await self.on_leader(topic, partition, ask)
 
     async def arrive(
         self, leader: Leader, topic: str, partition: int, channel: str, count: int, patience: float = _MOVE
@@ -389,15 +264,3 @@ class Admin:
 
 def _mark(channel: str) -> str:
     return f"{channel[: MAX_NAME_LENGTH - len(_MARK)]}{_MARK}"
-
-
-def _leader(view: TopicView, partition: int) -> Leader:
-    tcp = view.leaders.get(partition)
-    http = view.http.get(tcp) if tcp is not None else None
-    if tcp is None or http is None:
-        raise PartitionUnavailable(
-            "lookup names no leader" if tcp is None else "lookup does not tell the leader's HTTP address",
-            topic=view.topic,
-            partition=partition,
-        )
-    return Leader(tcp, http)

@@ -31,9 +31,9 @@ from nsqext.spark.placing import Block, Blocks, Placer
 from nsqext.spark.scratch import open_scratch, scratch_name
 
 if TYPE_CHECKING:
+    from nsqext.spark.access import Access
     from nsqext.spark.nodes import Leader
     from nsqext.spark.offsets import Range
-    from nsqext.spark.options import Access
     from nsqext.transport.connection import Connection
 
 __all__ = ("Block", "RangeReader")

@@ -26,8 +26,8 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.spark import admin as admin_module
+from nsqext.spark.access import Access
 from nsqext.spark.admin import Admin, Bounds
-from nsqext.spark.options import Access
 from nsqext.spark.scratch import scratch_name
 from tests.client.scripted import scripted_lookup, until
 

@@ -14,8 +14,8 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidState, RangeIncomplete
 from nsqext.spark import bridge
+from nsqext.spark.access import Access
 from nsqext.spark.offsets import Range
-from nsqext.spark.options import Access
 from nsqext.spark.ranges import RangeReader
 from nsqext.sync import Producer
 

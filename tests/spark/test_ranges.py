@@ -27,9 +27,9 @@ from nsqext.errors import (
 )
 from nsqext.protocol.negotiate import ServerLimits
 from nsqext.spark import ranges
+from nsqext.spark.access import Access
 from nsqext.spark.admin import Admin
 from nsqext.spark.offsets import Range, split
-from nsqext.spark.options import Access
 from nsqext.spark.ranges import RangeReader
 from tests.client.scripted import until
 

@@ -12,9 +12,9 @@ from nsqext import LookupOptions
 from nsqext.errors import RangeIncomplete
 from nsqext.lookup.client import LookupClient
 from nsqext.spark import ranges
+from nsqext.spark.access import Access
 from nsqext.spark.admin import Admin
 from nsqext.spark.offsets import Range, split
-from nsqext.spark.options import Access
 from nsqext.spark.ranges import RangeReader
 
 if TYPE_CHECKING:

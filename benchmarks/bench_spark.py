@@ -151,8 +151,10 @@ async def _consume(lookupd: str, topic: str, rows: int) -> None:
 
 async def _publish(lookupd: str, topic: str, rows: int) -> None:
     async with nsqext.Producer(lookupd=lookupd) as producer:
-        for _ in range(rows // _BATCH):
-            await producer.publish_many(topic, [BODY] * _BATCH)
+        for first in range(1, rows + 1, _BATCH):
+            # with trace ids, as the sink does it
+            drafts = [nsqext.Draft(BODY, trace_id=number) for number in range(first, first + _BATCH)]
+            await producer.publish_many(topic, drafts)
 
 
 def worker_cpu(spark: SparkSession) -> float:
@@ -196,8 +198,11 @@ def measure(bench: Bench, rounds: int) -> None:
         full = {partitions: stack.enter_context(topic(bench, partitions)) for partitions in PARTITIONS}
         for name in full.values():
             bench.publish(name)
-        bench.read(full[2])  # starts the workers
+        # starts the workers
+        bench.read(full[2])
         bench.stream(full[2])
+        with topic(bench, 2) as empty:
+            bench.write(empty, 2)
         for _ in range(rounds):
             for partitions, name in full.items():
                 bench.note("client alone", partitions, bench.consume(name))
@@ -234,7 +239,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=100_000, help="of one measurement, in thousands")
+    parser.add_argument("--rows", type=int, default=300_000, help="of one measurement; whole thousands")
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
     given = parser.parse_args()
     session = (
@@ -259,7 +264,8 @@ def main() -> None:
         "Spark",
         f"Messages of 1 KiB, {given.rows:,} in each measurement, {server}, {given.rounds} rounds, `local[*]`. Server, "
         f"Java and Python share the {os.cpu_count()} cores, so figures cannot grow with partitions beyond that. "
-        "`rate-micro-batch` is Spark's own source, with rows of the same size, which are never in Python.\n\n"
+        "`rate-micro-batch` is Spark's own source, with rows of the same size, which are never in Python. CPU includes "
+        "what it takes to plan a job and to start its tasks, about half a second.\n\n"
         f"{text}",
     )
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
+from attrs import evolve
+from rich.console import Console
 from rich.progress import Progress
 
 from examples.flights_pipeline import check, flights
-from examples.flights_pipeline.pipeline import Setting, run
+from examples.flights_pipeline.__main__ import arguments, show
+from examples.flights_pipeline.pipeline import Report, Setting, Times, run
+from examples.flights_pipeline.stream import Flow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +69,51 @@ def test_hours_are_those_of_new_york(published: pd.DataFrame) -> None:
     day = check.by_airline_and_hour(check.expected_delays(published)).set_index(["airline", "hour"])
     counts = published.groupby(["airline", "hour"]).size()
     assert day["flights"].to_dict() == counts.to_dict()
+
+
+GOOD = Report(
+    published=ROWS,
+    times=Times(publishing=0.5, streaming=10.0),
+    arrivals=check.Arrivals(ROWS, 0, 0, 0),
+    flow=Flow(read=2 * ROWS, late=0),
+    delays=900,
+    differences=0,
+    picture=Path("delays.png"),
+)
+
+
+def test_the_table_tells_rates_and_that_all_is_well() -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    show(GOOD, console)
+    text = console.export_text()
+    assert "│ flights published                          │  5,000 │   10,000 │" in text
+    assert "│ messages read by the streams               │ 10,000 │    1,000 │" in text
+    assert text.endswith("figures equal, all is well\n")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        evolve(GOOD, arrivals=check.Arrivals(ROWS - 1, 1, 0, 0)),
+        evolve(GOOD, arrivals=check.Arrivals(ROWS + 1, 0, 1, 0)),
+        evolve(GOOD, arrivals=check.Arrivals(ROWS, 0, 0, 1)),
+        evolve(GOOD, flow=Flow(2 * ROWS, 1)),
+        evolve(GOOD, differences=1),
+    ],
+)
+def test_whatever_is_wrong_makes_the_run_a_failure(report: Report) -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    show(report, console)
+    assert not report.good
+    assert console.export_text().endswith("something is wrong\n")
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    given = arguments(["--rows", "10", "--lookupd", "127.0.0.1:4161"])
+    assert (given.rows, given.lookupd, given.partitions) == (10, "127.0.0.1:4161", 4)
+    with pytest.raises(SystemExit):
+        arguments(["--rows", "0"])
+    assert "--rows is at least 1" in capsys.readouterr().err
 
 
 def test_everything_arrives_once_and_the_figures_are_those_of_the_file(

@@ -202,6 +202,8 @@ async def move_partition(
 ) -> None:
     """Move a copy of a partition, or its leadership, from one node to another; returns when that is done.
 
+    When it is cancelled, either all of it was done or nothing.
+
     Args:
         coordinator: whose cluster.
         name: the topic.
@@ -231,15 +233,16 @@ async def move_partition(
                 await replicas.wait()
     finally:
         ready = target in state.in_sync
-        if added and not ready and target in state.replicas:
+        if ready:
+            if leader:
+                coordinator.elect(replicas, target)
+            if added and source in state.replicas:
+                _drop(coordinator, replicas, source)
+            coordinator.apply(replicas)
+        elif added and target in state.replicas:
             _drop(coordinator, replicas, target)
     if not ready:
         raise Refused("timeout waiting move topic")
-    if leader:
-        coordinator.elect(replicas, target)
-    if added and source in state.replicas:
-        _drop(coordinator, replicas, source)
-    coordinator.apply(replicas)
 
 
 def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, target: str, leader: bool) -> None:

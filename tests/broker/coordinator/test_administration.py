@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator.coordinator import CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
 from tests.broker.coordinator.making import bodies, hosted, make_coordinator, publish, running, until
 
@@ -154,6 +155,27 @@ async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
         assert scope.cancelled_caught
         assert (state.replicas, state.leader, list(roles(coordinator))) == ([before], before, [before])
         await until(coordinator, "writable")
+
+
+@pytest.mark.anyio
+async def test_a_move_that_is_given_up_when_the_copy_is_ready_is_a_whole_move() -> None:
+    async with running(4, CoordinatorOptions(join_pause=60)) as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        state = coordinator.sets["t", 0].state
+        before, target = state.leader, next(name for name in coordinator.members if name not in state.replicas)
+
+        async def move() -> None:
+            with scope:
+                await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
+
+        scope = anyio.CancelScope()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(move)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            state.in_sync.append(target)  # as the copying does when it has ended
+        assert (state.leader, len(state.replicas), before in state.replicas) == (target, 3, False)
+        assert before not in roles(coordinator)
 
 
 @pytest.mark.anyio

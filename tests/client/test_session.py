@@ -47,7 +47,7 @@ async def test_the_order_of_the_end() -> None:
 
 
 async def test_handlers_may_end_within_the_grace_when_run_is_cancelled(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(grace=30.0))
     started, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     @consumer.handler

@@ -18,6 +18,7 @@ from nsqext.protocol.identify import ExtFilter
 from nsqext.types import Address, TopicMeta
 from tests.client.consuming import QUICK, eventually, quick, tape
 from tests.client.scripted import PLAIN, REDESIGNED, Peer, ScriptedNode, error, message, scripted_lookup, scripted_node
+from tests.pauses import unless_paused
 
 if TYPE_CHECKING:
     from nsqext import ConsumerOptions
@@ -119,33 +120,39 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
 
 
 async def test_messages_that_wait_are_touched() -> None:
-    async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node, consumer(node) as subject:
-        peer = await serve(node)
-        await peer.raw(message(1))
-        assert await tape(peer, 1) == ["TOUCH 1"]
-        mine = await subject.__anext__()
-        assert not mine.expired
-        await peer.close()
+    async def attempt(number: int) -> None:
+        async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node, consumer(node) as subject:
+            peer = await serve(node)
+            await peer.raw(message(1))
+            assert await tape(peer, 1) == ["TOUCH 1"]
+            mine = await subject.__anext__()
+            assert not mine.expired
+            await peer.close()
+
+    await unless_paused(attempt, 0.1)
 
 
 async def test_messages_that_a_handler_holds_are_touched() -> None:
-    async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
-        subject = consumer(node, QUICK)
-        done = anyio.Event()
+    async def attempt(number: int) -> None:
+        async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
+            subject = consumer(node, QUICK)
+            done = anyio.Event()
 
-        @subject.handler
-        async def handle(message: object) -> None:
-            await done.wait()
+            @subject.handler
+            async def handle(message: object) -> None:
+                await done.wait()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(subject.run)
-            peer = await serve(node)
-            await peer.raw(message(1))
-            assert await tape(peer, 2) == ["TOUCH 1", "TOUCH 1"]
-            done.set()
-            assert await tape(peer, 1) == ["FIN 1"]
-            subject.stop()
-            await peer.close()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(subject.run)
+                peer = await serve(node)
+                await peer.raw(message(1))
+                assert await tape(peer, 2) == ["TOUCH 1", "TOUCH 1"]
+                done.set()
+                assert await tape(peer, 1) == ["FIN 1"]
+                subject.stop()
+                await peer.close()
+
+    await unless_paused(attempt, 0.1)
 
 
 async def test_bytes_that_are_no_message_end_the_connection(caplog: pytest.LogCaptureFixture) -> None:

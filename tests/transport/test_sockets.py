@@ -73,6 +73,10 @@ async def test_time_runs_out_and_the_socket_is_closed(monkeypatch: pytest.Monkey
         made.append(sock)
         await anyio.sleep_forever()
 
+    async def known(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", known)  # which takes a thread, and may take all the time there is
     monkeypatch.setattr("nsqext.transport.sockets._connect", never)
     with pytest.raises(ConnectionFailed, match=r"within 0\.01 s"):
         await connect(Address("127.0.0.1", 1), 0.01)

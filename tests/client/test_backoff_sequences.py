@@ -264,3 +264,67 @@ async def test_another_number_in_flight_while_it_backs_off() -> None:
                 consumer.max_in_flight = 0
 
         await running(consumer, body, node)
+
+
+_SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, list[str]]]]] = {
+    # messages and what they lead to, over a first connection, and over a second one after the first was cut
+    "TestConsumerBackoff": (
+        5,
+        [
+            (b"good", ["FIN 1"]),
+            (b"good", ["FIN 2"]),
+            (b"good", ["FIN 3"]),
+            (b"bad", ["RDY 0", "REQ 4", "RDY 1"]),
+            (b"bad", ["RDY 0", "REQ 5", "RDY 1"]),
+            (b"good", ["RDY 0", "FIN 6", "RDY 1"]),
+            (b"good", ["RDY 5", "FIN 7"]),
+        ],
+        [],
+    ),
+    "TestConsumerRequeueNoBackoff": (
+        1,
+        [
+            (b"bad", ["RDY 0", "REQ 1", "RDY 1"]),
+            (b"back", ["RDY 0", "REQ 2", "RDY 1"]),
+            (b"good", ["FIN 3"]),  # the Go client repeats RDY 1, which holds already
+        ],
+        [],
+    ),
+    "TestConsumerBackoffDisconnect": (
+        5,
+        [
+            (b"good", ["FIN 1"]),
+            (b"bad", ["RDY 0", "REQ 2", "RDY 1"]),
+            (b"bad", ["RDY 0", "REQ 3", "RDY 1"]),
+            (b"good", ["RDY 0", "FIN 4", "RDY 1"]),
+        ],
+        [(b"good", ["RDY 5", "FIN 1"]), (b"good", ["FIN 2"])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+async def test_the_mock_servers_of_the_go_clients_see_what_they_expect(name: str) -> None:
+    in_flight, *connections = _SCRIPTS[name]
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = scripted_consumer(node, max_in_flight=in_flight)
+
+        async def body() -> None:
+            for number, script in enumerate(connections):
+                if not script:
+                    continue
+                peer = await node.accept()
+                assert await tape(peer, 1) == ["SUB t ch"]
+                await peer.answer()
+                assert await tape(peer, 1) == ["RDY 1" if number else f"RDY {in_flight}"]
+                for internal_id, (text, expected) in enumerate(script, 1):
+                    await peer.raw(message(internal_id, text))
+                    assert await tape(peer, len(expected)) == expected
+                if number + 1 < len(connections) and connections[number + 1]:
+                    await peer.close()
+            assert consumer.backoff.state == "running"
+            consumer.stop()
+            assert await tape(peer, 2) == ["RDY 0", "CLS"], "and nothing else before"
+            await peer.answer(b"CLOSE_WAIT")
+
+        await running(consumer, body, node)

@@ -16,7 +16,15 @@ from nsqext.transport.options import ConnectionOptions
 __all__ = ("ProducerOptions",)
 
 _CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
-_POSITIVE = ("timeout", "max_message_size", "max_batch_size", "max_batch_count", "retry_wait", "max_retry_wait")
+_POSITIVE = (
+    "timeout",
+    "max_message_size",
+    "max_batch_size",
+    "max_batch_count",
+    "retry_wait",
+    "max_retry_wait",
+    "forget_after",
+)
 
 
 @frozen
@@ -39,6 +47,8 @@ class ProducerOptions:
         max_batch_count: messages in one batch.
         retry_wait: first pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter.
         max_retry_wait: longest pause before another attempt.
+        forget_after: a topic that nothing was published to for so long, or up to twice as long, is not followed any
+            more, until it is published to again; nodes that lead no other topic are left.
         close_timeout: how long closing waits for publishes that are under way.
         connection: how to connect to nodes.
         lookup: how to ask the lookup service.
@@ -55,6 +65,7 @@ class ProducerOptions:
     max_batch_count: int = 10_000
     retry_wait: float = 0.02
     max_retry_wait: float = 1.0
+    forget_after: float = 3600.0
     close_timeout: float = 5.0
     connection: ConnectionOptions = field(factory=ConnectionOptions)
     lookup: LookupOptions = field(factory=LookupOptions)

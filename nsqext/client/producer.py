@@ -102,6 +102,7 @@ class Producer:
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._pool.run)
         self._tasks.start_soon(self._directory.run)
+        self._tasks.start_soon(self._sender.run)
         self._open = True
         return self
 
@@ -238,7 +239,7 @@ class Producer:
         if partition is None:
             target = route.next()
         elif type(partition) is int and partition in route.partitions:
-            target = route.partitions[partition]
+            target = route.at(partition)
         else:
             return None
         connection = target.node.connection

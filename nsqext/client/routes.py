@@ -75,9 +75,10 @@ class Route:
         partitions: target by partition.
         targets: where messages without key go; without partitions that lookup does not offer at the moment, unless
             there are no others.
+        used: something was sent this way since this was last set to False.
     """
 
-    __slots__ = ("_least_pending", "_next", "meta", "partitions", "targets", "topic", "view")
+    __slots__ = ("_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class Route:
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, -1, pool.node(address), view.meta) for address in view.nodes]
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
+        self.used: bool = True
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else 0
 
@@ -111,6 +113,7 @@ class Route:
         count = len(targets)
         if not count:
             raise PartitionUnavailable("no partition has a leader at the moment", topic=self.topic)
+        self.used = True
         self._next = number = self._next + 1
         target = targets[number % count]
         if self._least_pending and count > 1:
@@ -181,6 +184,7 @@ class Route:
             InvalidPartition: the topic has no such partition.
             PartitionUnavailable: the partition has no leader at the moment.
         """
+        self.used = True
         target = self.partitions.get(partition)
         if target is not None:
             return target

@@ -92,11 +92,32 @@ class Sender:
         if route is None or route.view is not view:
             least_pending = self.options.balance == "least_pending"
             route = self.routes[topic] = Route(topic, view, self._pool, route, least_pending=least_pending)
-            self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
+            self._keep_nodes()
             if topic not in self._unwatch and self.directory.peek(topic, "w") is view:
                 # it stays fresh for as long as anybody publishes to it
                 self._unwatch[topic] = self.directory.watch(topic, "w", _look_later)
         return route
+
+    def _keep_nodes(self) -> None:
+        self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
+
+    async def run(self) -> None:
+        """Forget topics that nobody publishes to any more, until cancelled."""
+        while True:
+            await anyio.sleep(self.options.forget_after)
+            self.forget_idle()
+
+    def forget_idle(self) -> None:
+        """Forget topics that nothing was sent to since the last time, with connections that no other topic needs."""
+        for topic, route in list(self.routes.items()):
+            if route.used:
+                route.used = False
+                continue
+            del self.routes[topic]
+            self._unwatch.pop(topic, _nothing)()
+        now = _clock()
+        self._makeshift = {topic: entry for topic, entry in self._makeshift.items() if entry[1] > now}
+        self._keep_nodes()
 
     async def _ask(self, topic: str) -> TopicView:
         view, until = self._makeshift.get(topic, (None, 0.0))
@@ -264,6 +285,10 @@ class Sender:
         self.closed = True
         for delivery in self.running:
             delivery.stop()
+
+
+def _nothing() -> None:
+    """Do nothing about a topic that is not watched."""
 
 
 def _look_later(view: TopicView) -> None:

@@ -169,10 +169,9 @@ class Directory:
         callbacks.remove(callback)
         if not callbacks:
             del self._callbacks[key]
-            if self._client is not None:
-                # nobody would notice that it has grown old
-                self._refreshers.pop(key, None)
-                self._views.pop(key, None)
+            # nobody would notice that it has grown old
+            self._refreshers.pop(key, None)
+            self._views.pop(key, None)
 
     def switch(self, addresses: Sequence[str] | str) -> None:
         """Ask other lookup nodes from now on; every topic is polled at once, and stays where it was until it is found.

@@ -136,6 +136,27 @@ async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
             assert first.connection is not None
 
 
+async def test_topics_that_nobody_publishes_to_are_forgotten_while_others_go_on() -> None:
+    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
+        options = options_of(forget_after=0.05)
+        async with Producer(str(lookup), options=options) as producer:
+            lookup.tell({0: one}, num=1)
+            for number in range(20):
+                await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
+            lookup.tell({0: two}, num=1)
+            sender, directory = producer._sender, producer._directory
+            with anyio.fail_after(5):
+                first = producer._pool.node(one.address)
+                while len(sender.routes) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
+                    await producer.publish("busy", b"x", partition=0)
+                    await producer.publish("busy", b"x")
+            assert list(sender.routes) == list(sender._unwatch) == ["busy"]
+            assert producer._pool.node(two.address).connection is not None
+            lookup.tell({0: one}, num=1)
+            await producer.publish("idle3", b"again", key="k")
+            assert bodies(one)[-1] == b"again"
+
+
 # Headers, traces, compression, delay
 
 

@@ -38,7 +38,7 @@ chaos: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.chaos --schedules 200
 
 spark-long: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.spark.exactly_once
+	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10
 
 check: $(VENV)/check/.ready
 	$(VENV)/check/bin/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import attrs
 import pytest
 
 from tests.docs.programs import ROOT
@@ -37,6 +38,24 @@ def test_options_to_read() -> None:
 
 def test_options_to_write() -> None:
     assert rows("Options to write").keys() == names(options._SINK)
+
+
+def test_defaults() -> None:
+    given = {**rows("Options to read"), **rows("Options to write")}
+    shown = {name: cells[-2].strip("`") for name, cells in given.items()}
+    found = {**_defaults(options.SourceOptions, options._SOURCE), **_defaults(options.SinkOptions, options._SINK)}
+    assert {name: shown[name] for name in found} == found
+
+
+def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options._Option]) -> dict[str, str]:
+    """Return the defaults of options that have one, as they are written."""
+    defaults = {member.name: member.default for member in attrs.fields(kind)}
+    found = {option.name: defaults.get(option.member, attrs.NOTHING) for option in known}
+    plain = {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
+    return {
+        name: str(round(value * 1000)) if isinstance(value, float) else str(value).lower()
+        for name, value in plain.items()
+    }
 
 
 def test_what_one_mode_goes_without() -> None:

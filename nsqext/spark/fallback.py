@@ -206,9 +206,11 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._channel: _Channel | None = None
+        self._ends = False
+        self._ended = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_channel": None}
+        return {"_options": self._options, "_channel": None, "_ends": False, "_ended": False}
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins: offsets only count messages."""
@@ -216,12 +218,17 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Consume nothing that is published from now on."""
+        self._ends = True
         self._opened().freeze()
 
     def read(self, start: Mapping[str, Any]) -> tuple[Iterator[pa.RecordBatch], dict[str, Any]]:
         """Return the next batch and where it ends; Spark only asks when the batch before is done."""
         number = _load(start)
-        messages = self._opened().take(number)
+        messages = [] if self._ended else self._opened().take(number)
+        if self._ends and not messages:
+            # whatever comes from now on is for the next query, which may begin before this process has ended
+            self._ended = True
+            self.stop()
         return iter(self._rows(messages)), _dump(number + len(messages))
 
     def _rows(self, messages: list[Message]) -> list[pa.RecordBatch]:

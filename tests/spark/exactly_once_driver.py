@@ -27,6 +27,7 @@ def open_session(folder: Path) -> SparkSession:
         .appName("exactly once")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "768m")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

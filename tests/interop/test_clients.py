@@ -64,7 +64,7 @@ def test_publish_consume_and_requeue(servers: Servers, client: str, layers: str,
         "topic": "_".join((client, *layers.split(), "lookup" if lookup else "direct")),
     }
     program = [python_of(client), "-W", "ignore", str(CLIENTS / f"use_{client}.py"), json.dumps(given)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert sorted(body for body, _, _ in seen) == ["again", "again", "one", "three", "two"]

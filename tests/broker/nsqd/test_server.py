@@ -19,7 +19,7 @@ from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.protocol.commands import identify
 from nsqext.protocol.faults import Fault
-from nsqext.protocol.frames import FrameParser
+from nsqext.protocol.frames import HEARTBEAT, FrameParser
 from nsqext.protocol.layers import TlsLayer
 from nsqext.protocol.negotiate import ServerLimits
 from tests.broker.nsqd.talking import host, sized
@@ -50,7 +50,8 @@ class _Peer:
     async def frame(self) -> tuple[int, bytes]:
         with anyio.fail_after(10):
             while not self._frames:
-                self._frames += self._parser.feed(await self.stream.receive())
+                frames = self._parser.feed(await self.stream.receive())
+                self._frames += [frame for frame in frames if frame[1] != HEARTBEAT]
         return self._frames.pop(0)
 
     async def ask(self, data: bytes) -> tuple[int, bytes]:

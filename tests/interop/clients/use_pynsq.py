@@ -37,13 +37,16 @@ def published(_, data):
 
 
 def publish():
+    if not any(conn.connected() for conn in writer.conns.values()):
+        IOLoop.current().call_later(0.05, publish)
+        return
     writer.pub(given["topic"], b"again", callback=published)
     writer.mpub(given["topic"], [b"one", b"two", b"three"], callback=published)
 
 
 where = {"lookupd_http_addresses": [given["lookupd"]]} if given["lookup"] else {"nsqd_tcp_addresses": [given["nsqd"]]}
 writer = nsq.Writer([given["nsqd"]], **options)
-IOLoop.current().call_later(0.5, publish)
+IOLoop.current().call_later(0.05, publish)
 reader = nsq.Reader(
     given["topic"], "ch", handle, max_in_flight=5, lookupd_poll_interval=1, lookupd_poll_jitter=0.0, **where, **options
 )

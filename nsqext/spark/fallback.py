@@ -26,6 +26,7 @@ from nsqext.client.touch import Toucher
 from nsqext.errors import InvalidInput, NsqError
 from nsqext.protocol.messages import is_text_id
 from nsqext.spark import bridge
+from nsqext.spark.backlog import Backlog
 from nsqext.spark.placing import Block
 from nsqext.spark.rows import to_batches
 from nsqext.sync.loop import Opened
@@ -44,8 +45,8 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 _VERSION = 1
 _WAIT = 0.2
 """Seconds that a batch waits for its first message."""
-_SETTLED = 1.0
-"""Seconds without a message after which a channel counts as read to its end, where that is asked for."""
+_SETTLED = 0.5
+"""Seconds without a message after which the servers are asked whether the channel is read to its end."""
 _TICK = 0.25
 _OFFSET = 3  # the column whose value only ranges know
 
@@ -74,6 +75,7 @@ class Holder:
         self._until: int | None = None
         self._error: NsqError | None = None
         self._wake = anyio.Event()
+        self._backlog = Backlog(options.connection, options.topics, options.channel or "")
         self._toucher = Toucher()
         self._closing = AsyncExitStack()
 
@@ -97,6 +99,7 @@ class Holder:
             consumers = [await stack.enter_async_context(self._consumer(topic)) for topic in self._options.topics]
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
+            stack.push_async_callback(self._backlog.aclose)
             self._closing = stack.pop_all()
         for consumer in consumers:
             tasks.start_soon(self._take_in, consumer)
@@ -121,7 +124,8 @@ class Holder:
     async def _take_in(self, consumer: Consumer) -> None:
         try:
             async for message in consumer:
-                self._arrived.append(message)
+                late = self._until is not None and message.timestamp > self._until
+                (self._later if late else self._arrived).append(message)
                 self._wake.set()
         except NsqError as error:
             self._error = error
@@ -150,16 +154,27 @@ class Holder:
         """
         await self.done(start)
         if not self._held:
-            await self._wait(_WAIT if self._until is None else _SETTLED)
+            await (self._wait(_WAIT) if self._until is None else self._wait_for_all())
             while self._arrived and len(self._held) < self._most:
                 message = self._arrived.popleft()
-                if self._until is not None and message.timestamp > self._until:
-                    self._later.append(message)
-                elif not message.expired:
+                if not message.expired:
                     self._held.append(_Held(start + len(self._held), message))
         if not self._held and self._error is not None:
             raise self._error
         return [entry.message for entry in self._held]
+
+    async def _wait_for_all(self) -> None:
+        """Wait for a message that is to be given out, unless there is none.
+
+        Silence alone does not tell: a message may be in flight at a consumer that has died, until its timeout. Nor do
+        messages that came later, which come over other connections.
+        """
+        with anyio.move_on_after(self._options.read_timeout):
+            while not self._arrived and self._error is None:
+                await self._wait(_SETTLED)
+                left = await self._backlog.count()
+                if left is None or left <= len(self._later) or len(self._later) >= 2 * self._most:
+                    return
 
     async def _wait(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):

@@ -246,8 +246,8 @@ class Consumer:
             InvalidPartition: a partition that is not consumed here.
             InvalidSetting: the original NSQ cannot do this.
 
-        While a partition has no leader it waits; when it is cancelled, the place holds for the next subscription all
-        the same.
+        While a partition has no leader it waits; when it is cancelled, the channel is moved all the same, as soon as
+        that can be.
         """
         await self._session.seek(position, partitions)
 

@@ -69,6 +69,8 @@ class Seeker:
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Let the channel read on from a place; returns when it does at all partitions.
 
+        When it is cancelled, it does so all the same, as soon as it can.
+
         Raises:
             InvalidPartition: a partition that is not consumed here.
             InvalidSetting: the original NSQ cannot seek.
@@ -77,10 +79,16 @@ class Seeker:
         places = self._chosen(self._places if partitions is None else partitions)
         for place in places:
             place.pending, place.moved = position, anyio.Event()
-        for place in places:
-            subscription = self._live.get(place.key)
-            if subscription is not None:
+        subscriptions = [self._live[place.key] for place in places if place.key in self._live]
+        try:
+            for subscription in subscriptions:
                 await subscription.close()
+        finally:
+            # where this was cut off: a place that waits for the next subscription must not wait for days
+            for subscription in subscriptions:
+                subscription.stopped = True
+                subscription.flush()
+                subscription.end()
         for place in places:
             await place.moved.wait()
             if place.pending is position:

@@ -10,15 +10,17 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from nsqext import Consumer, Lookup, LookupOptions, NsqError, Producer, ProducerOptions, Receipt
+from nsqext import Consumer, Draft, Lookup, LookupOptions, NsqError, Position, Producer, ProducerOptions, Receipt
 from nsqext.errors import InvalidState
-from tests.client.consuming import eventually, quick
-from tests.client.scripted import message, obey, ok, scripted_lookup, scripted_node
+from tests.client.consuming import eventually, opened, quick, take
+from tests.client.consuming import publish as publish_over_http
+from tests.client.scripted import error, message, obey, ok, scripted_lookup, scripted_node, until
 from tests.client.stepping import Step, sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from nsqext.broker import Cluster
     from nsqext.client.batcher import Batcher
     from nsqext.lookup.table import TopicView
     from nsqext.protocol.parser import Command
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-_OPTIONS = ProducerOptions(timeout=5, close_timeout=2, lookup=LookupOptions(max_pause=0.05))
+_OPTIONS = ProducerOptions(timeout=5, retry_wait=0.001, close_timeout=2, lookup=LookupOptions(max_pause=0.05))
 
 
 class Broker:
@@ -163,6 +165,52 @@ async def test_opening_publishing_and_closing() -> None:
         assert await sweep(once) >= 5
 
 
+class Reluctant:
+    """Refuses every command once."""
+
+    def __init__(self) -> None:
+        self.seen: set[bytes | None] = set()
+
+    def __call__(self, command: Command) -> bytes:
+        """Return the answer to a command."""
+        if command.body in self.seen:
+            return ok()
+        self.seen.add(command.body)
+        return error("E_FAILED_ON_NOT_LEADER")
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed", "pinned", "many"])
+async def test_publishing_that_is_tried_again(kind: str) -> None:
+    async def publish(producer: Producer, body: bytes) -> None:
+        if kind == "many":
+            await producer.publish_many("t", [Draft(body, key="k"), Draft(body, key="k")])
+        elif kind == "pinned":
+            await producer.publish("t", body, partition=1)
+        else:
+            await producer.publish("t", body, key="k" if kind == "keyed" else None)
+
+    async def once(step: Step) -> None:
+        broker.forget()
+        reluctant.seen.clear()
+        async with Producer(broker.lookup, options=_OPTIONS) as producer:
+            if step.number % 2:
+                await publish(producer, b"before")  # connects
+            await step.run(publish(producer, b"perhaps"))
+            assert not len(producer._turns)
+            assert not producer._sender.running
+            await publish(producer, b"after")
+            stored = broker.bodies()
+            assert stored.count(b"after") == (4 if kind == "many" else 2)
+            if not step.reached:
+                assert stored.count(b"perhaps") == (4 if kind == "many" else 2)
+            await until(lambda: not producer._pool.in_flight)
+        _all_given_back(producer)
+
+    reluctant = Reluctant()
+    async with _broker(PUB=reluctant, MPUB=reluctant) as broker:
+        assert await sweep(once) >= 3
+
+
 @pytest.mark.parametrize("kind", ["flush", "leave", "add", "publish"])
 async def test_a_batcher(kind: str) -> None:
     async def act(batcher: Batcher, taken: list[bytes]) -> None:
@@ -257,6 +305,22 @@ async def test_running_a_consumer() -> None:
 
     async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:
         assert await sweep(once) >= 5
+
+
+async def test_seeking(cluster: Cluster, topic: str) -> None:
+    bodies = [b"1", b"2", b"3"]
+    for partition in (0, 1):
+        publish_over_http(cluster, topic, *bodies, partition=partition)
+
+    async def once(step: Step) -> None:
+        async with opened(topic, cluster) as consumer:
+            await take(consumer, 6)
+            await step.run(consumer.seek(Position.earliest()))
+            # both partitions begin anew all the same, without waiting for something to happen to their connections
+            assert sorted(await take(consumer, 6)) == sorted(bodies * 2)
+            await consumer.seek(Position.earliest())
+
+    assert await sweep(once) >= 2
 
 
 @pytest.mark.parametrize("kind", ["resolve", "refresh", "leave"])

@@ -3,12 +3,14 @@
 Batch and streaming reads of 1 KiB messages, beside the client alone and beside Spark's own source ``rate-micro-batch``
 with rows of the same size; and writes beside the client alone. All take turns in one run, on a cluster in a process of
 its own, or on the one that ``--lookupd`` names. CPU is that of the processes in which Python runs: the client's own,
-and Spark's workers; it is known on Linux only.
+and Spark's workers; it is known on Linux only. What a job costs whatever it reads or writes is measured with jobs of
+next to no rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -89,9 +91,9 @@ class Bench:
 
     # Spark
 
-    def read(self, topic: str) -> Figures:
+    def read(self, topic: str, **options: str) -> Figures:
         """Read a topic in one job."""
-        rows = self.spark.read.format("nsqext").options(lookupd=self.lookupd, subscribe=topic).load()
+        rows = self.spark.read.format("nsqext").options(lookupd=self.lookupd, subscribe=topic, **options).load()
         return self._job(lambda: rows.write.format("noop").mode("overwrite").save())
 
     def stream(self, topic: str) -> Figures:
@@ -107,10 +109,15 @@ class Bench:
         value = f.concat(f.lit(BODY[:-20]), f.lpad(f.col("value").cast("string"), 20, "0").cast("binary"))
         return self._micro_batch(rows.select(value.alias("value"), "timestamp"))
 
-    def write(self, topic: str, partitions: int) -> Figures:
+    def start_reading(self, topic: str, partitions: int) -> Figures:
+        """Read a message of each partition."""
+        return self.read(topic, endingOffsets=json.dumps({topic: dict.fromkeys(map(str, range(partitions)), 1)}))
+
+    def write(self, topic: str, partitions: int, rows: int | None = None) -> Figures:
         """Publish in one job, with as many tasks as the topic has partitions."""
-        rows = self.spark.range(0, self.rows, 1, partitions).select(f.lit(BODY).alias("value"))
-        writer = rows.write.format("nsqext").mode("append").options(lookupd=self.lookupd, topic=topic)
+        numbers = self.spark.range(0, self.rows if rows is None else rows, 1, partitions)
+        found = numbers.select(f.lit(BODY).alias("value"))
+        writer = found.write.format("nsqext").mode("append").options(lookupd=self.lookupd, topic=topic)
         return self._job(writer.save)
 
     def _micro_batch(self, rows: DataFrame) -> Figures:
@@ -213,6 +220,8 @@ def measure(bench: Bench, rounds: int) -> None:
                     bench.note("client publishes", partitions, bench.publish(empty))
                 with topic(bench, partitions) as empty:
                     bench.note("batch write", partitions, bench.write(empty, partitions))
+                    bench.note("start of batch write", partitions, bench.write(empty, partitions, partitions))
+                bench.note("start of batch read", partitions, bench.start_reading(name, partitions))
 
 
 def report(bench: Bench) -> str:
@@ -221,17 +230,19 @@ def report(bench: Bench) -> str:
     def cell(what: str, partitions: int, kind: str) -> float:
         return float(median(getattr(figures, kind) for figures in bench.found[what, partitions]))
 
+    def costs(name: str, alone: str, start: str | None = None) -> list[str]:
+        found = [cell(name, number, "cpu") - (cell(start, number, "cpu") if start else 0) for number in PARTITIONS]
+        shares = [mine / cell(alone, number, "cpu") for mine, number in zip(found, PARTITIONS, strict=True)]
+        return [f"{mine:.1f} ({share:.1f})" for mine, share in zip(found, shares, strict=True)]
+
     text = ""
-    for title, kinds in (("read", READ), ("written", WRITE)):
-        rates = [[f"{name}", *(f"{cell(name, number, 'rate'):,.0f}" for number in PARTITIONS)] for name in kinds]
-        head = [f"{number} partition{'s' if number > 1 else ''}" for number in PARTITIONS]
-        text += table((f"rows {title} a second", *head), rates) + "\n"
-        costs = []
-        for name in kinds:
-            cost = [cell(name, number, "cpu") for number in PARTITIONS]
-            share = [mine / cell(kinds[0], number, "cpu") for mine, number in zip(cost, PARTITIONS, strict=True)]
-            costs.append([name, *(f"{mine:.1f} ({times:.2f})" for mine, times in zip(cost, share, strict=True))])
-        text += table(("µs of Python's CPU per row (times the client's)", *head), costs) + "\n"
+    heads = [f"{number} partition{'s' if number > 1 else ''}" for number in PARTITIONS]
+    for title, job, names in (("read", "batch read", READ), ("written", "batch write", WRITE)):
+        rates = [[name, *(f"{cell(name, number, 'rate'):,.0f}" for number in PARTITIONS)] for name in names]
+        text += table((f"rows {title} a second", *heads), rates) + "\n"
+        lines = [[name, *costs(name, names[0])] for name in names if not name.startswith("rate")]
+        lines.append([f"{job}, without its start", *costs(job, names[0], f"start of {job}")])
+        text += table(("µs of Python's CPU per row (times the client's)", *heads), lines) + "\n"
     return text
 
 
@@ -239,7 +250,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=300_000, help="of one measurement; whole thousands")
+    parser.add_argument("--rows", type=int, default=150_000, help="of one measurement; 200,000 fill the cluster")
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
     given = parser.parse_args()
     session = (
@@ -265,7 +276,8 @@ def main() -> None:
         f"Messages of 1 KiB, {given.rows:,} in each measurement, {server}, {given.rounds} rounds, `local[*]`. Server, "
         f"Java and Python share the {os.cpu_count()} cores, so figures cannot grow with partitions beyond that. "
         "`rate-micro-batch` is Spark's own source, with rows of the same size, which are never in Python. CPU includes "
-        "what it takes to plan a job and to start its tasks, about half a second.\n\n"
+        "what it takes to plan a job and to start its tasks, however many rows there are; the last lines are without "
+        "that.\n\n"
         f"{text}",
     )
 

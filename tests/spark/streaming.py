@@ -91,7 +91,7 @@ def finish(query: StreamingQuery) -> None:
     assert query.exception() is None
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -129,7 +129,9 @@ class Producer:
             for batcher in tuple(self._batchers):
                 await batcher.end()
             self._open = False
-            while self._pool.in_flight or self._sender.running or len(self._turns):  # noqa: ASYNC110 (three counters)
+            while self._pool.in_flight or self._sender.running or len(self._turns):
+                # after a cancellation the task that looks after the connections is gone: late answers wait to be read
+                self._pool.tick()
                 await anyio.sleep(_LOOK)
         self._open = False
         self._sender.stop()

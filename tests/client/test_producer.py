@@ -299,6 +299,23 @@ async def test_closing_waits_for_what_is_under_way() -> None:
         assert len(receipts) == 1
 
 
+async def test_closing_after_a_cancellation_waits_no_longer_than_for_the_answer() -> None:
+    async with bounded(), scripted_node() as node:
+        async with anyio.create_task_group() as tasks:
+
+            async def use() -> None:
+                async with Producer(nsqd=str(node), options=options_of(close_timeout=60)) as producer:
+                    await producer.publish("t", b"x")
+
+            tasks.start_soon(use)
+            peer = await node.accept()
+            await peer.expect("PUB")
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await peer.answer()
+        await peer.expect_end()
+
+
 async def test_closing_does_not_wait_for_ever() -> None:
     outcomes: list[NsqError] = []
     async with bounded(), scripted_node(obey({"PUB": None})) as node, anyio.create_task_group() as tasks:

@@ -237,3 +237,14 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
             publish(other, topic_b, b"moved")
             assert await take(consumer, 1) == [b"moved"]
         assert depth(other, topic_a) == 1
+
+
+async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = Lookup("127.0.0.1:1")
+    monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
+    producer = Producer.from_url(lookupd=lookup)
+    assert producer._directory is lookup.directory
+    assert producer.options.timeout == 3
+    assert Consumer.from_url("t", "ch", lookupd=lookup)._directory is lookup.directory
+    with pytest.raises(InvalidSetting, match="beside a Lookup"):
+        Producer.from_url(lookupd=lookup, lookup_poll_interval=7.0)

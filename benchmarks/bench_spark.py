@@ -36,8 +36,10 @@ PARTITIONS = (1, 2, 4)
 _BATCH = 1000
 _IN_FLIGHT = 1000
 
-READ = ("client alone", "batch read", "streaming read", "rate-micro-batch")
-WRITE = ("client publishes", "batch write")
+ALONE = ("client alone", "client publishes")
+JOBS = ("batch read", "batch write")
+READ = (ALONE[0], JOBS[0], "streaming read", "rate-micro-batch")
+WRITE = (ALONE[1], JOBS[1])
 
 _number = count(1)
 
@@ -237,10 +239,10 @@ def report(bench: Bench) -> str:
 
     text = ""
     heads = [f"{number} partition{'s' if number > 1 else ''}" for number in PARTITIONS]
-    for title, job, names in (("read", "batch read", READ), ("written", "batch write", WRITE)):
+    for title, job, names in (("read", JOBS[0], READ), ("written", JOBS[1], WRITE)):
         rates = [[name, *(f"{cell(name, number, 'rate'):,.0f}" for number in PARTITIONS)] for name in names]
         text += table((f"rows {title} a second", *heads), rates) + "\n"
-        lines = [[name, *costs(name, names[0])] for name in names if not name.startswith("rate")]
+        lines = [[name, *costs(name, names[0])] for name in names if name in ALONE + JOBS]
         lines.append([f"{job}, without its start", *costs(job, names[0], f"start of {job}")])
         text += table(("µs of Python's CPU per row (times the client's)", *heads), lines) + "\n"
     return text
@@ -277,7 +279,7 @@ def main() -> None:
         f"Java and Python share the {os.cpu_count()} cores, so figures cannot grow with partitions beyond that. "
         "`rate-micro-batch` is Spark's own source, with rows of the same size, which are never in Python. CPU includes "
         "what it takes to plan a job and to start its tasks, however many rows there are; the last lines are without "
-        "that.\n\n"
+        "that. A streaming query reads with the same tasks, and starts a process more, to plan.\n\n"
         f"{text}",
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.errors import PySparkRuntimeError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -78,6 +79,11 @@ def main() -> int:
     """Run the pipeline; returns 0 if all is well."""
     given = arguments()
     console = Console()
+    try:
+        session = make_session()
+    except PySparkRuntimeError as error:
+        console.print(f"Spark does not start; it needs Java 17 or later, in JAVA_HOME or on the PATH\n{error}")
+        return 1
     folder = given.out / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     columns = (SpinnerColumn(finished_text="[green]✓"), TextColumn("{task.description}"), BarColumn())
@@ -86,7 +92,7 @@ def main() -> int:
         Progress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress,
     ):
         flights = read_flights(given.rows)
-        report = run(make_session(), Setting(lookupd, given.partitions, folder), flights, progress)
+        report = run(session, Setting(lookupd, given.partitions, folder), flights, progress)
     show(report, console)
     return 0 if report.good else 1
 

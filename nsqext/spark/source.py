@@ -110,7 +110,7 @@ class NsqDataSource(DataSource):
     def _write_options(self, schema: StructType, overwrite: bool) -> SinkOptions:
         options = SinkOptions.parse(self.options)
         if overwrite:
-            raise InvalidSetting("what is in a topic cannot be overwritten", hint="write with the mode append, of streams as well")
+            raise InvalidSetting("what is in a topic cannot be overwritten", hint="use the mode append, in streams too")
         check_write_schema(schema, options)
         return options
 

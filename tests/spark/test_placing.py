@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -45,7 +46,7 @@ def deliveries(draw: st.DrawFn) -> tuple[list[RawMessage], int, int, list[list[R
     delivered = draw(st.permutations(delivered))
     cuts = sorted(draw(st.lists(st.integers(min_value=0, max_value=len(delivered)), max_size=4)))
     edges = [0, *cuts, len(delivered)]
-    pieces = [delivered[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    pieces = [delivered[first:last] for first, last in pairwise(edges)]
     return stored, start, end, pieces, set(stored[start:end]) <= set(delivered)
 
 
@@ -144,4 +145,3 @@ def test_blocks_hold_everything_in_order(pieces: list[list[int]], rows: int, siz
         number += len(block)
     for block in found[:-1]:
         assert len(block) == rows or sum(message.size for message in block.messages) >= size
-

@@ -33,7 +33,10 @@ def consume(cluster: Cluster, topic: str, count: int) -> list[bytes]:
             message_id, _, body = talker.message()
             talker.finish(message_id)
             found.append(body)
-        talker.ask("CLS")
+        talker.send("CLS")
+        # to close with messages unread would make the server lose the last answers
+        while talker.frame()[1] != b"CLOSE_WAIT":
+            pass
         return found
 
 

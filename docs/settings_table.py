@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from inspect import cleandoc
 from pathlib import Path
 
 from nsqext.client.configure import consumer_settings, producer_settings
@@ -13,14 +14,14 @@ from nsqext.settings import PREFIX, Setting
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
-_MEMBER = re.compile(r"^        (\w+): ((?:.+\n?)(?:^ {12}.+\n?)*)", re.MULTILINE)
+_MEMBER = re.compile(r"^    (\w+): ((?:.+\n?)(?:^ {8}.+\n?)*)", re.MULTILINE)
 _SHARES = ("jitter",)
 _SIZES = ("size", "compression_min")
 
 
 def descriptions(documented: type) -> dict[str, str]:
     """Return what a docstring says about each member, in one line."""
-    text = re.sub(r"^ {4}(?! )", "        ", documented.__doc__ or "", flags=0)
+    text = cleandoc(documented.__doc__ or "")  # from Python 3.13 on, the compiler does it
     return {name: " ".join(said.split()) for name, said in _MEMBER.findall(text)}
 
 

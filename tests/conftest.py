@@ -27,6 +27,10 @@ settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+WATCHING_BACKENDS = [backend for name, backend in _BACKENDS.items() if name != "trio"]
+"""Event loops that keep a socket registered."""
+
+
 @pytest.fixture(scope="module", params=list(_BACKENDS.values()), ids=list(_BACKENDS))
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """The event loop of a test marked with ``anyio``."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,12 +33,6 @@ _FRESH = 0.02
 _NEVER = float("inf")
 
 _clock = time.monotonic
-
-
-def _wake(waiter: Waiter) -> None:
-    # a task that was cancelled in this very turn has not run yet, and its future is done
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class Connection(Wire):
@@ -126,8 +119,8 @@ class Connection(Wire):
         if watch is None:
             return await self._wait_reading(reply)
         if reply.error is None:
-            waiter = watch.waiter()
-            reply.wake = partial(_wake, waiter)
+            waiter = Waiter(watch)
+            reply.wake = waiter.set
             try:
                 await waiter
             finally:

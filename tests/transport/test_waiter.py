@@ -1,0 +1,171 @@
+"""Whoever waits for an answer goes on in the turn of the event loop that brought it; cancellation works as ever."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from nsqext.transport.watch import Waiter, Watch, watch_readable
+from tests.conftest import WATCHING_BACKENDS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(
+    scope="module",
+    params=WATCHING_BACKENDS,
+    ids=lambda backend: "+".join(("asyncio", "uvloop")[: 1 + backend[1]["use_uvloop"]]),
+)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Only event loops that keep a socket registered have waiters."""
+    return request.param
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        yield near, far
+
+
+async def _waiting(sock: socket.socket, wake: Callable[[list[Waiter]], None]) -> tuple[Watch, list[Waiter]]:
+    """Watch a socket; what is read is handed to ``wake`` together with the waiters there are."""
+    waiters: list[Waiter] = []
+
+    def readable() -> None:
+        sock.recv(100)
+        wake(waiters)
+
+    watch = watch_readable(sock, readable)
+    assert watch is not None
+    return watch, waiters
+
+
+def _set_all(waiters: list[Waiter]) -> None:
+    for waiter in waiters:
+        waiter.set()
+
+
+async def test_waiters_go_on_in_order_within_the_turn_in_which_they_were_set(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = pair
+    seen: list[str] = []
+
+    def wake(waiters: list[Waiter]) -> None:
+        watch.call_soon(lambda: seen.append("next turn"))
+        _set_all(waiters)
+        seen.append("set")
+
+    watch, waiters = await _waiting(near, wake)
+
+    async def wait(name: str) -> None:
+        waiter = Waiter(watch)
+        waiters.append(waiter)
+        await waiter
+        await waiter  # what was set is not waited for
+        seen.append(name)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, "first")
+            tasks.start_soon(wait, "second")
+            await anyio.wait_all_tasks_blocked()
+            far.send(b"x")
+    watch.end()
+    assert seen == ["set", "first", "second", "next turn"]
+
+
+async def test_a_waiter_that_a_task_sets_goes_on_later(pair: tuple[socket.socket, socket.socket]) -> None:
+    watch, _ = await _waiting(pair[0], _set_all)
+    waiter = Waiter(watch)
+    seen: list[str] = []
+
+    async def wait() -> None:
+        await waiter
+        seen.append("waiter")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            waiter.set()
+            waiter.set()
+            seen.append("task")
+    watch.end()
+    assert seen == ["task", "waiter"]
+
+
+async def test_cancellation_reaches_a_waiter_and_the_scope_that_asked_for_it(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    watch, _ = await _waiting(pair[0], _set_all)
+    waiter = Waiter(watch)
+    with anyio.fail_after(5):
+        with anyio.move_on_after(0.01) as scope:
+            await waiter
+    assert scope.cancelled_caught
+    waiter.set()  # the answer comes late, and finds nobody
+    assert waiter.done()
+    assert waiter.cancelled()
+    assert not waiter.cancel()
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    watch.end()
+
+
+async def test_one_that_goes_on_may_cancel_the_next(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    watch, waiters = await _waiting(near, _set_all)
+    ends: list[str] = []
+    scope = anyio.CancelScope()
+
+    async def wait(name: str) -> None:
+        waiter = Waiter(watch)
+        waiters.append(waiter)
+        await waiter
+        ends.append(name)
+        scope.cancel()
+        await anyio.lowlevel.checkpoint()
+        ends.append(f"{name} was not cancelled")
+
+    with anyio.fail_after(5):
+        with scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, "first")
+                tasks.start_soon(wait, "second")
+                await anyio.wait_all_tasks_blocked()
+                far.send(b"x")
+    watch.end()
+    assert scope.cancel_called
+    assert not [end for end in ends if "not cancelled" in end]
+
+
+async def test_an_exception_in_the_callback_keeps_nobody_waiting(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, _ = pair
+
+    def readable() -> None:
+        waiter.set()
+        raise InterruptedError("in the callback")
+
+    watch = Watch(cast("Any", anyio.lowlevel.current_token().native_token), near.fileno(), readable)
+    waiter = Waiter(watch)
+    went_on = anyio.Event()
+
+    async def wait() -> None:
+        await waiter
+        went_on.set()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(InterruptedError):
+                watch.readable()
+            await went_on.wait()

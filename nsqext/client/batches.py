@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nsqext.client.plain import COUNT_WORD, ITEM_WORD, PlainBatch, compresses, logs_traces, plain_batch
 from nsqext.client.publication import Draft, Publication, key_bytes, pack_body, refuse
-from nsqext.client.tracelog import trace_log
-from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, ProtocolError
+from nsqext.errors import ExtendNotSupported, InvalidInput
 from nsqext.protocol.commands import check_body, ext_body, multi, trace_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_trace_id
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ("Batch", "Sorter", "wrong_message")
 
-_COUNT_WORD = 4
-_ITEM_WORD = 4
 _LONGEST_TRACE = 40
 """Bytes that a trace id takes at most, as a header of its own."""
 
@@ -33,7 +31,7 @@ _LONGEST_TRACE = 40
 class Batch(Publication):
     """Several messages for one partition, all or nothing."""
 
-    __slots__ = ("_bodies", "_headers", "_sizes", "_traces", "indexes")
+    __slots__ = ("_bodies", "_headers", "_traces", "indexes")
 
     def __init__(self, topic: str, partition: int | None = None) -> None:
         self.topic: str = topic
@@ -43,21 +41,14 @@ class Batch(Publication):
         self.indexes: list[int] = []
         self._bodies: list[bytes] = []
         self._headers: list[bytes] = []
-        self._sizes: Sequence[int] | None = None
         self._traces: list[int] = []
 
     @property
     def breaks(self) -> bool:
         return any(self._headers)
 
-    def fill(self, bodies: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """Take all messages of a call, which are nothing but their bodies; they were checked."""
-        self.indexes = list(range(len(bodies)))
-        self._bodies = list(bodies)
-        self._sizes = sizes
-
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
-        """Add a message with header or trace id; it was checked."""
+        """Add a message, with header or trace id where it has them; it was checked."""
         self.indexes.append(index)
         self._bodies.append(body)
         self._headers.append(header)
@@ -72,7 +63,7 @@ class Batch(Publication):
             refuse(meta, negotiated, self.topic, header=False)
             verb = "MPUB_TRACE"
             items = [trace_body(max(trace, 0), body) for trace, body in zip(self._traces, items, strict=True)]
-        return multi(target.line(verb), items, self._sizes if items is self._bodies else None)
+        return multi(target.line(verb), items)
 
     def _ext_header(self, index: int) -> bytes:
         header, trace_id = self._headers[index], self._traces[index]
@@ -80,10 +71,6 @@ class Batch(Publication):
 
     def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
         receipt = target.receipt
-        if not self._traces:
-            if reply != b"OK":
-                raise ProtocolError(f"the reply to a batch is {reply[:80]!r}")
-            return [receipt] * len(self._bodies)
         if reply != b"OK":
             return self._traced(receipt, meta, decode_trace_reply(reply))
         return [
@@ -127,7 +114,7 @@ class Sorter:
     def __init__(
         self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None
     ) -> None:
-        self.rows: list[list[Batch]] = []
+        self.rows: list[list[Batch | PlainBatch]] = []
         self.keys: set[bytes] = set()
         self.count: int = 0
         self.marked: tuple[int, bool] | None = None
@@ -137,49 +124,30 @@ class Sorter:
         self._key = key
         self._partition = partition
         self._filling: dict[int | None, tuple[Batch, int]] = {}
-        self._row_of: dict[int, list[Batch]] = {}
+        self._row_of: dict[int, list[Batch | PlainBatch]] = {}
         self._carries = route.meta.extend_support
         self._plain = route.meta.partition_num > 0 and not route.meta.extend_support
-        self._compresses = options.compression != "none" and route.meta.extend_support
-        self._traced = trace_log.active and trace_log.wants(route.topic) and route.meta.partition_num > 0
+        self._compresses = compresses(route, options)
+        self._traced = logs_traces(route)
 
-    def add(self, messages: Iterable[bytes | Draft]) -> None:
+    def add(self, messages: Sequence[bytes | Draft]) -> None:
         """Sort messages in.
 
         Raises:
             InvalidInput: a message cannot be right; its ``index`` tells which.
         """
-        if isinstance(messages, (bytes, bytearray, str)):
-            raise InvalidBody("publish_many takes a list of bodies, not one", hint="use publish")
-        given = messages if isinstance(messages, Sequence) else list(messages)
-        self.count = len(given)
-        if not self._add_plain(given):
-            index = 0
-            try:
-                for index, message in enumerate(given):
-                    self._add_one(index, message if isinstance(message, Draft) else Draft(message))
-            except InvalidInput as error:
-                raise wrong_message(error, index, self._route.topic) from error.__cause__
-
-    def _add_plain(self, given: Sequence[bytes | Draft]) -> bool:
-        """Take the short way when all are bodies of acceptable size that fit one batch; returns whether they are."""
-        options = self._options
-        count = len(given)
-        if self._traced or count > options.max_batch_count or list(map(type, given)).count(bytes) != count:
-            return False
-        if not count:
-            return True
-        sizes = list(map(len, given))  # type: ignore[arg-type]
-        distinct = set(sizes)
-        largest = max(distinct)
-        if 0 in distinct or largest > options.max_message_size:
-            return False
-        if self._carries and (self._key is not None or (self._compresses and largest >= options.compression_min)):
-            return False
-        if _COUNT_WORD + _ITEM_WORD * count + sum(sizes) > options.max_batch_size:
-            return False
-        self._new_batch(self._place(self._key)).fill(given, sizes)  # type: ignore[arg-type]
-        return True
+        self.count = len(messages)
+        if self._key is not None and not self._carries:
+            batch = plain_batch(self._route, self._place(self._key), messages, self._options)
+            if batch is not None:
+                self.rows.append([batch])
+                return
+        index = 0
+        try:
+            for index, message in enumerate(messages):
+                self._add_one(index, message if isinstance(message, Draft) else Draft(message))
+        except InvalidInput as error:
+            raise wrong_message(error, index, self._route.topic) from error.__cause__
 
     def _add_one(self, index: int, message: Draft) -> None:
         header = b""
@@ -208,7 +176,7 @@ class Sorter:
             overhead = 2 + len(header)
         check_body(body, self._options.max_message_size, overhead)
         place = self._place(key)
-        size = _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
+        size = ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         self._batch(place, size).add(index, body, header, trace_id)
 
     def _place(self, key: bytes | None) -> int | None:
@@ -223,7 +191,7 @@ class Sorter:
             batch is not None and len(batch.indexes) >= self._options.max_batch_count
         )
         if batch is None or full:
-            batch, filled = self._new_batch(place), _COUNT_WORD
+            batch, filled = self._new_batch(place), COUNT_WORD
         self._filling[place] = (batch, filled + size)
         return batch
 
@@ -234,8 +202,8 @@ class Sorter:
         elif place in self._row_of:
             self._row_of[place].append(batch)
         else:
-            row = self._row_of[place] = [batch]
-            self.rows.append(row)
+            self._row_of[place] = [batch]
+            self.rows.append(self._row_of[place])
         return batch
 
 

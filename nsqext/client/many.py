@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.batches import Sorter, wrong_message
+from nsqext.client.plain import plain_batch
 from nsqext.client.publication import check_choice, key_bytes
-from nsqext.errors import BatchFailed, InvalidInput, LookupFailed, NsqError, PublishFailed, TopicNotFound
+from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, LookupFailed, NsqError, PublishFailed, TopicNotFound
 from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.batches import Batch
+    from nsqext.client.plain import PlainBatch
     from nsqext.client.publication import Draft
     from nsqext.client.sending import Sender
     from nsqext.client.turns import KeyTurns, Turn
@@ -42,24 +44,24 @@ class ManyPublisher:
         """Publish; see `nsqext.client.producer.Producer.publish_many`."""
         check_topic(topic)
         check_choice(key, partition)
+        given = _listed(messages, topic)
         sender = self._sender
         route = sender.current(topic) or await sender.route(topic)
+        if not given:
+            return []
+        if key is None:
+            plain = plain_batch(route, partition, given, sender.options)
+            if plain is not None:
+                return await self._publish_alone(plain)
         sorter = Sorter(route, sender.options, sender.key_hash, None if key is None else key_bytes(key), partition)
-        sorter.add(messages)
+        sorter.add(given)
         if sorter.marked is not None:
             try:
                 await sender.check_marked(route, header=sorter.marked[1])
             except InvalidInput as error:
                 raise wrong_message(error, sorter.marked[0], topic) from None
         if len(sorter.rows) == 1 and len(sorter.rows[0]) == 1 and not sorter.keys:
-            # the usual case, without a task and without sorting
-            batch = sorter.rows[0][0]
-            try:
-                return await sender.send(batch)
-            except (TopicNotFound, LookupFailed):
-                raise
-            except NsqError as error:
-                raise BatchFailed([error] * len(batch.indexes)) from error
+            return await self._publish_alone(sorter.rows[0][0])
         entered: list[Turn] = []
         try:
             await self._turns.enter_all(sorted((topic, key) for key in sorter.keys), entered, sender.options.timeout)
@@ -67,6 +69,15 @@ class ManyPublisher:
         finally:
             for turn in entered:
                 self._turns.leave(turn)
+
+    async def _publish_alone(self, batch: Batch | PlainBatch) -> list[Receipt]:
+        """Publish a single batch: the usual case, without a task for it."""
+        try:
+            return await self._sender.send(batch)
+        except (TopicNotFound, LookupFailed):
+            raise
+        except NsqError as error:
+            raise BatchFailed([error] * len(batch.indexes)) from error
 
     async def _publish_rows(self, sorter: Sorter) -> list[Receipt]:
         outcomes: list[Outcome | None] = [None] * sorter.count
@@ -81,7 +92,7 @@ class ManyPublisher:
             raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
         return receipts
 
-    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None]) -> None:
+    async def _publish_row(self, row: list[Batch | PlainBatch], outcomes: list[Outcome | None]) -> None:
         """Publish batches of one partition, one after the other."""
         failed: NsqError | None = None
         for batch in row:
@@ -100,3 +111,9 @@ class ManyPublisher:
                     results = [error] * len(batch.indexes)
             for index, result in zip(batch.indexes, results, strict=True):
                 outcomes[index] = result
+
+
+def _listed(messages: Iterable[bytes | Draft], topic: str) -> Sequence[bytes | Draft]:
+    if isinstance(messages, (bytes, bytearray, str)):
+        raise InvalidBody("publish_many takes a list of bodies, not one", hint="use publish", topic=topic)
+    return messages if isinstance(messages, Sequence) else list(messages)

@@ -20,6 +20,7 @@ from nsqext.errors import (
     InvalidHeader,
     InvalidInput,
 )
+from nsqext.protocol.commands import multi_body
 from tests.client.producing import bodies, bounded, options_of, producing
 from tests.client.scripted import (
     PLAIN,
@@ -42,6 +43,14 @@ async def test_many_go_as_batches_by_partition() -> None:
         assert [receipt.partition for receipt in receipts[:2]] == [1, 1]
         assert await producer.publish_many("t", []) == []
         assert sum(len(bodies(node, "MPUB")) for node in nodes) == 2
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_generator_is_taken_once(key: str | None) -> None:
+    async with producing({}) as (producer, nodes, _):
+        receipts = await producer.publish_many("t", (body for body in (b"a", b"bc")), key=key)
+        assert len(receipts) == 2
+        assert bodies(nodes[0], "MPUB") == [multi_body([b"a", b"bc"])]
 
 
 async def test_the_outcome_of_every_message_is_told_apart() -> None:

@@ -113,13 +113,6 @@ def test_batches_split_by_partition_count_and_size() -> None:
     assert len(small.rows) == 2
 
 
-def test_a_generator_is_taken_once() -> None:
-    sorter = _sorter(_route(), key=b"k")
-    sorter.add(body for body in (b"a", b"b"))
-    assert sorter.count == 2
-    assert len(sorter.rows) == 1
-
-
 @pytest.mark.parametrize(
     "members",
     [{"timeout": 0}, {"balance": "fastest"}, {"on_unknown": "x"}, {"compression": "zstd"}, {"close_timeout": -1}],

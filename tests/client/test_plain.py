@@ -1,0 +1,68 @@
+"""The short way of many messages: it says the same as the long one, and leaves to it what it cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext import Draft, ProducerOptions
+from nsqext.client.plain import plain_batch
+from nsqext.client.pool import NodePool
+from nsqext.client.routes import Route
+from nsqext.errors import ProtocolError
+from nsqext.lookup.table import TopicView
+from nsqext.protocol.commands import multi, multi_body, sized
+from nsqext.protocol.identify import Negotiated
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address, TopicMeta
+
+_OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_size=1000)
+
+
+def _route(*, extend: bool = False) -> Route:
+    meta = TopicMeta(partition_num=1, extend_support=extend)
+    return Route("t", TopicView("t", meta=meta, leaders={0: Address("n", 1)}), NodePool(ConnectionOptions()))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=30))
+def test_a_command_for_many_is_line_size_and_body(items: list[bytes]) -> None:
+    expected = sized(b"MPUB t 0\n", multi_body(items))
+    assert multi(b"MPUB t 0\n", items) == expected
+    assert multi(b"MPUB t 0\n", items, list(map(len, items))) == expected
+    one_size = [item.ljust(20) for item in items]
+    assert multi(b"MPUB t 0\n", one_size, 20) == sized(b"MPUB t 0\n", multi_body(one_size))
+
+
+@given(st.lists(st.integers(min_value=0, max_value=310), min_size=1, max_size=10))
+def test_what_the_servers_take_goes_the_short_way_and_nothing_else(sizes: list[int]) -> None:
+    bodies = [b"x" * size for size in sizes]
+    target = _route().at(0)
+    batch = plain_batch(_route(), 0, bodies, _OPTIONS)
+    fits = len(sizes) <= 8 and min(sizes) > 0 and max(sizes) <= 300 and 4 + sum(sizes) + 4 * len(sizes) <= 1000
+    assert (batch is not None) == fits
+    if batch is not None:
+        assert batch.command(target, TopicMeta(), Negotiated()) == sized(b"MPUB t 0\n", multi_body(bodies))
+        assert batch.receipts(target, TopicMeta(), b"OK") == [target.receipt] * len(bodies)
+        assert list(batch.indexes) == list(range(len(bodies)))
+
+
+@pytest.mark.parametrize("messages", [[b"a", Draft(b"b")], [b"a", "b"], [bytearray(b"a")], [None]])
+def test_anything_but_bytes_has_to_be_looked_at(messages: list[Any]) -> None:
+    assert plain_batch(_route(), None, messages, _OPTIONS) is None
+
+
+def test_bodies_that_are_to_be_compressed_get_headers() -> None:
+    options = ProducerOptions(compression="gzip", compression_min=100)
+    assert plain_batch(_route(extend=True), None, [b"x" * 99], options) is not None
+    assert plain_batch(_route(extend=True), None, [b"x" * 99, b"x" * 100], options) is None
+    assert plain_batch(_route(extend=False), None, [b"x" * 100], options) is not None
+
+
+def test_a_reply_to_another_command_is_told() -> None:
+    batch = plain_batch(_route(), None, [b"a"], _OPTIONS)
+    assert batch is not None
+    with pytest.raises(ProtocolError, match="reply to a batch"):
+        batch.receipts(_route().at(0), TopicMeta(), b"OK" + bytes(28))

@@ -1,4 +1,4 @@
-"""A publication on its way: its attempts, and what is done between them."""
+"""From a publication to its receipts: straight where all is well, else by more attempts with refreshes and pauses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,42 @@ if TYPE_CHECKING:
     from nsqext.client.sending import Sender
     from nsqext.types import Receipt
 
-__all__ = ("Delivery",)
+__all__ = ("Delivery", "deliver")
 
 _MOVES = 3
 """Failures after which even a publish that could go elsewhere waits before it does."""
 
 _clock = time.monotonic
+
+
+async def deliver(sender: Sender, publication: Publication) -> list[Receipt]:
+    """Publish; returns a receipt for each message.
+
+    Raises:
+        NsqError: see `nsqext.client.producer.Producer.publish`.
+    """
+    started = _clock()
+    route = sender.current(publication.topic)
+    if route is None:
+        return await Delivery(sender, publication, started).run()
+    target = None
+    failure: NsqError | None = None
+    try:
+        target = sender.choose(route, publication)
+        connection = target.node.connection
+        if connection is not None and connection.usable:
+            # as `Sender.request` does it, without the cost of one more coroutine
+            command = publication.command(target, route.meta, target.node.negotiated)
+            publication.in_doubt = True
+            reply = await connection.request(command, started + sender.options.timeout, breaks=publication.breaks)
+            publication.in_doubt = False
+            return sender.receipts(publication, route, target, connection, reply)
+    except NsqError as error:
+        publication.in_doubt = False
+        failure = error.at(topic=publication.topic)
+        if target is not None:
+            failure.at(partition=target.partition, node=target.node.node)
+    return await Delivery(sender, publication, started).run(route, target, failure)
 
 
 class Delivery:
@@ -64,22 +94,18 @@ class Delivery:
         if failure is not None:
             self._note(failure, target)
         left = self._started + self._sender.options.timeout - _clock()
-        self._sender.running.add(self)
+        self._sender.running.add(self._scope)
         try:
             with self._scope:
                 self._scope.deadline = anyio.current_time() + max(0.0, left)
                 return await self._run(target if failure is None else None)
         finally:
-            self._sender.running.discard(self)
+            self._sender.running.discard(self._scope)
         if self._sender.closed:
             reason = "before the producer was closed"
         else:
             reason = f"within {self._sender.options.timeout:g} s"
         raise given_up(reason, self.errors, self._publication.in_doubt).at(topic=self._publication.topic)
-
-    def stop(self) -> None:
-        """Give it up."""
-        self._scope.cancel()
 
     async def _run(self, target: Target | None) -> list[Receipt]:
         if not self.errors:

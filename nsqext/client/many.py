@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.batches import Sorter, wrong_message
+from nsqext.client.delivery import deliver
 from nsqext.client.plain import plain_batch
 from nsqext.client.publication import check_choice, key_bytes
 from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, LookupFailed, NsqError, PublishFailed, TopicNotFound
@@ -73,7 +74,7 @@ class ManyPublisher:
     async def _publish_alone(self, batch: Batch | PlainBatch) -> list[Receipt]:
         """Publish a single batch: the usual case, without a task for it."""
         try:
-            return await self._sender.send(batch)
+            return await deliver(self._sender, batch)
         except (TopicNotFound, LookupFailed):
             raise
         except NsqError as error:
@@ -105,7 +106,7 @@ class ManyPublisher:
                 results = [unsent] * len(batch.indexes)
             else:
                 try:
-                    results = await self._sender.send(batch)
+                    results = await deliver(self._sender, batch)
                 except NsqError as error:
                     failed = error
                     results = [error] * len(batch.indexes)

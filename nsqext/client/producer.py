@@ -12,7 +12,7 @@ from weakref import WeakSet
 import anyio
 
 from nsqext.client.batcher import Batcher, BatcherLimits
-from nsqext.client.delivery import Delivery
+from nsqext.client.delivery import Delivery, deliver
 from nsqext.client.many import ManyPublisher
 from nsqext.client.options import ProducerOptions
 from nsqext.client.pool import NodePool
@@ -215,13 +215,13 @@ class Producer:
         self._check_open()
         publication.partition = partition
         if key is None:
-            return (await self._sender.send(publication))[0]
+            return (await deliver(self._sender, publication))[0]
         publication.key = key_bytes(key)
         turn = (publication.topic, publication.key)
         if not self._turns.try_enter(turn):
             await self._turns.enter_all([turn], [], self.options.timeout)
         try:
-            return (await self._sender.send(publication))[0]
+            return (await deliver(self._sender, publication))[0]
         finally:
             self._turns.leave(turn)
 

@@ -1,4 +1,4 @@
-"""From a publication to its receipts, straight where all is well; where it is not, a delivery takes over."""
+"""Where publications go, and one attempt to send them there; see `nsqext.client.delivery` for all that it may take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.delivery import Delivery
 from nsqext.client.publication import read_receipt, refuse
 from nsqext.client.retry import RetryPolicy
 from nsqext.client.routes import Route
@@ -39,7 +38,7 @@ _clock = time.monotonic
 
 
 class Sender:
-    """Sends publications to where their topics are.
+    """Knows where topics are, and sends publications there.
 
     Args:
         options: of the producer.
@@ -48,7 +47,7 @@ class Sender:
 
     Attributes:
         routes: targets by topic.
-        running: publications that are not as simple as most.
+        running: scopes of publications that are not as simple as most.
         closed: nothing is sent any more.
     """
 
@@ -57,7 +56,7 @@ class Sender:
         self.directory = directory
         self.retry: RetryPolicy = RetryPolicy(options)
         self.routes: dict[str, Route] = {}
-        self.running: set[Delivery] = set()
+        self.running: set[anyio.CancelScope] = set()
         self.closed: bool = False
         self.tasks: TaskGroup | None = None
         self._pool = pool
@@ -174,35 +173,6 @@ class Sender:
 
     # Sending
 
-    async def send(self, publication: Publication) -> list[Receipt]:
-        """Publish; returns a receipt for each message.
-
-        Raises:
-            NsqError: see `nsqext.client.producer.Producer.publish`.
-        """
-        started = _clock()
-        route = self.current(publication.topic)
-        if route is None:
-            return await Delivery(self, publication, started).run()
-        target = None
-        failure: NsqError | None = None
-        try:
-            target = self.choose(route, publication)
-            connection = target.node.connection
-            if connection is not None and connection.usable:
-                # as `request` does it, without the cost of one more coroutine
-                command = publication.command(target, route.meta, target.node.negotiated)
-                publication.in_doubt = True
-                reply = await connection.request(command, started + self.options.timeout, breaks=publication.breaks)
-                publication.in_doubt = False
-                return self.receipts(publication, route, target, connection, reply)
-        except NsqError as error:
-            publication.in_doubt = False
-            failure = error.at(topic=publication.topic)
-            if target is not None:
-                failure.at(partition=target.partition, node=target.node.node)
-        return await Delivery(self, publication, started).run(route, target, failure)
-
     async def request(
         self, publication: Publication, route: Route, target: Target, connection: Connection, deadline: float
     ) -> list[Receipt]:
@@ -283,8 +253,8 @@ class Sender:
     def stop(self) -> None:
         """Give up what is still running."""
         self.closed = True
-        for delivery in self.running:
-            delivery.stop()
+        for scope in self.running:
+            scope.cancel()
 
 
 def _nothing() -> None:

@@ -61,7 +61,7 @@ def clients(rounds: int, scale: float) -> str:
     for mode, name in NAMES.items():
         medians = {client: median(found[mode, client]) for client in CLIENTS}
         share = medians["nsqext"] / medians["asyncnsq"]
-        rows.append([name, *(f"{medians[client]:.1f}" for client in CLIENTS), f"{share:.2f}", f"{AIMS[mode]:.2f}"])
+        rows.append([name, *(f"{medians[client]:.2f}" for client in CLIENTS), f"{share:.2f}", f"{AIMS[mode]:.2f}"])
     return table(("µs of CPU per message", *CLIENTS, "nsqext / asyncnsq", "aim"), rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nsqext.client.plain import COUNT_WORD, ITEM_WORD, PlainBatch, compresses, logs_traces, plain_batch
+from nsqext.client.plain import COUNT_WORD, ITEM_WORD, PlainBatch, compresses, logs_traces, plain_batches
 from nsqext.client.publication import Draft, Publication, key_bytes, pack_body, refuse
 from nsqext.errors import ExtendNotSupported, InvalidInput
 from nsqext.protocol.commands import check_body, ext_body, multi, trace_body
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.identify import Negotiated
     from nsqext.types import TopicMeta
 
-__all__ = ("Batch", "Sorter", "wrong_message")
+__all__ = ("Batch", "Rows", "Sorter", "wrong_message")
 
 _LONGEST_TRACE = 40
 """Bytes that a trace id takes at most, as a header of its own."""
@@ -93,6 +93,10 @@ class Batch(Publication):
         return receipts
 
 
+Rows = list[list[Batch | PlainBatch]]
+"""Batches of one call: those of a row go one after the other, rows beside each other."""
+
+
 class Sorter:
     """Sorts the messages of one call; all of them are checked before anything is sent.
 
@@ -104,7 +108,7 @@ class Sorter:
         partition: for all messages.
 
     Attributes:
-        rows: what came out: the batches of a row go one after the other, rows beside each other.
+        rows: what came out.
         keys: keys that occurred, whose turns have to be taken.
         count: number of messages.
         marked: index of the first message with headers, tag or trace id, where only the node can tell whether it takes
@@ -114,7 +118,7 @@ class Sorter:
     def __init__(
         self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None
     ) -> None:
-        self.rows: list[list[Batch | PlainBatch]] = []
+        self.rows: Rows = []
         self.keys: set[bytes] = set()
         self.count: int = 0
         self.marked: tuple[int, bool] | None = None
@@ -138,9 +142,9 @@ class Sorter:
         """
         self.count = len(messages)
         if self._key is not None and not self._carries:
-            batch = plain_batch(self._route, self._place(self._key), messages, self._options)
-            if batch is not None:
-                self.rows.append([batch])
+            batches = plain_batches(self._route, self._place(self._key), messages, self._options)
+            if batches is not None:
+                self.rows.append([*batches])
                 return
         index = 0
         try:

@@ -9,14 +9,14 @@ import anyio
 
 from nsqext.client.batches import Sorter, wrong_message
 from nsqext.client.delivery import deliver
-from nsqext.client.plain import plain_batch
+from nsqext.client.plain import plain_batches
 from nsqext.client.publication import check_choice, key_bytes
 from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, LookupFailed, NsqError, PublishFailed, TopicNotFound
 from nsqext.protocol.names import check_topic
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from nsqext.client.batches import Batch
+    from nsqext.client.batches import Batch, Rows
     from nsqext.client.plain import PlainBatch
     from nsqext.client.publication import Draft
     from nsqext.client.sending import Sender
@@ -51,9 +51,12 @@ class ManyPublisher:
         if not given:
             return []
         if key is None:
-            plain = plain_batch(route, partition, given, sender.options)
+            plain = plain_batches(route, partition, given, sender.options)
             if plain is not None:
-                return await self._publish_alone(plain)
+                if len(plain) == 1:
+                    return await self._publish_alone(plain[0])
+                rows: Rows = [[batch] for batch in plain] if partition is None else [[*plain]]
+                return await self._publish_rows(rows, len(given))
         sorter = Sorter(route, sender.options, sender.key_hash, None if key is None else key_bytes(key), partition)
         sorter.add(given)
         if sorter.marked is not None:
@@ -66,7 +69,7 @@ class ManyPublisher:
         entered: list[Turn] = []
         try:
             await self._turns.enter_all(sorted((topic, key) for key in sorter.keys), entered, sender.options.timeout)
-            return await self._publish_rows(sorter)
+            return await self._publish_rows(sorter.rows, sorter.count)
         finally:
             for turn in entered:
                 self._turns.leave(turn)
@@ -80,13 +83,13 @@ class ManyPublisher:
         except NsqError as error:
             raise BatchFailed([error] * len(batch.indexes)) from error
 
-    async def _publish_rows(self, sorter: Sorter) -> list[Receipt]:
-        outcomes: list[Outcome | None] = [None] * sorter.count
-        if len(sorter.rows) == 1:
-            await self._publish_row(sorter.rows[0], outcomes)
+    async def _publish_rows(self, rows: Rows, count: int) -> list[Receipt]:
+        outcomes: list[Outcome | None] = [None] * count
+        if len(rows) == 1:
+            await self._publish_row(rows[0], outcomes)
         else:
             async with anyio.create_task_group() as tasks:
-                for row in sorter.rows:
+                for row in rows:
                     tasks.start_soon(self._publish_row, row, outcomes)
         receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
         if len(receipts) < len(outcomes):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.identify import Negotiated
     from nsqext.types import Receipt, TopicMeta
 
-__all__ = ("COUNT_WORD", "ITEM_WORD", "PlainBatch", "compresses", "logs_traces", "plain_batch")
+__all__ = ("COUNT_WORD", "ITEM_WORD", "PlainBatch", "compresses", "logs_traces", "plain_batches")
 
 COUNT_WORD = 4
 """Bytes before the first message of a batch."""
@@ -28,26 +28,30 @@ class PlainBatch(Publication):
     """Several messages without headers and trace ids, for one partition, all or nothing.
 
     Args:
-        topic: name of the topic.
-        partition: where it has to go.
+        route: where the topic's messages go.
+        partition: where these have to go.
         bodies: of the messages; they were checked.
         sizes: their lengths in bytes, or the one length of them all.
+        first: which message of the call the first one is.
     """
 
-    __slots__ = ("_bodies", "_sizes")
+    __slots__ = ("_bodies", "_first", "_sizes")
 
-    def __init__(self, topic: str, partition: int | None, bodies: list[bytes], sizes: Sequence[int] | int) -> None:
-        self.topic: str = topic
+    def __init__(
+        self, route: Route, partition: int | None, bodies: Sequence[bytes], sizes: Sequence[int] | int, first: int = 0
+    ) -> None:
+        self.topic: str = route.topic
         self.key: bytes | None = None
         self.partition: int | None = partition
         self.in_doubt = False
         self._bodies = bodies
         self._sizes = sizes
+        self._first = first
 
     @property
     def indexes(self) -> Sequence[int]:
         """Which messages of the call these are."""
-        return range(len(self._bodies))
+        return range(self._first, self._first + len(self._bodies))
 
     def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
         return multi(target.line("MPUB"), self._bodies, self._sizes)
@@ -58,10 +62,10 @@ class PlainBatch(Publication):
         return [target.receipt] * len(self._bodies)
 
 
-def plain_batch(
+def plain_batches(
     route: Route, partition: int | None, messages: Sequence[bytes | Draft], options: ProducerOptions
-) -> PlainBatch | None:
-    """Return a batch of all messages of a call, where they are bodies of acceptable size that fit one batch.
+) -> list[PlainBatch] | None:
+    """Return batches of all messages of a call, where they are nothing but bodies of acceptable size.
 
     Args:
         route: where the topic's messages go.
@@ -70,28 +74,37 @@ def plain_batch(
         options: limits.
 
     Returns:
-        The batch; None where the messages have to be looked at one by one.
+        One batch, or more where the limits ask for it, in the order of the messages; None where these have to be looked
+        at one by one.
     """
-    count = len(messages)
-    if count > options.max_batch_count or list(map(type, messages)).count(bytes) != count or logs_traces(route):
+    if list(map(type, messages)).count(bytes) != len(messages) or logs_traces(route):
         return None
-    bodies: list[bytes] = list(messages)  # type: ignore[arg-type]
-    sizes: Sequence[int] | int
-    distinct = set(map(len, bodies))
-    if len(distinct) == 1:
-        sizes = smallest = largest = distinct.pop()
-        total = count * largest
-    else:
-        sizes = list(map(len, bodies))
-        smallest, largest, total = min(distinct), max(distinct), sum(sizes)
-    if (
-        not smallest
-        or largest > options.max_message_size
-        or COUNT_WORD + ITEM_WORD * count + total > options.max_batch_size
-        or (compresses(route, options) and largest >= options.compression_min)
-    ):
-        return None
-    return PlainBatch(route.topic, partition, bodies, sizes)
+    largest = options.max_message_size
+    if compresses(route, options):
+        largest = min(largest, options.compression_min - 1)
+    batches: list[PlainBatch] = []
+    left: list[tuple[int, list[bytes]]] = [(0, list(messages))]  # type: ignore[arg-type]
+    while left:
+        first, bodies = left.pop()
+        count = len(bodies)
+        sizes: Sequence[int] | int
+        distinct = set(map(len, bodies))
+        if len(distinct) == 1:
+            sizes = smallest = biggest = distinct.pop()
+            total = count * biggest
+        else:
+            sizes = list(map(len, bodies))
+            smallest, biggest, total = min(distinct), max(distinct), sum(sizes)
+        if not smallest or biggest > largest:
+            return None
+        if count <= options.max_batch_count and COUNT_WORD + ITEM_WORD * count + total <= options.max_batch_size:
+            batches.append(PlainBatch(route, partition, bodies, sizes, first))
+        elif count > 1:
+            cut = options.max_batch_count if count > options.max_batch_count else count // 2
+            left += ((first + cut, bodies[cut:]), (first, bodies[:cut]))
+        else:
+            return None
+    return batches
 
 
 def compresses(route: Route, options: ProducerOptions) -> bool:

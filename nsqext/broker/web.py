@@ -26,13 +26,13 @@ import orjson
 from attrs import define
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ("Call", "Form", "Handler", "HttpFault", "application", "dump", "route")
+__all__ = ("Call", "Form", "Handler", "HttpFault", "HttpPanic", "application", "dump", "first_values", "null", "route")
 
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
@@ -64,6 +64,10 @@ class HttpFault(Exception):
         self.text = text
 
 
+class HttpPanic(Exception):
+    """What the real server's handler dies of; the answer is INTERNAL_ERROR in the second form, whatever the route's."""
+
+
 @define(slots=False)
 class Call:
     """One request, as a handler sees it."""
@@ -76,10 +80,14 @@ class Call:
         query = self.request.scope["query_string"].decode("latin-1")
         if _BAD_QUERY.search(query):
             raise HttpFault(400, "INVALID_REQUEST")
-        found: dict[str, str] = {}
-        for name, value in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
-            found.setdefault(name, value)
-        return found
+        return first_values(query)
+
+    @cached_property
+    def readable_args(self) -> Mapping[str, str]:
+        """Like `args`, without what cannot be read in place of a fault: some real handlers do not care."""
+        query = self.request.scope["query_string"].decode("latin-1")
+        pairs = "&".join(pair for pair in query.split("&") if not _BAD_QUERY.search(pair))
+        return first_values(pairs)
 
     def arg(self, name: str, missing: str | None = None) -> str:
         """Return an argument of the query, empty when it is not given.
@@ -108,6 +116,14 @@ class Call:
         return await self.request.body()
 
 
+def first_values(query: str) -> dict[str, str]:
+    """Return the values of a query or a form, the first of each name."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
+        found.setdefault(name, value)
+    return found
+
+
 Handler = Callable[[Call], Any]
 """Takes a `Call`; returns the result, an awaitable of it, or a whole Starlette response."""
 
@@ -134,6 +150,11 @@ def _answer_v1(status: int, value: object) -> Response:
     if isinstance(value, (str, bytes)):
         return _raw(value, _V1)
     return Response(dump(value), media_type=_JSON, headers=_V1)
+
+
+def null() -> Response:
+    """Return the second form of a null that is a value; None stands for no value."""
+    return Response(b"null", media_type=_JSON, headers=_V1)
 
 
 def _answer_wrapped(status: int, text: str, value: object) -> Response:
@@ -170,6 +191,8 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
                 value = await value
         except HttpFault as error:
             fault = error
+        except HttpPanic:
+            return _answer_v1(500, "INTERNAL_ERROR")
         return value if isinstance(value, Response) else _answer(form, request, value, fault)
 
     made = Route(path, endpoint, methods=[method])
@@ -177,14 +200,43 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
     return made
 
 
-def _redirect(routes: list[Route], request: Request) -> Response | None:
-    """Send the client to the right path where only the case or a slash at the end is wrong, as the real servers do."""
-    wanted = request.url.path.rstrip("/").lower()
-    for known in routes:
-        if known.path.lower() == wanted:
-            query = f"?{request.url.query}" if request.url.query else ""
-            return RedirectResponse(known.path + query, 301 if request.method == "GET" else 307)
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
+
+
+def _clean(path: str) -> str:
+    """Return a path without empty parts, ``.``, ``..`` and a slash at the end."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def _meant(table: list[Route], method: str, path: str) -> str | None:
+    """Return the path of this method that differs from the given one in case, slashes and dots only."""
+    wanted = _clean(path)
+    for known in table:
+        fixed, _, variable = known.path.partition("{")
+        rest = wanted[len(fixed) :]
+        same = wanted.lower().startswith(fixed) and bool(rest) == bool(variable) and "/" not in rest
+        if same and method in (known.methods or ()):
+            return fixed + rest
     return None
+
+
+def _redirect(table: list[Route], request: Request) -> Response | None:
+    """Send the client to the right path where only case, slashes or dots are wrong, as the real servers do."""
+    path = _meant(table, request.method, request.scope["path"])
+    if path is None:
+        return None
+    query = request.scope["query_string"].decode("latin-1")
+    target = path + (f"?{query}" if query else "")
+    if request.method != "GET":
+        return Response(status_code=307, headers={"Location": target})
+    text = f'<a href="{target.translate(_HTML)}">Moved Permanently</a>.\n\n'
+    return Response(text, 301, {"Location": target}, "text/html; charset=utf-8")
 
 
 def application(routes: Iterable[Route]) -> Starlette:
@@ -193,6 +245,8 @@ def application(routes: Iterable[Route]) -> Starlette:
 
     async def refuse(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
+        if request.method == "OPTIONS" and request.scope["path"] == "*":
+            return Response()  # asks for the server as a whole
         if status == 404:
             return _redirect(table, request) or _answer_v1(404, "NOT_FOUND")
         if status != 405:

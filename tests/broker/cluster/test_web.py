@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from nsqext.broker.listening import listen
 from nsqext.broker.serving import HttpServer
-from nsqext.broker.web import Call, Form, HttpFault, application, route
+from nsqext.broker.web import Call, Form, HttpFault, HttpPanic, application, route
 
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 
@@ -25,6 +26,10 @@ def anyio_backend() -> str:
 
 def refuse(call: Call) -> object:
     raise HttpFault(404, f'no "{call.arg("name", "MISSING_ARG_NAME")}"')
+
+
+def panic(call: Call) -> object:
+    raise HttpPanic
 
 
 async def echo(call: Call) -> object:
@@ -40,6 +45,7 @@ APP = application(
         route("POST", "/nothing", lambda call: None),
         route("POST", "/fail1", refuse),
         route("POST", "/echo", echo),
+        route("GET", "/panic", panic, Form.NEGOTIATED),
         route("GET", "/config/{opt}", lambda call: call.path["opt"]),
     ]
 )
@@ -139,7 +145,57 @@ async def test_wrong_case_and_trailing_slash_are_redirected() -> None:
     async with client() as http:
         answer = await http.get("/Value/?a=1")
         assert (answer.status_code, answer.headers["location"]) == (301, "/value?a=1")
-        assert (await http.post("/nothing/")).status_code == 307
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.text == '<a href="/value?a=1">Moved Permanently</a>.\n\n'
+        answer = await http.post("/nothing/")
+        assert (answer.status_code, answer.text, answer.headers.get("content-type")) == (307, "", None)
+        assert (await http.get("/CONFIG/Some/")).headers["location"] == "/config/Some"
+        assert (await http.get("/value/?a=<'&")).text.startswith('<a href="/value?a=%3C&#39;&amp;">')
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/value/"), ("HEAD", "/value/"), ("GET", "/config/"), ("GET", "/config/a/b")]
+)
+async def test_only_a_route_of_the_same_method_is_meant(method: str, path: str) -> None:
+    async with client() as http:
+        assert (await http.request(method, path)).status_code == 404
+
+
+async def ask(method: str, path: str) -> tuple[int, str | None]:
+    """Return status and location of an answer; the path is sent as it is."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+    await APP(scope, receive, send)
+    location = dict(sent[0]["headers"]).get(b"location")
+    return sent[0]["status"], location.decode() if location else None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["//value", "/./value", "/a/../value", "/../value//"])
+async def test_empty_parts_and_dots_of_a_path_are_redirected(path: str) -> None:
+    assert await ask("GET", path) == (301, "/value")
+
+
+@pytest.mark.anyio
+async def test_the_server_as_a_whole_is_asked_for_its_methods() -> None:
+    assert await ask("OPTIONS", "*") == (200, None)
+    assert (await ask("GET", "*"))[0] == 404
+
+
+@pytest.mark.anyio
+async def test_what_the_real_handler_dies_of_is_answered_in_the_second_form() -> None:
+    async with client() as http:
+        answer = await http.get("/panic")
+    assert (answer.status_code, answer.text) == (500, '{"message":"INTERNAL_ERROR"}')
+    assert answer.headers["x-nsq-content-type"] == "nsq; version=1.0"
 
 
 @pytest.mark.anyio

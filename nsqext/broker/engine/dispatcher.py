@@ -238,7 +238,7 @@ class Dispatcher:
         self._flights.add(flight)
         client.in_flight += 1
         client.messages += 1
-        if self._partition.extend and not (subscriber.extend or self._options.extend_compatible):
+        if self._partition.extend and not (subscriber.extend or self._options.extend_compatible()):
             client.leave()
             return
         subscriber.deliver(as_message(flight))

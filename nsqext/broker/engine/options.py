@@ -55,7 +55,7 @@ class PartitionOptions:
             the rest is too much, publishes are refused.
         mem_queue_size: messages that the original server keeps in memory before it takes the disk.
         coordinated: the node belongs to a cluster.
-        extend_compatible: consumers without extend support are served on extend topics.
+        extend_compatible: tells whether consumers without extend support are served on extend topics now.
         data_path: folder of the queue; None keeps it in memory.
         disk: how the folder is used.
         chance: a random number from 0 to 1 (less than 1), for sampling.
@@ -71,7 +71,7 @@ class PartitionOptions:
     memory_bytes: int = 256 * _MIB
     mem_queue_size: int = 10_000
     coordinated: bool = True
-    extend_compatible: bool = False
+    extend_compatible: Callable[[], bool] = field(default=lambda: False)
     data_path: Path | None = None
     disk: DiskOptions = field(factory=DiskOptions)
     chance: Callable[[], float] = random.random

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from nsqext.broker.engine.refusal import Refusal
+from nsqext.protocol.extjson import quote
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.log import Log
@@ -19,12 +20,11 @@ _NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 def _parse_int64(text: str) -> int:
-    quoted = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if not _NUMBER.fullmatch(text):
-        raise Refusal(f"strconv.ParseInt: parsing {quoted}: invalid syntax")
+        raise Refusal(f"strconv.ParseInt: parsing {quote(text)}: invalid syntax")
     value = int(text)
     if not -(1 << 63) <= value < 1 << 63:
-        raise Refusal(f"strconv.ParseInt: parsing {quoted}: value out of range")
+        raise Refusal(f"strconv.ParseInt: parsing {quote(text)}: value out of range")
     return value
 
 

@@ -85,7 +85,7 @@ class Switches:
     max_pub_waiting: int = 0
     write_disabled: str = ""
     lookupd_addresses: list[str] = field(factory=list)
-    log_level: int = 1
+    log_level: int = 2
     verbose: bool = False
 
 
@@ -141,7 +141,7 @@ class Node:
             self.options.allow_sub_ext_compatible,
             self.limits.max_connections,
             self.options.max_pub_waiting,
-            log_level=2 if self.options.original else 1,
+            log_level=2,
         )
         self.started: int = self.options.wall()
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
@@ -173,7 +173,7 @@ class Node:
                 limits=self.limits,
                 memory_bytes=self.options.memory_bound,
                 coordinated=self.options.clustered,
-                extend_compatible=self.switches.allow_sub_ext_compatible,
+                extend_compatible=lambda: self.switches.allow_sub_ext_compatible,
                 mem_queue_size=self.options.mem_queue_size,
                 data_path=self.options.data_path,
                 disk=self.options.disk,

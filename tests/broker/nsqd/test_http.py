@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -45,13 +46,11 @@ class _Web:
     async def get(self, path: str, *, v1: bool = False) -> httpx.Response:
         return await self._client.get(path, headers=V1 if v1 else {})
 
-    async def post(
-        self, path: str, body: bytes = b"", headers: dict[str, str] | None = None, *, v1: bool = False
-    ) -> httpx.Response:
-        return await self._client.post(path, content=body, headers=(headers or {}) | (V1 if v1 else {}))
+    async def post(self, path: str, body: Any = b"", headers: Any = None, *, v1: bool = False) -> httpx.Response:
+        return await self._client.post(path, content=body, headers=httpx.Headers(V1 if v1 else headers))
 
-    async def put(self, path: str, body: bytes = b"") -> httpx.Response:
-        return await self._client.put(path, content=body)
+    async def put(self, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> httpx.Response:
+        return await self._client.put(path, content=body, headers=headers)
 
 
 def _status(response: httpx.Response) -> tuple[int, Any]:
@@ -93,7 +92,11 @@ async def test_publishing_answers_ok_and_traces_where_asked() -> None:
         ("/pub_ext?topic=x&ext=%5B%5D", b"x", 400, "E_INVALID_JSON_HEADER"),
         ("/pub_ext?topic=x&ext=100%25", b"x", 400, "E_INVALID_JSON_HEADER"),
         ("/pub_ext?topic=x&ext=" + quote('{"##trace_id":7}'), b"x", 400, "INVALID_TRACE_ID"),
+        ("/pub_ext?topic=x&ext=" + quote('{"a":1e400}'), b"x", 400, "E_INVALID_JSON_HEADER"),
+        ("/pub_ext?topic=x&ext=" + quote('{"a":NaN}'), b"x", 400, "E_INVALID_JSON_HEADER"),
+        ("/pub_ext?topic=x&ext=" + quote('{"a":' + "[" * 5000 + "]" * 5000 + "}"), b"x", 400, "E_INVALID_JSON_HEADER"),
         ("/pubtrace?topic=t&trace_id=-1", b"x", 400, "INVALID_TRACE_ID"),
+        ("/pubtrace?topic=t&trace_id=%zz", b"x", 404, "E_TOPIC_NOT_EXIST"),
     ],
 )
 async def test_refused_publishes(path: str, body: bytes, status: int, text: str) -> None:
@@ -128,6 +131,36 @@ async def test_a_header_that_its_length_cannot_tell_is_refused() -> None:
     host(node, "x", extend=True)
     answer = await _Web(node).post("/pub_ext?topic=x&ext=%7B%7D", b"body", {"X-NSQEXT-A": "x" * 65536})
     assert answer.json()["status_txt"] == "E_INVALID_JSON_HEADER"
+
+
+@pytest.mark.parametrize(
+    ("ext", "headers", "stored"),
+    [
+        ('{"a":"\\ud800b","\\uDC00":["\\ud83d\\ude00"]}', {}, '{"a":"\ufffdb","\ufffd":["\U0001f600"]}'),
+        ("%7B%22a%22:%22%E4%B8%22%7D", {}, '{"a":"\ufffd\ufffd"}'),
+        ("{}", {"X-NSQEXT-A": "caf\xe9"}, '{"a":"caf\\ufffd"}'),
+        ("{}", {"X-NSQEXT-A": "caf\xc3\xa9"}, '{"a":"caf\xe9"}'),
+    ],
+)
+async def test_what_is_no_text_in_a_header_is_replaced(ext: str, headers: dict[str, str], stored: str) -> None:
+    node = make_node()
+    hosted = host(node, "x", extend=True)
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    escaped = ext if ext.startswith("%") else quote(ext)
+    answer = await _Web(node).post(f"/pub_ext?topic=x&ext={escaped}", b"body", raw)
+    assert _status(answer) == (200, "OK")
+    entry = hosted.partition.log.at(1)
+    assert entry is not None
+    assert entry.record.header.decode() == stored
+
+
+async def test_null_takes_no_header_from_http() -> None:
+    node = make_node()
+    host(node, "x", extend=True)
+    web = _Web(node)
+    assert _status(await web.post("/pub_ext?topic=x&ext=null", b"x")) == (200, "OK")
+    answer = await web.post("/pub_ext?topic=x&ext=null", b"x", {"X-NSQEXT-A": "b"})
+    assert _status(answer) == (500, '{"message":"INTERNAL_ERROR"}')
 
 
 async def test_minus_zero_of_a_header_is_kept() -> None:
@@ -218,10 +251,42 @@ async def test_a_channel_is_told_where_to_read() -> None:
     assert _status(await web.post(path)) == (406, '{"message":"MSG_EMPTY"}')
     assert _status(await web.post(path, b"count:1")) == (400, '{"message":"invalid consume offset:count:1"}')
     assert _status(await web.post(path, b"special:2")) == (500, '{"message":"not supported offset type"}')
+    assert (await web.post(path, b"virtual_queue:0\n")).text == (
+        '{"message":"strconv.ParseInt: parsing "0\\n": invalid syntax"}'
+    )
     assert _status(await web.post(path, b"msgcount:2")) == (200, "")
     consumer = Client(node)
     consumer.send(b"SUB t ch 0\nRDY 5\n")
     assert [data[-1:] for kind, data in consumer.receive() if kind == 2] == [b"b", b"c"]
+
+
+async def test_a_position_in_a_body_of_unknown_size_is_refused() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"special:-1"
+
+    node = make_node()
+    host(node).partition.channel("ch")
+    answer = await _Web(node).post("/channel/setoffset?topic=t&channel=ch", body())
+    assert _status(answer) == (500, '{"message":"INTERNAL_ERROR"}')
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ("search_mode=id&search_pos=2", 404, "commit log end of file"),
+        ("search_mode=count&search_pos=0&partition=0", 404, "commit log end of file"),
+        ("search_mode=virtual_offset&search_pos=0&partition=0", 404, "commit log end of file"),
+        ("search_mode=x&search_pos=0&partition=0", 400, "search mode should be one of id/count/virtual_offset"),
+        ("search_mode=id&search_pos=2&delayed_queue=true", 400, "delayed queue search channel must be given"),
+        ("search_mode=id&search_pos=2&delayed_queue=true&channel=ch", 404, "no message found in delayed queue"),
+        ("search_mode=count&search_pos=2&partition=0&delayed_queue=true", 400, "delayed queue search mode must be id"),
+    ],
+)
+async def test_a_message_that_is_not_there(query: str, status: int, text: str) -> None:
+    node = make_node()
+    host(node)
+    answer = await _Web(node).get(f"/message/get?topic=t&{query}")
+    assert _status(answer) == (status, f'{{"message":"{text}"}}')
 
 
 async def test_messages_are_found_and_finished() -> None:
@@ -278,6 +343,8 @@ async def test_stats_tell_topics_channels_and_clients() -> None:
     assert (await web.get("/stats")).text.count("\n") == 8
     assert "current confirm &{{{0 0} 0} 0}" in (await web.get("/message/stats?topic=t&channel=ch")).text
     assert len((await web.get("/message/historystats?topic=t&partition=0")).json()["hourly_pub_size"]) == 22
+    assert _status(await web.get("/message/historystats?topic=t&partition=x"))[0] == 400
+    assert _status(await web.get("/message/historystats?partition=x")) == (404, '{"message":"E_TOPIC_NOT_EXIST"}')
 
 
 async def test_what_an_operator_asks() -> None:
@@ -300,6 +367,33 @@ async def test_what_an_operator_asks() -> None:
     assert _status(await web.get("/no")) == (404, '{"message":"NOT_FOUND"}')
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "text"),
+    [
+        ("POST", "/topic/cleanunused?topic=no&partition=0", 200, ""),
+        ("POST", "/topic/cleanunused?partition=x", 400, "INVALID_REQUEST"),
+        ("POST", "/topic/cleanunused?topic=%zz", 400, "INVALID_REQUEST"),
+        ("PUT", "/delayqueue/enable?enable=%zz", 400, "INVALID_REQUEST"),
+        ("PUT", "/filemeta_writer/enable?state=%zz", 400, "INVALID_REQUEST"),
+        ("PUT", "/filemeta_writer/enable?state=true", 200, ""),
+        ("POST", "/debug/freememory?x=%zz", 200, ""),
+        ("PUT", "/debug/setblockrate?rate=3&x=%zz", 200, ""),
+        ("PUT", "/debug/setblockrate?rate=%zz", 400, 'invalid block rate : strconv.Atoi: parsing "": invalid syntax'),
+    ],
+)
+async def test_what_is_only_checked(method: str, path: str, status: int, text: str) -> None:
+    web = _Web(make_node())
+    answer = await (web.post(path) if method == "POST" else web.put(path))
+    assert _status(answer) == (status, f'{{"message":"{text}"}}' if text else "")
+
+
+async def test_a_block_rate_may_be_in_a_form() -> None:
+    web = _Web(make_node())
+    form = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    assert _status(await web.put("/debug/setblockrate?rate=x", b"rate=0", form)) == (200, "")
+    assert _status(await web.put("/debug/setblockrate", b"rate=0"))[0] == 400
+
+
 async def test_options_are_shown_and_changed() -> None:
     node = make_node()
     web = _Web(node)
@@ -309,6 +403,28 @@ async def test_options_are_shown_and_changed() -> None:
     assert _status(await web.put("/config/allow_ext_compatible", b"1")) == (400, '{"message":"INVALID_VALUE"}')
     assert _status(await web.put("/config/verbose", b"")) == (413, '{"message":"INVALID_VALUE"}')
     assert _status(await web.get("/config/nothing")) == (400, '{"message":"INVALID_OPTION"}')
+    assert _status(await web.put("/config/allow_ext_compatible", b"null")) == (200, "true")
+    assert _status(await web.put("/config/nsqlookupd_tcp_addresses", b"null")) == (200, "[]")
+    for name, text in (
+        ("log_level", "2"),
+        ("tcp_address", "127.0.0.1:4150"),
+        ("statsd_prefix", "nsq.127_0_0_1_4151."),
+        ("req_to_end_threshold", "900000000000"),
+        ("use_fsync", "false"),
+        ("e2e_processing_latency_percentiles", "null"),
+    ):
+        assert _status(await web.get(f"/config/{name}")) == (200, text)
+
+
+async def test_consumers_without_extend_support_are_let_in_while_the_node_runs() -> None:
+    node = make_node()
+    host(node, "x", extend=True)
+    web = _Web(node)
+    await web.put("/config/allow_sub_ext_compatible", b"true")
+    consumer = Client(node)
+    consumer.send(b"SUB x ch 0\nRDY 1\n")
+    await web.post("/pub_ext?topic=x&ext=" + quote('{"a":"b"}'), b"body")
+    assert [data[-4:] for kind, data in consumer.receive() if kind == 2] == [b"body"]
 
 
 async def test_an_old_topic_drops_internal_headers_where_that_is_allowed() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.http.site import Site
 from nsqext.broker.nsqd.texts import parse_int
+from nsqext.broker.profiling import set_block_rate
 from nsqext.broker.web import Call, Form, HttpFault, route
 
 if TYPE_CHECKING:
@@ -86,19 +86,25 @@ class _Admin(Site):
             raise HttpFault(404, "E_TOPIC_NOT_EXIST")
         raise HttpFault(400, "No delayed queue on this topic")
 
-    def nothing(self, check: str, call: Call) -> None:
-        """Answer a switch of something that this server has not, after the check of its argument."""
-        if check:
+    def clean_unused(self, call: Call) -> None:
+        """Answer a request to remove data of topics that are gone: there is none, but its arguments are checked."""
+        if call.arg("partition"):
             try:
-                parse_int(call.arg(check))
-            except ValueError as error:
-                raise HttpFault(400, f"invalid block rate : {error}") from None
+                parse_int(call.arg("partition"))
+            except ValueError:
+                raise HttpFault(400, "INVALID_REQUEST") from None
+
+    def read_only(self, call: Call) -> None:
+        """Answer a switch of something that this server has not; its query has to be readable."""
+        len(call.args)
+
+    def nothing(self, _: Call) -> None:
+        """Answer what this server has no use for, whatever its query says."""
 
 
 def admin_routes(site: Site) -> list[Route]:
     """Return the routes."""
     admin = _Admin(site.node, site.addresses)
-    silent = partial(admin.nothing, "")
     return [
         route("GET", "/ping", admin.ping, Form.TEXT),
         route("GET", "/info", admin.info, Form.NEGOTIATED),
@@ -106,12 +112,12 @@ def admin_routes(site: Site) -> list[Route]:
         route("GET", "/coordinator/stats", admin.coordinator_stats),
         route("POST", "/loglevel/set", admin.set_log_level),
         route("POST", "/disable/write", admin.disable_write),
-        route("POST", "/topic/cleanunused", silent),
+        route("POST", "/topic/cleanunused", admin.clean_unused),
         route("POST", "/topic/greedyclean", admin.checked_topic),
         route("POST", "/topic/fixdata", admin.fix_data),
-        route("PUT", "/delayqueue/enable", silent),
+        route("PUT", "/delayqueue/enable", admin.read_only),
         route("GET", "/delayqueue/backupto", admin.backup),
-        route("PUT", "/filemeta_writer/enable", silent),
-        route("POST", "/debug/freememory", silent),
-        route("PUT", "/debug/setblockrate", partial(admin.nothing, "rate")),
+        route("PUT", "/filemeta_writer/enable", admin.read_only),
+        route("POST", "/debug/freememory", admin.nothing),
+        route("PUT", "/debug/setblockrate", set_block_rate),
     ]

@@ -11,7 +11,7 @@ from nsqext.broker.engine.position import StartPosition
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.nsqd.http.site import Site, refuse
 from nsqext.broker.nsqd.texts import decode, parse_int
-from nsqext.broker.web import Call, HttpFault, route
+from nsqext.broker.web import Call, HttpFault, HttpPanic, route
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -69,6 +69,8 @@ class _Channels(Site):
 
     async def set_offset(self, call: Call) -> None:
         _, channel = self.channel(call)
+        if "transfer-encoding" in call.headers:
+            raise HttpPanic  # a body of unknown size
         body = await call.body()
         if not body:
             raise HttpFault(406, "MSG_EMPTY")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.nsqd.http.option_defaults import DEFAULTS, ORIGINAL_DEFAULTS
 from nsqext.broker.nsqd.http.site import Addresses, Site
-from nsqext.broker.web import Call, HttpFault, route
+from nsqext.broker.web import Call, HttpFault, null, route
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -31,32 +33,6 @@ _SETTABLE: dict[str, tuple[str, type]] = {
     "max_pub_waiting_size": ("max_pub_waiting", int),
 }
 _SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
-# what the real server answers for things that this one does without
-_ORIGINAL_DEFAULTS: dict[str, Any] = {
-    "broadcast_http_port": 0,
-    "broadcast_tcp_port": 0,
-    "e2e_processing_latency_percentiles": [],
-    "e2e_processing_latency_window_time": 600 * _NS,
-    "enable_experiment": [],
-    "http_client_connect_timeout": 2 * _NS,
-    "http_client_request_timeout": 5 * _NS,
-    "log_prefix": "[nsqd] ",
-    "queue_scan_selection_count": 20,
-    "queue_scan_worker_pool_max": 4,
-    "statsd_address": "",
-    "statsd_exclude_ephemeral": False,
-    "statsd_interval": 60 * _NS,
-    "statsd_mem_stats": True,
-    "statsd_prefix": "nsq.%s",
-    "statsd_udp_packet_size": 508,
-    "sync_every": 2500,
-    "tls_cert": "",
-    "tls_client_auth_policy": "",
-    "tls_key": "",
-    "tls_root_ca_file": "",
-    "topology_region": "",
-    "topology_zone": "",
-}
 _DEFAULT_CONNECTIONS = 500_000
 
 
@@ -79,24 +55,35 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         "max_req_timeout": round(limits.max_req_timeout * _NS),
         "mem_queue_size": options.mem_queue_size,
         "msg_timeout": round(limits.msg_timeout * _NS),
+        "http_address": addresses.http_address,
+        "https_address": addresses.https_address or "",
         "snappy": limits.snappy,
         "sync_timeout": round(options.disk.sync_interval * _NS),
+        "tcp_address": addresses.tcp_address,
         "tls_min_version": _TLS_1_0,
         "tls_required": int(limits.tls_required),
     }
     if options.original:
-        values |= _ORIGINAL_DEFAULTS
+        values |= ORIGINAL_DEFAULTS
         values |= {
             "auth_http_request_method": options.auth_method,
             "max_channel_consumers": limits.max_channel_consumers,
             "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * _NS),
             "output_buffer_timeout": round(limits.output_buffer_timeout * _NS),
-            "http_address": addresses.http_address,
-            "https_address": addresses.https_address or "",
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
-            "tcp_address": addresses.tcp_address,
         }
-    return values
+        return values
+    rules = ChannelRules()
+    place = f"{options.broadcast_address}:{addresses.http_address.rpartition(':')[2]}"
+    return (
+        DEFAULTS
+        | values
+        | {
+            "max_channel_delayed_qnum": rules.delayed_most,
+            "req_to_end_threshold": round(rules.delayed_threshold * _NS),
+            "statsd_prefix": f"nsq.{place.replace('.', '_').replace(':', '_')}.",
+        }
+    )
 
 
 class _Config(Site):
@@ -109,7 +96,7 @@ class _Config(Site):
         if name not in fixed:
             raise HttpFault(400, "INVALID_OPTION")
         # a text is answered bare, as every text is
-        return fixed[name]
+        return null() if fixed[name] is None else fixed[name]
 
     def _settable(self) -> frozenset[str]:
         return _SETTABLE_ORIGINAL if self.node.options.original else frozenset(_SETTABLE)
@@ -136,6 +123,8 @@ class _Config(Site):
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
             raise bad from None
+        if value is None:  # null changes nothing but a list, which it empties
+            return [] if kind is list else getattr(self.node.switches, _SETTABLE[name][0])
         texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
         if type(value) is not kind or not texts:
             raise bad

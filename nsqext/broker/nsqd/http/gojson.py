@@ -1,19 +1,82 @@
-"""JSON as the redesigned server writes a header that came over HTTP: every number a double, names in order."""
+"""JSON as the redesigned server reads and writes a header that came over HTTP: every number a double, names in order.
+
+What cannot be text is replaced, in two ways: in JSON, bytes that are not UTF-8 and halves of a surrogate pair turn into
+U+FFFD; such bytes of an X-NSQEXT- header are written as the escape of U+FFFD (captured: http_pub_ext_delivered).
+"""
 
 from __future__ import annotations
 
+import codecs
+import json
+import math
+import re
 from typing import Any
 
 import orjson
 
-__all__ = ("write_json",)
+from nsqext.broker.web import HttpFault
 
+__all__ = ("read_object", "write_json")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNDECODED = re.compile("[\udc80-\udcff]")
 _ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
+def _one_each(error: UnicodeError) -> tuple[str, int]:
+    """Replace each byte that is no UTF-8; Python's own ``replace`` takes some of them together."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("nsqext.one_each", _one_each)
+
+
+def _number_of(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def read_object(data: bytes) -> dict[str, Any] | None:
+    """Return the object that ``ext=`` holds, None for null.
+
+    Raises:
+        HttpFault: it is no JSON, or neither an object nor null.
+    """
+    text = data.decode("utf-8", "nsqext.one_each")
+    try:
+        value = json.loads(text, parse_int=_number_of, parse_float=_number_of, parse_constant=_number_of)
+    except (ValueError, RecursionError):
+        raise HttpFault(400, "E_INVALID_JSON_HEADER") from None
+    if value is not None and not isinstance(value, dict):
+        raise HttpFault(400, "E_INVALID_JSON_HEADER")
+    whole: dict[str, Any] | None = _mended(value) if "\\ud" in text.lower() else value
+    return whole
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_mended(item) for item in value]
+    if isinstance(value, dict):
+        return {_mended(name): _mended(content) for name, content in value.items()}
+    return value
+
+
 def write_json(value: Any) -> bytes:
-    """Return the bytes that are stored for a header (captured: http_pub_ext_delivered)."""
-    return _write(value).encode("utf-8", "replace")
+    """Return the bytes that are stored for a header (captured: http_pub_ext_delivered).
+
+    Raises:
+        HttpFault: it is too deep for this server.
+    """
+    try:
+        return _write(value).encode("utf-8", "replace")
+    except RecursionError:
+        raise HttpFault(400, "E_INVALID_JSON_HEADER") from None
 
 
 def _write(value: Any) -> str:
@@ -30,7 +93,8 @@ def _write(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    text = orjson.dumps(value).decode()
+    parts = (orjson.dumps(part)[1:-1].decode() for part in _UNDECODED.split(value))
+    text = '"' + "\\ufffd".join(parts) + '"'
     for plain, escaped in _ESCAPES:
         if plain in text:
             text = text.replace(plain, escaped)

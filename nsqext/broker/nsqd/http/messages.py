@@ -21,6 +21,7 @@ __all__ = ("message_routes",)
 
 _PARTITION_SHIFT = 50
 _PARTITION_MASK = 1023
+_MODES = ("id", "count", "virtual_offset")
 
 
 class _Messages(Site):
@@ -51,7 +52,10 @@ class _Messages(Site):
         }
 
     def _get_delayed(self, call: Call, partition: Partition, mode: str, position: int) -> object:
-        if not any(channel.backlog.delayed.messages for channel in partition.channels.values()):
+        delays = self.node.options.clustered or any(
+            channel.backlog.delayed.messages for channel in partition.channels.values()
+        )
+        if not delays:
             raise HttpFault(404, "no delayed queue on the topic")
         if mode != "id":
             raise HttpFault(400, "delayed queue search mode must be id")
@@ -97,10 +101,12 @@ class _Messages(Site):
 
 def _search(partition: Partition, mode: str, position: int) -> Entry:
     log = partition.log
+    if mode in _MODES and log.end_count == log.start_count:
+        raise HttpFault(404, "commit log end of file")
     entry: Entry | None
     if mode == "id":
         entry = log.find_id(position)
-    elif mode in ("count", "virtual_offset"):
+    elif mode in _MODES:
         kind = "msgcount" if mode == "count" else "virtual_queue"
         try:
             offset, _ = StartPosition(kind, position).find(log)

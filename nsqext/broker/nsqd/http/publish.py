@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-import orjson
-
-from nsqext.broker.nsqd.http.gojson import write_json
+from nsqext.broker.nsqd.http.gojson import read_object, write_json
 from nsqext.broker.nsqd.http.site import NOT_LEADER, NOT_WRITABLE, Site
 from nsqext.broker.nsqd.publish import commit, store
 from nsqext.broker.nsqd.texts import parse_unsigned
-from nsqext.broker.web import Call, Form, HttpFault, route
+from nsqext.broker.web import Call, Form, HttpFault, HttpPanic, route
 from nsqext.protocol.bodies import PublishItem, Target, parse_publish
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.headers import TRACE_ID_HEADER
@@ -49,22 +46,14 @@ def read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[Publi
 def _read_ext(call: Call) -> dict[str, Any] | None:
     """Return the header that ``ext=`` (escaped twice) and the X-NSQEXT- headers make (captured: http_pub_ext)."""
     text = call.arg("ext").replace("+", " ")
-    bad = HttpFault(400, "E_INVALID_JSON_HEADER")
     if not text or _BAD_ESCAPE.search(text):
-        raise bad
-    try:
-        plain = unquote_to_bytes(text)
-        orjson.loads(plain)  # the standard library takes more than JSON
-        value = json.loads(plain, parse_int=float)  # every number is a double, minus zero too
-    except orjson.JSONDecodeError:
-        raise bad from None
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise bad
+        raise HttpFault(400, "E_INVALID_JSON_HEADER")
+    value = read_object(unquote_to_bytes(text.encode("utf-8", "surrogateescape")))
     for name, content in reversed(call.request.headers.items()):
         if name.startswith(_HEADER_PREFIX):
-            value[name.removeprefix(_HEADER_PREFIX)] = content
+            if value is None:
+                raise HttpPanic
+            value[name.removeprefix(_HEADER_PREFIX)] = content.encode("latin-1").decode("utf-8", "surrogateescape")
     return value
 
 
@@ -94,8 +83,11 @@ class _Publisher(Site):
         return await self._publish(call, lambda body, target: (PublishItem(body), None))
 
     async def pubtrace(self, call: Call) -> object:
-        trace = call.arg("trace_id")
-        return await self._publish(call, lambda body, _: (PublishItem(body, _trace_id(trace)), trace))
+        def read(body: bytes, _: Target) -> tuple[PublishItem, str]:
+            trace = call.arg("trace_id")
+            return PublishItem(body, _trace_id(trace)), trace
+
+        return await self._publish(call, read)
 
     async def pub_ext(self, call: Call) -> object:
         return await self._publish(call, lambda body, target: _ext_item(call, body, target))

@@ -281,7 +281,7 @@ class _Stats(Site):
             ]
             return {"node_hourly_pub_size_stats": found or None}
         try:
-            partition = parse_int(number) if number else 0
+            partition = parse_int(number) if number and topic else 0
         except ValueError:
             raise HttpFault(400, "INVALID_REQUEST") from None
         hosted = self.node.hosted.get((topic, partition))

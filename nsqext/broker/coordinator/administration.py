@@ -9,6 +9,8 @@ import anyio
 
 from nsqext.broker.coordinator import decisions
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
+from nsqext.broker.engine.kinds import ChannelKind, admit, check_kind
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.names import is_valid_topic
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ __all__ = (
     "MAX_SYNC_EVERY",
     "UNSTABLE",
     "Refused",
+    "create_channel",
     "create_topic",
     "delete_topic",
     "expand_topic",
@@ -134,6 +137,8 @@ def update_topic(
                 hosted.partition.upgrade_extend()
         _resize(coordinator, replicas, topic.spec.replica)
         coordinator.apply(replicas)
+    if topic.spec.disable_channel_auto_create:
+        _make_registered(coordinator, name)
 
 
 def _resize(coordinator: Coordinator, replicas: ReplicaSet, wanted: int) -> None:
@@ -159,14 +164,45 @@ def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
 
 def register_channels(coordinator: Coordinator, name: str, channels: list[str]) -> None:
     """Set the registered channels of a topic; they are made at once, others are deleted."""
+    coordinator.topics[name].registered = sorted(channels)
+    _make_registered(coordinator, name)
+    coordinator.tell()
+
+
+def _make_registered(coordinator: Coordinator, name: str) -> None:
+    """Leave a topic the registered channels, and the ephemeral ones that are there."""
     topic = coordinator.topics[name]
-    topic.registered = sorted(channels)
     for replicas in coordinator.partitions(name):
         leader = replicas.leader
         for channel in topic.registered:
             leader.channel(channel)
-        for channel in [other for other in leader.channels if other not in topic.registered]:
-            leader.delete_channel(channel)
+        for label, found in list(leader.channels.items()):
+            if label not in topic.registered and not found.ephemeral:
+                leader.delete_channel(label)
+        coordinator.mirror(replicas)
+
+
+def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
+    """Make a channel of a type on every partition of a topic, or on none; a registering topic registers it.
+
+    A channel that is there goes on as one of this type.
+
+    Raises:
+        Refused: a partition has no leader now, or the engine refuses the type (see `check_kind`).
+    """
+    topic = coordinator.topics[name]
+    sets = list(coordinator.partitions(name))
+    for replicas in sets:
+        if not coordinator.reachable(replicas.state.leader):
+            raise Refused(f"partition {replicas.partition} of topic {name} has no leader")
+        try:
+            check_kind(replicas.leader, channel, kind)
+        except Refusal as refusal:
+            raise Refused(refusal.text) from None
+    if topic.spec.disable_channel_auto_create and channel not in topic.registered:
+        topic.registered = sorted([*topic.registered, channel])
+    for replicas in sets:
+        admit(replicas.leader, channel, kind)
         coordinator.mirror(replicas)
     coordinator.tell()
 

@@ -139,20 +139,34 @@ class Coordinator:
         return self.members[state.leader].alive and decisions.is_open(state, self.topics[replicas.topic].spec)
 
     def stats(self, node: str, topic: str, partition: int) -> dict[str, Any]:
-        """Return what a node answers to ``/coordinator/stats`` (captured: cluster_stats)."""
-        replicas = self.sets.get((topic, partition))
-        names = replicas.state.in_sync if replicas and node in replicas.state.replicas else []
-        coordinated = {
-            "node": "",
-            "name": topic,
-            "partition": partition,
-            "isr_stats": [{"hostname": "", "node_id": self.members[name].distributed_id} for name in names],
-            "catchup_stats": None,
-        }
+        """Return what a node answers to ``/coordinator/stats`` (captured: cluster_stats).
+
+        Args:
+            node: whose answer.
+            topic: only this topic; without one no partition is told.
+            partition: only this partition, every one that the node holds when it is negative.
+        """
+        held = [
+            replicas
+            for replicas in self.sets_of(node)
+            if replicas.topic == topic and (partition < 0 or replicas.partition == partition)
+        ]
         return {
             "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
             "ErrStats": dict.fromkeys(_ERROR_COUNTS, 0) | {"OtherCoordErrs": {}},
-            "topic_coord_stats": [coordinated] if names else [],
+            "topic_coord_stats": [self._coordinated(replicas) for replicas in held],
+        }
+
+    def _coordinated(self, replicas: ReplicaSet) -> dict[str, Any]:
+        state = replicas.state
+        stats = {name: {"hostname": "", "node_id": self.members[name].distributed_id} for name in state.replicas}
+        behind = [stats[name] | {"progress": 0} for name in state.replicas if name not in state.in_sync]
+        return {
+            "node": "",
+            "name": replicas.topic,
+            "partition": replicas.partition,
+            "isr_stats": [stats[name] for name in state.in_sync],
+            "catchup_stats": behind or None,
         }
 
     @property

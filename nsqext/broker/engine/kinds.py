@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.partition import Partition
 
-__all__ = ("PLAIN", "ChannelKind", "admit", "make_kind", "set_kind")
+__all__ = ("PLAIN", "ChannelKind", "admit", "check_kind", "make_kind", "set_kind")
 
 
 @frozen
@@ -71,6 +71,22 @@ def set_kind(partition: Partition, name: str, kind: ChannelKind) -> Channel:
     return partition.remake(old, kind)
 
 
+def check_kind(partition: Partition, name: str, wanted: ChannelKind) -> None:
+    """Look whether a channel, which may be missing, can be of a type.
+
+    Raises:
+        Refusal: it is of another type, and somebody relies on that, or the order of messages does not allow it.
+    """
+    channel = partition.channels.get(name)
+    kind = channel.kind if channel else PLAIN
+    if kind.same(wanted):
+        return
+    if channel and (channel.clients or (kind.fixed and not wanted.fixed)):
+        raise Refusal(f"channel {name} of topic {partition.topic} is dispatched by {kind}, not {wanted}")
+    if wanted.type == KEY_FAILOVER and (partition.ordered or (channel and channel.ordered)):
+        raise Refusal(f"channel {name} of topic {partition.topic} is ordered and cannot become {wanted}")
+
+
 def admit(partition: Partition, name: str, wanted: ChannelKind | None) -> Channel:
     """Return the channel for a subscriber, or for a request to create it.
 
@@ -83,9 +99,5 @@ def admit(partition: Partition, name: str, wanted: ChannelKind | None) -> Channe
     channel = partition.channel(name)
     if wanted is None or (channel.kind.same(wanted) and (channel.kind.fixed or not wanted.fixed)):
         return channel
-    if not channel.kind.same(wanted):
-        if channel.clients or (channel.kind.fixed and not wanted.fixed):
-            raise Refusal(f"channel {name} of topic {partition.topic} is dispatched by {channel.kind}, not {wanted}")
-        if wanted.type == KEY_FAILOVER and (channel.ordered or partition.ordered):
-            raise Refusal(f"channel {name} of topic {partition.topic} is ordered and cannot become {wanted}")
+    check_kind(partition, name, wanted)
     return set_kind(partition, name, wanted)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.coordinator import administration as admin
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.kinds import ChannelKind, make_kind
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.lookupd.numbers import number, ranged
 from nsqext.broker.web import HttpFault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
@@ -13,7 +15,7 @@ from nsqext.protocol.names import is_valid_channel, is_valid_topic
 if TYPE_CHECKING:
     from nsqext.broker.web import Call
 
-__all__ = ("read_channel", "read_deletion", "read_log_level", "read_topic")
+__all__ = ("read_channel", "read_deletion", "read_kind", "read_log_level", "read_topic")
 
 
 def _valid_topic(call: Call) -> str:
@@ -57,6 +59,14 @@ def read_channel(call: Call) -> tuple[str, str]:
     if not is_valid_channel(channel):
         raise HttpFault(400, "INVALID_ARG_CHANNEL")
     return name, channel
+
+
+def read_kind(call: Call) -> ChannelKind | None:
+    """Return the type that a channel is to have, None when none is asked for; this is our own (see key-failover)."""
+    try:
+        return make_kind(call.arg("dispatch"), call.arg("key_header"), fixed=True)
+    except Refusal as refusal:
+        raise HttpFault(400, refusal.text) from None
 
 
 def read_log_level(call: Call) -> int:

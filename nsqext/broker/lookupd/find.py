@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator.administration import KEY_NOT_FOUND
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.nsqd.texts import parse_int
 from nsqext.broker.web import Call, HttpFault
 
 if TYPE_CHECKING:
@@ -46,25 +47,35 @@ def channels_of(topic: TopicView | None, partition: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _for_readers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[int, str]:
+def _for_readers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
     if topic is None:
         return {}
-    readers = {number: topic.partitions[number].reader for number in _wanted(topic, partition)}
-    return {number: reader for number, reader in readers.items() if reader is not None}
+    labels = {str(number): number for number in _wanted(topic, partition)} or _spelled(topic, partition)
+    readers = {label: topic.partitions[number].reader for label, number in labels.items()}
+    return {label: reader for label, reader in readers.items() if reader is not None}
 
 
-def _for_writers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[int, str]:
+def _spelled(topic: TopicView, partition: str) -> dict[str, int]:
+    """Return the partition that a reader spells as no registration does (``00``), under the reader's spelling."""
+    try:
+        number = parse_int(partition)
+    except ValueError:
+        return {}
+    return {partition: number} if number in topic.partitions else {}
+
+
+def _for_writers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
     if topic is None:
         raise HttpFault(404, KEY_NOT_FOUND)
     hidden, peers = lookupd.hidden.get(topic.name, set()), lookupd.sight.peers()
-    nodes: dict[int, str] = {}
+    nodes: dict[str, str] = {}
     silent = False
     for number in _wanted(topic, partition):
         node = topic.partitions[number].registered
         if node is None or node not in peers or peers[node].address in hidden:
             continue
         if topic.partitions[number].channels:
-            nodes[number] = node
+            nodes[str(number)] = node
         else:
             silent = True
     if silent and not nodes:
@@ -85,7 +96,7 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
     find = _for_writers if access == "w" else _for_readers
     nodes = find(lookupd, topic, partition)
     peers = lookupd.sight.peers()
-    entries = {number: peers[node].entry for number, node in nodes.items() if node in peers}
+    entries = {label: peers[node].entry for label, node in nodes.items() if node in peers}
     answer: dict[str, Any] = {"channels": channels_of(topic, partition)}
     disabled = lookupd.write_disabled if access == "w" else ""
     if meta or disabled == "ordered":
@@ -93,5 +104,4 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
     if disabled == "all" or (disabled == "ordered" and topic and topic.spec.ordered):
         return answer | {"partitions": None, "producers": None}
     by_id = {entry["id"]: entry for entry in entries.values()}
-    partitions = {str(number): entry for number, entry in sorted(entries.items())}
-    return answer | {"partitions": partitions, "producers": list(by_id.values())}
+    return answer | {"partitions": entries, "producers": list(by_id.values())}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
+from nsqext.broker.nsqd.texts import parse_int
 from nsqext.broker.web import HttpFault
 
 __all__ = ("number", "ranged")
-
-_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def number(text: str, fault: str = "") -> int:
@@ -18,12 +15,10 @@ def number(text: str, fault: str = "") -> int:
         text: its digits.
         fault: text of the error; by default the one that names what cannot be read.
     """
-    if not _INTEGER.fullmatch(text):
-        raise HttpFault(400, fault or f'strconv.Atoi: parsing "{text}": invalid syntax')
-    value = int(text) if len(text) < 32 else 1 << 64
-    if not -(1 << 63) <= value < 1 << 63:
-        raise HttpFault(400, fault or f'strconv.Atoi: parsing "{text}": value out of range')
-    return value
+    try:
+        return parse_int(text)
+    except ValueError as error:
+        raise HttpFault(400, fault or str(error)) from None
 
 
 def ranged(text: str, low: int, high: int, fault: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.coordinator import administration as admin
 from nsqext.broker.lookupd.arguments import read_log_level
 from nsqext.broker.lookupd.numbers import ranged
+from nsqext.broker.profiling import set_block_rate
 from nsqext.broker.web import Call, Form, HttpFault, route
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Operations:
             for name, member in self.coordinator.members.items()
             if member.alive
         ]
-        wanted = int(call.arg("topn")) if call.arg("topn").isdecimal() else 0
+        topn = call.readable_args.get("topn", "")
+        wanted = int(topn) if topn.isdecimal() else 0
         most = sorted(topics, key=lambda name: topics[name], reverse=True)[:wanted]
         top = [{"topic": name, "load_factor": _load(topics[name])} for name in most]
         return {"stable": self.coordinator.stable, "node_stat_list": nodes, "topn_topics": top}
@@ -95,6 +97,7 @@ class Operations:
 
     def balance(self, call: Call) -> object:
         """Answer `/cluster/balance/topn`; partitions are placed evenly anyway, so there is nothing to switch."""
+        len(call.args)  # they have to be readable
         self._must_lead()
         return None
 
@@ -173,6 +176,7 @@ class Operations:
             route("POST", "/cluster/balance/topn", self.balance),
             route("POST", "/loglevel/set", self.log_level),
             route("POST", "/disable/write", self.disable_write),
+            route("PUT", "/debug/setblockrate", set_block_rate, Form.TEXT),
             route("POST", "/topic/partition/move", self.move),
         ]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import administration as admin
-from nsqext.broker.lookupd.arguments import read_channel, read_deletion, read_topic
+from nsqext.broker.lookupd.arguments import read_channel, read_deletion, read_kind, read_topic
 from nsqext.broker.lookupd.find import channels_of, lookup
 from nsqext.broker.lookupd.numbers import number, ranged
 from nsqext.broker.lookupd.operations import NOT_LEADER, Operations
@@ -155,6 +155,11 @@ class _Routes:
 
     def create_channel(self, call: Call) -> object:
         name, channel, registered, closed = self._registered(call)
+        kind = read_kind(call)
+        if kind is not None:
+            self._must_lead()
+            self._do(400, admin.create_channel, name, channel, kind)
+            return None
         if not closed:
             raise HttpFault(400, f"channel auto create NOT disabled in topic {name}")
         if channel in registered:

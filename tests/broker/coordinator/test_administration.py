@@ -214,3 +214,21 @@ async def test_a_removed_node_gives_its_partitions_away() -> None:
         assert bodies(coordinator, state.leader) == [b"one"]
         admin.create_topic(coordinator, "u", TopicSpec(1, 2))
         assert leader not in coordinator.sets["u", 0].state.replicas
+
+
+@pytest.mark.anyio
+async def test_a_node_tells_the_partitions_of_a_topic_that_it_holds() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(partition_num=4, replica=2, ordered=True))
+    state = coordinator.sets["t", 0].state
+    behind = next(name for name in state.replicas if name != state.leader)
+    state.in_sync.remove(behind)
+    held = [replicas.partition for replicas in coordinator.sets_of(behind)]
+    told = coordinator.stats(behind, "t", -1)["topic_coord_stats"]
+    assert [entry["partition"] for entry in told] == held
+    ids = {name: member.distributed_id for name, member in coordinator.members.items()}
+    (first,) = coordinator.stats(behind, "t", 0)["topic_coord_stats"]
+    assert first["isr_stats"] == [{"hostname": "", "node_id": ids[state.leader]}]
+    assert first["catchup_stats"] == [{"hostname": "", "node_id": ids[behind], "progress": 0}]
+    assert coordinator.stats(behind, "", -1)["topic_coord_stats"] == []
+    assert coordinator.stats(behind, "t", 9)["topic_coord_stats"] == []

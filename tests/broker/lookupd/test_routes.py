@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from nsqext.broker.engine.kinds import ChannelKind
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.broker.lookupd.routes import lookupd_app
 from nsqext.types import Address
@@ -146,6 +147,22 @@ async def test_lookup_in_all_its_forms() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_reader_finds_a_partition_however_it_is_spelled() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t")
+        add_channel(coordinator, "t")
+        for query, label in (("00", "00"), ("%2B0", "+0"), ("-0", "-0")):
+            found = (await client.get(f"/lookup?topic=t&partition={query}", headers=V1)).json()
+            node = entry(coordinator, "t")
+            assert found == {"channels": [], "partitions": {label: node}, "producers": [node]}
+            found = (await client.get(f"/lookup?topic=t&partition={query}&access=w", headers=V1)).json()
+            assert found["partitions"] == {}
+        for query in ("x", "7", "0.0"):
+            found = (await client.get(f"/lookup?topic=t&partition={query}", headers=V1)).json()
+            assert found == {"channels": [], "partitions": {}, "producers": []}
+
+
+@pytest.mark.anyio
 async def test_lookup_of_what_is_not_there() -> None:
     none: dict[str, object] = {"disable_channel_auto_create": False, "extend_support": False, "multi_part": False}
     none |= {"ordered": False, "partition_num": 0, "replica": 0}
@@ -255,3 +272,54 @@ async def test_registered_channels() -> None:
         assert (await client.get("/channels?topic=r", headers=V1)).json() == {"channels": ["reg2", "reg1"]}
         assert (await client.post("/channel/delete?topic=r&channel=reg2")).text == ""
         assert (await client.get("/channels?topic=r", headers=V1)).json() == {"channels": ["reg1"]}
+
+
+@pytest.mark.anyio
+async def test_only_registered_and_ephemeral_channels_are_left_to_a_registering_topic() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t")
+        for channel in ("own", "passing#ephemeral"):
+            add_channel(coordinator, "t", channel=channel)
+        assert (await client.post("/topic/meta/update?topic=t&disable_channel_auto_create=true")).text == ""
+        assert (await client.get("/channels?topic=t", headers=V1)).json() == {"channels": ["passing#ephemeral"]}
+        await client.post("/channel/create?topic=t&channel=reg")
+        await client.post("/channel/delete?topic=t&channel=reg")
+        assert (await client.get("/channels?topic=t", headers=V1)).json() == {"channels": ["passing#ephemeral"]}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("closed", ["false", "true"])
+async def test_a_typed_channel_is_made_on_every_partition(closed: str) -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t", f"partition_num=3&replicator=1&disable_channel_auto_create={closed}")
+        path = "/channel/create?topic=t&channel=ch&dispatch=key_failover&key_header=user"
+        for _ in range(2):
+            answer = await client.post(path)
+            assert (answer.status_code, answer.text) == (200, "")
+        kinds = [replicas.leader.channels["ch"].kind for replicas in coordinator.partitions("t")]
+        assert kinds == [ChannelKind("key_failover", "user", fixed=True)] * 3
+        assert coordinator.topics["t"].registered == (["ch"] if closed == "true" else [])
+
+
+@pytest.mark.anyio
+async def test_a_type_that_one_partition_refuses_is_given_to_none() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t", "partition_num=2&replicator=1")
+        await create(client, "o", "partition_num=1&replicator=1&orderedmulti=true")
+        add_channel(coordinator, "t", 1)
+        leader = coordinator.sets["t", 1].leader
+        leader.channels["ch"].kind = ChannelKind("shared", fixed=True)
+        leader.channels["ch"].set_ordered(True)
+        for topic, dispatch, text in (
+            ("t", "key_failover", "channel ch of topic t is ordered and cannot become key_failover"),
+            ("o", "key_failover", "channel ch of topic o is ordered and cannot become key_failover"),
+            ("t", "odd", "dispatch type odd is not known, use shared or key_failover"),
+            ("no", "key_failover", "Key not found"),
+        ):
+            answer = await client.post(f"/channel/create?topic={topic}&channel=ch&dispatch={dispatch}")
+            assert (answer.status_code, answer.text) == (400, f'{{"message":"{text}"}}')
+        assert not coordinator.sets["t", 0].leader.channels
+        coordinator.members[coordinator.sets["t", 0].state.leader].alive = False
+        answer = await client.post("/channel/create?topic=t&channel=other&dispatch=key_failover")
+        assert answer.json() == {"message": "partition 0 of topic t has no leader"}
+        assert list(leader.channels) == ["ch"]

@@ -251,9 +251,10 @@ def application(routes: Iterable[Route]) -> Starlette:
             return _redirect(table, request) or _answer_v1(404, "NOT_FOUND")
         if status != 405:
             return _answer_v1(500, "INTERNAL_ERROR")
-        methods = {method for known in table if known.path == request.url.path for method in known.methods or ()}
+        fitting = [known for known in table if known.path_regex.match(request.scope["path"])]
+        methods = sorted({method for known in fitting for method in known.methods or ()})
         answer = Response() if request.method == "OPTIONS" else _answer_v1(405, "METHOD_NOT_ALLOWED")
-        answer.headers["Allow"] = ", ".join(sorted(methods | {"OPTIONS"}))
+        answer.headers["Allow"] = ", ".join([*methods, "OPTIONS"])
         return answer
 
     app = Starlette(routes=table, exception_handlers={404: refuse, 405: refuse, Exception: refuse})

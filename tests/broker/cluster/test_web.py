@@ -47,6 +47,7 @@ APP = application(
         route("POST", "/echo", echo),
         route("GET", "/panic", panic, Form.NEGOTIATED),
         route("GET", "/config/{opt}", lambda call: call.path["opt"]),
+        route("PUT", "/config/{opt}", lambda call: None),
     ]
 )
 
@@ -151,6 +152,16 @@ async def test_wrong_case_and_trailing_slash_are_redirected() -> None:
         assert (answer.status_code, answer.text, answer.headers.get("content-type")) == (307, "", None)
         assert (await http.get("/CONFIG/Some/")).headers["location"] == "/config/Some"
         assert (await http.get("/value/?a=<'&")).text.startswith('<a href="/value?a=%3C&#39;&amp;">')
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "methods"), [("/echo", "POST, OPTIONS"), ("/config/x", "GET, PUT, OPTIONS"), ("/ping", "GET, OPTIONS")]
+)
+async def test_a_wrong_method_is_told_the_right_ones(path: str, methods: str) -> None:
+    async with client() as http:
+        answers = [await http.request(method, path) for method in ("DELETE", "OPTIONS")]
+    assert [(answer.status_code, answer.headers["allow"]) for answer in answers] == [(405, methods), (200, methods)]
 
 
 @pytest.mark.anyio

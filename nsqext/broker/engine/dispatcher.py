@@ -197,6 +197,8 @@ class Dispatcher:
                 flight = self.hand
                 if flight is None:
                     flight = self.hand = self._take()
+                elif self.skipped:
+                    self._pass_over()
                 if flight is None or self.paused:
                     return
                 client = groups.pick(dispatch_tag(flight) if groups.tagged else "")
@@ -215,10 +217,15 @@ class Dispatcher:
         if self._closed or partition.suspended:
             return None
         if self.skipped:
-            if self.backlog.count < partition.readable:
-                self.backlog.jump(partition.readable_offset, partition.readable)
+            self._pass_over()
             return None
         return self.backlog.take()
+
+    def _pass_over(self) -> None:
+        """Drop what comes while the channel is skipped, also behind a message that was read ahead and still waits."""
+        partition = self._partition
+        if self.backlog.count < partition.readable:
+            self.backlog.jump(partition.readable_offset, partition.readable)
 
     def _hand_over(self, client: Client, flight: Flight) -> None:
         subscriber = client.subscriber

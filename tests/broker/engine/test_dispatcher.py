@@ -160,6 +160,17 @@ def test_pause_holds_everything_back() -> None:
     assert consumer.bodies() == ["while paused"]
 
 
+def test_skip_drops_what_comes_behind_a_message_that_was_read_ahead() -> None:
+    bench = Bench()
+    channel = bench.channel()
+    bench.publish("read ahead", "behind")
+    channel.skip()
+    assert channel.stats().depth == 0
+    bench.publish("while skipped")
+    assert channel.stats().depth == 0
+    assert bench.consume(ready=5).bodies() == ["read ahead"]
+
+
 def test_skip_drops_everything() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)

@@ -289,6 +289,13 @@ async def test_a_message_that_is_not_there(query: str, status: int, text: str) -
     assert _status(answer) == (status, f'{{"message":"{text}"}}')
 
 
+async def test_an_ordered_topic_delays_nothing() -> None:
+    node = make_node()
+    host(node, ordered=True)
+    answer = await _Web(node).get("/message/get?topic=t&search_mode=id&search_pos=2&delayed_queue=true&channel=ch")
+    assert _status(answer) == (404, '{"message":"no delayed queue on the topic"}')
+
+
 async def test_messages_are_found_and_finished() -> None:
     node = make_node()
     host(node)

@@ -52,8 +52,9 @@ class _Messages(Site):
         }
 
     def _get_delayed(self, call: Call, partition: Partition, mode: str, position: int) -> object:
-        delays = self.node.options.clustered or any(
-            channel.backlog.delayed.messages for channel in partition.channels.values()
+        delays = not partition.ordered and (
+            self.node.options.clustered
+            or any(channel.backlog.delayed.messages for channel in partition.channels.values())
         )
         if not delays:
             raise HttpFault(404, "no delayed queue on the topic")

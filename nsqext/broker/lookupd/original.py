@@ -177,8 +177,8 @@ class _Routes:
                 for found in producers
             ]
             if entries:
-                data[":".join(registration)] = entries
-        return data
+                data[":".join(registration)] = [dict(sorted(entry.items())) for entry in entries]
+        return dict(sorted(data.items()))
 
     def late(self, handler: Handler) -> Handler:
         """Have a handler answer as late as it is to."""

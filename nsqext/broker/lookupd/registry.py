@@ -103,12 +103,14 @@ class Registry:
         if peer is None:
             self._table.pop(registration, None)
             return
-        producers = self._table.get(registration)
-        if producers is None:
-            return
-        producers.pop(peer.id, None)
-        if not producers and (registration.subkey or registration.key).endswith("#ephemeral"):
-            del self._table[registration]
+        self.leave(registration, peer)
+        ephemeral = (registration.subkey or registration.key).endswith("#ephemeral")
+        if ephemeral and not self._table.get(registration):
+            self._table.pop(registration, None)
+
+    def leave(self, registration: Registration, peer: PeerInfo) -> None:
+        """Remove one node from a registration, which stays whatever it is of."""
+        self._table.get(registration, {}).pop(peer.id, None)
 
     def forget(self, peer: PeerInfo) -> None:
         """Remove a node everywhere, because its connection ended; its registrations stay without it."""

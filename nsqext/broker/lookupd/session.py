@@ -9,6 +9,7 @@ from attrs import define, field
 
 from nsqext.broker.lookupd.registry import PeerInfo, Registration, Registry
 from nsqext.protocol.faults import Fault
+from nsqext.protocol.fields import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 __all__ = ("MAGIC_V1", "LookupSession", "OwnInfo")
@@ -17,8 +18,16 @@ MAGIC_V1 = b"  V1"
 _SIZE = Struct(">i")
 _MAX_LINE = 64 * 1024
 _MAX_BODY = 1024 * 1024
-_STRINGS = ("hostname", "broadcast_address", "version", "topology_zone", "topology_region")
-_SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", *_STRINGS[2:])
+_SCHEMA: dict[str, type] = {
+    "remote_address": str,
+    "hostname": str,
+    "broadcast_address": str,
+    "tcp_port": int,
+    "http_port": int,
+    "version": str,
+    "topology_zone": str,
+    "topology_region": str,
+}
 
 
 @define
@@ -134,15 +143,10 @@ class LookupSession:
 
     def _identify(self, body: bytes) -> bytes:
         try:
-            told = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
+            told = read_fields(body, _SCHEMA)
+        except UnreadableFields as error:
             raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
-        if told is None:
-            told = {}
-        if not isinstance(told, dict) or not _is_typed(told):
-            raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-        members = {name: told.get(name) or ("" if name in _STRINGS else 0) for name in _SHOWN}
-        members["remote_address"] = self.remote
+        members = {name: told.get(name, kind()) for name, kind in _SCHEMA.items()} | {"remote_address": self.remote}
         if not all(members[name] for name in ("broadcast_address", "tcp_port", "http_port", "version")):
             raise Fault("E_BAD_BODY", "IDENTIFY missing fields")
         self.peer = PeerInfo(self.remote, members, self.registry.wall())
@@ -186,12 +190,7 @@ class LookupSession:
             return b"OK"
         for registration in self.registry.find("channel", topic.key, "*"):
             if registration.subkey.startswith(channel.subkey.removesuffix("*")):
-                self.registry.remove(registration, peer)
+                self.registry.leave(registration, peer)
         self.registry.remove(topic, peer)
         return b"OK"
 
-
-def _is_typed(told: dict[str, object]) -> bool:
-    strings = all(isinstance(told.get(name), (str, type(None))) for name in _STRINGS)
-    ports = (told.get(name) for name in ("tcp_port", "http_port"))
-    return strings and all(isinstance(port, (int, type(None))) and not isinstance(port, bool) for port in ports)

@@ -116,6 +116,31 @@ def test_ephemeral_registrations_go_with_their_last_node() -> None:
     assert made.registry.producers("channel", "t", "c") == []
 
 
+def test_ephemeral_channels_stay_when_only_the_topic_goes() -> None:
+    made = session()
+    made.receive(b"  V1" + identify(NODE) + b"REGISTER e#ephemeral x#ephemeral\nUNREGISTER e#ephemeral\n")
+    assert made.registry.find("topic", "*") == []
+    assert [found[1:] for found in made.registry.find("channel", "*", "*")] == [("e#ephemeral", "x#ephemeral")]
+    assert made.registry.producers("channel", "*", "*") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b'{"Broadcast_Address":"U","TCP_PORT":1,"http_port":2,"version":"1"}', "U"),
+        (b'{"broadcast_address":"\xff","tcp_port":1,"http_port":2,"version":"1"}', "\ufffd"),
+        (b'{"broadcast_address":"\\ud800","tcp_port":1,"http_port":2,"version":"1"}', "\ufffd"),
+        (b'{"remote_address":"lie:1","broadcast_address":"b","tcp_port":1,"http_port":2,"version":"1"}', "b"),
+    ],
+)
+def test_identify_is_read_as_leniently_as_the_original_reads_it(body: bytes, shown: str) -> None:
+    made = session()
+    made.receive(b"  V1IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+    assert made.peer is not None
+    assert made.peer.members["broadcast_address"] == shown
+    assert made.peer.members["remote_address"] == "127.0.0.1:99"
+
+
 def test_a_ping_is_a_sign_of_life() -> None:
     made = session()
     made.receive(b"  V1" + identify(NODE))

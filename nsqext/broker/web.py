@@ -20,7 +20,7 @@ from enum import Enum
 from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import orjson
 from attrs import define
@@ -200,6 +200,7 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
     return made
 
 
+_UNQUOTED = "/$&+,:;=@"
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
 
 
@@ -232,7 +233,7 @@ def _redirect(table: list[Route], request: Request) -> Response | None:
     if path is None:
         return None
     query = request.scope["query_string"].decode("latin-1")
-    target = path + (f"?{query}" if query else "")
+    target = quote(path, safe=_UNQUOTED) + (f"?{query}" if query else "")
     if request.method != "GET":
         return Response(status_code=307, headers={"Location": target})
     text = f'<a href="{target.translate(_HTML)}">Moved Permanently</a>.\n\n'

@@ -209,6 +209,35 @@ async def test_what_the_real_handler_dies_of_is_answered_in_the_second_form() ->
     assert answer.headers["x-nsq-content-type"] == "nsq; version=1.0"
 
 
+REDIRECTS = [
+    ("GET", "/Value/?a=1", 301, "/value?a=1"),
+    ("GET", "/config/x/", 301, "/config/x"),
+    ("GET", "/CONFIG/Opt", 301, "/config/Opt"),
+    ("GET", "//ping", 301, "/ping"),
+    ("GET", "/config/%2e%2e/ping", 301, "/ping"),
+    ("POST", "/nothing/", 307, "/nothing"),
+    ("POST", "/ping/", 404, None),
+    ("GET", "/nothing/", 404, None),
+    ("GET", "/config/", 404, None),
+    ("HEAD", "/PING", 404, None),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("method", "path", "status", "location"), REDIRECTS)
+async def test_wrong_paths_are_redirected_to_a_route_of_the_same_method(
+    method: str, path: str, status: int, location: str | None
+) -> None:
+    async with client() as http:
+        answer = await http.request(method, httpx.URL("http://broker", raw_path=path.encode()))
+    assert (answer.status_code, answer.headers.get("location")) == (status, location)
+    if status == 301:
+        assert answer.text == f'<a href="{location}">Moved Permanently</a>.\n\n'
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    elif status == 307:
+        assert answer.text == ""
+
+
 @pytest.mark.anyio
 async def test_json_escapes_as_the_servers_do() -> None:
     async with client() as http:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,8 @@ class TlsFiles:
         cert: its certificate.
         key: its key.
         root_ca: certificates that clients are checked against.
-        client_auth: ``require`` or ``require-verify`` for clients that have to show a certificate; empty for none.
+        client_auth: ``require`` or ``require-verify`` for clients that have to show a certificate; any other text only
+            makes TLS necessary, empty does not.
         min_version: ``tls1.2`` for example.
     """
 
@@ -73,17 +74,22 @@ class TlsFiles:
             made.load_cert_chain(self.cert, self.key)
             if self.root_ca is not None:
                 made.load_verify_locations(self.root_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidSetting(f"failed to build TLS config - {error}") from error
+        except OSError as error:  # an SSLError among others
+            reason = _missing_file((self.cert, self.key, self.root_ca)) or error
+            raise InvalidSetting(f"failed to build TLS config - {reason}") from error
         made.minimum_version = _VERSIONS[self.min_version]
-        if self.client_auth == "require-verify":
-            made.verify_mode = ssl.CERT_REQUIRED
-        elif self.client_auth == "require":
+        if self.client_auth in ("require", "require-verify"):
             # there is no way to ask for a certificate and take any; one that is shown has to be a good one
             made.verify_mode = ssl.CERT_REQUIRED
-        elif self.client_auth:
-            raise InvalidSetting(f"tls-client-auth-policy={self.client_auth!r} is not known")
         return made
+
+
+def _missing_file(paths: Iterable[Path | None]) -> str | None:
+    """Return what the original says of the first file that is not there; OpenSSL does not name it."""
+    for path in paths:
+        if path is not None and not path.is_file():
+            return f"open {path if path != Path() else ''}: no such file or directory"
+    return None
 
 
 @frozen
@@ -106,6 +112,7 @@ class NsqdSettings:
         limits: members of `ServerLimits` that differ from the generation's.
         tls: certificates.
         tls_required: ``true``, ``false`` or ``tcp-https``.
+        reported: see `nsqext.broker.nsqd.options.NodeOptions`.
         allow_ext_compatible: see `nsqext.broker.nsqd.options.NodeOptions`.
         allow_sub_ext_compatible: see there.
     """
@@ -125,6 +132,7 @@ class NsqdSettings:
     limits: Mapping[str, Any] = field(factory=dict)
     tls: TlsFiles | None = None
     tls_required: str = "false"
+    reported: Mapping[str, Any] = field(factory=dict)
     allow_ext_compatible: bool = False
     allow_sub_ext_compatible: bool = False
 
@@ -158,6 +166,7 @@ def _make_node(settings: NsqdSettings) -> Node:
         mem_queue_size=settings.mem_queue_size,
         https_only=settings.https_only,
         auth_method=settings.auth_method,
+        reported=settings.reported,
         allow_ext_compatible=settings.allow_ext_compatible,
         allow_sub_ext_compatible=settings.allow_sub_ext_compatible,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ("FlagError", "parse_flags", "read_flags")
+__all__ = ("FlagError", "parse_flags", "parse_value", "read_flags")
 
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -39,12 +39,24 @@ def _boolean(text: str) -> bool:
 
 def _integer(text: str) -> int:
     try:
-        return int(text, 0)
+        value = int(text, 0)
     except ValueError:
         raise ValueError("parse error") from None
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("value out of range")
+    return value
 
 
-def _value(kind: str, text: str) -> Any:
+def parse_value(kind: str, text: str) -> Any:
+    """Return what a flag's text means.
+
+    Args:
+        kind: see `parse_flags`; a list is not read here.
+        text: what stands behind the flag.
+
+    Raises:
+        ValueError: with the original's reason.
+    """
     if kind == "duration":
         return _duration(text)
     if kind == "int":
@@ -99,13 +111,19 @@ def _take(found: dict[str, Any], name: str, kind: str, text: str) -> None:
         found.setdefault(name, []).extend(filter(None, text.split(",")))
         return
     try:
-        found[name] = _value(kind, text)
+        found[name] = parse_value(kind, text)
     except ValueError as error:
         what = "boolean value" if kind == "bool" else "value"
         raise FlagError(f'invalid {what} "{text}" for {"" if kind == "bool" else "flag "}-{name}: {error}') from error
 
 
-def read_flags(program: str, arguments: Sequence[str], kinds: Mapping[str, str], version: str) -> dict[str, Any]:
+def read_flags(
+    program: str,
+    arguments: Sequence[str],
+    kinds: Mapping[str, str],
+    version: str,
+    check: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
     """Read the command line of a program, answer ``--version`` and ``--help``, and end it when it cannot be read.
 
     Args:
@@ -113,12 +131,14 @@ def read_flags(program: str, arguments: Sequence[str], kinds: Mapping[str, str],
         arguments: the words behind it.
         kinds: see `parse_flags`.
         version: what ``--version`` prints.
+        check: raises `FlagError` for words that a kind does not tell.
     """
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         _usage(program, kinds)
         raise SystemExit(0)
     try:
         found = parse_flags(arguments, kinds)
+        check(found)
     except FlagError as error:
         print(error, file=sys.stderr)
         _usage(program, kinds)

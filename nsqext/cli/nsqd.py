@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nsqext.broker.listening import listen_early
-from nsqext.cli.flags import read_flags
-from nsqext.cli.program import VERSION, run_program
+from nsqext.cli.checks import check_nsqd, check_values
+from nsqext.cli.program import read_program, run_program
+from nsqext.cli.reported import reported
 
 __all__ = ("FLAGS", "main")
 
@@ -107,8 +108,8 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: the words behind the program's name.
     """
-    flags = read_flags("nsqd", arguments, FLAGS, f"nsqd v{VERSION}")
-    flags = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152", **flags}
+    defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
+    flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
     listen_early(flags[name] for name in ("tcp-address", "http-address", "https-address")[: 3 if encrypted else 2])
     run_program("nsqd", flags, lambda log: _serve(flags, log))
@@ -117,14 +118,15 @@ def main(arguments: Sequence[str]) -> None:
 async def _serve(flags: dict[str, Any], log: Any) -> None:
     from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
 
+    check_values(flags)
     tls = None
-    if flags.get("tls-cert") and flags.get("tls-key"):
+    if flags.get("tls-cert") or flags.get("tls-key"):
         tls = TlsFiles(
-            Path(flags["tls-cert"]),
-            Path(flags["tls-key"]),
+            Path(flags.get("tls-cert", "")),
+            Path(flags.get("tls-key", "")),
             Path(flags["tls-root-ca-file"]) if flags.get("tls-root-ca-file") else None,
             flags.get("tls-client-auth-policy", ""),
-            flags.get("tls-min-version", "tls1.0"),
+            flags.get("tls-min-version", "").lower() or "tls1.0",
         )
     settings = NsqdSettings(
         generation=flags.get("generation", "nsq"),
@@ -141,7 +143,8 @@ async def _serve(flags: dict[str, Any], log: Any) -> None:
         mem_queue_size=flags.get("mem-queue-size", 10_000),
         limits={_LIMITS[name]: value for name, value in flags.items() if name in _LIMITS},
         tls=tls,
-        tls_required=str(flags.get("tls-required", "false")).lower(),
+        tls_required=flags.get("tls-required", "false"),
+        reported=reported(flags, FLAGS),
         allow_ext_compatible=flags.get("allow-ext-compatible", False),
         allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
     )

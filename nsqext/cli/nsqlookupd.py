@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 
 from nsqext.broker.listening import listen_early
-from nsqext.cli.flags import read_flags
-from nsqext.cli.program import VERSION, run_program
+from nsqext.cli.checks import check_nsqlookupd
+from nsqext.cli.program import read_program, run_program
 
 __all__ = ("FLAGS", "main")
 
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: the words behind the program's name.
     """
-    flags = read_flags("nsqlookupd", arguments, FLAGS, f"nsqlookupd v{VERSION}")
-    flags = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161", **flags}
+    defaults = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161"}
+    flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults)
     listen_early((flags["tcp-address"], flags["http-address"]))
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 

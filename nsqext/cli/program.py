@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-__all__ = ("VERSION", "Log", "run_program")
+from nsqext.cli.flags import FlagError, read_flags
+
+__all__ = ("VERSION", "Log", "read_program", "run_program")
 
 VERSION = "1.3.0 (built w/nsqext)"
 
@@ -27,6 +29,37 @@ def _logger(prefix: str, level: str) -> Log:
             sys.stderr.flush()
 
     return log
+
+
+def read_program(
+    name: str,
+    arguments: Sequence[str],
+    kinds: Mapping[str, str],
+    check: Callable[[dict[str, Any]], None],
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Read the command line of a program and its configuration file; ends the program where it cannot.
+
+    Args:
+        name: of the program.
+        arguments: the words behind it.
+        kinds: see `nsqext.cli.flags.parse_flags`.
+        check: see `nsqext.cli.flags.read_flags`.
+        defaults: flags that were not given.
+    """
+    flags = read_flags(name, arguments, kinds, f"{name} v{VERSION}", check)
+    if not flags.get("config"):
+        return {**defaults, **flags}
+    from nsqext.cli.config_file import with_config_file
+    from nsqext.errors import InvalidSetting
+
+    try:
+        flags = with_config_file(flags, kinds)
+        check(flags)
+    except (FlagError, InvalidSetting) as error:
+        _logger(f"[{name}] ", "INFO")("FATAL", str(error))
+        raise SystemExit(1) from None
+    return {**defaults, **flags}
 
 
 def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Coroutine[Any, Any, None]]) -> None:

@@ -45,6 +45,7 @@ def test_what_is_read(line: str, found: dict[str, object]) -> None:
         ("---a x", "bad flag syntax: ---a"),
         ("-=x", "bad flag syntax: -=x"),
         ("-n x", 'invalid value "x" for flag -n: parse error'),
+        ("-n 9223372036854775808", 'invalid value "9223372036854775808" for flag -n: value out of range'),
         ("-b=maybe", 'invalid boolean value "maybe" for -b: parse error'),
         ("-d 5", 'invalid value "5" for flag -d: parse error'),
         ("-d 5x", 'invalid value "5x" for flag -d: parse error'),

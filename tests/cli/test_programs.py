@@ -125,8 +125,39 @@ def test_a_taken_address_ends_the_program(tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for words in (("nsqd", "-data-path", str(tmp_path)), ("nsqlookupd",)):
             ended = run(*words, "-tcp-address", address, "-http-address", "127.0.0.1:0")
-            assert (ended.returncode, "FATAL: failed to instantiate" in ended.stderr) == (1, True)
+            told = f"FATAL: failed to instantiate {words[0]} - listen ({address}) failed - listen tcp {address}: bind: "
+            assert (ended.returncode, f"{told}address already in use\n" in ended.stderr) == (1, True)
             assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:x", "nothing"])
+def test_an_address_that_is_none_ends_the_program(address: str) -> None:
+    ended = run("nsqlookupd", "-tcp-address", address, "-http-address", "127.0.0.1:0")
+    assert (ended.returncode, f"listen ({address}) failed - listen tcp: address " in ended.stderr) == (1, True)
+    assert "Traceback" not in ended.stderr
+
+
+def test_missing_certificates_are_named(tmp_path: Path) -> None:
+    for words, text in (("-tls-cert=/none -tls-key=/none", "open /none"), ("-tls-key=/none", "open ")):
+        ended = run("nsqd", *LOCAL, "-data-path", str(tmp_path), *words.split())
+        assert f"failed to build TLS config - {text}: no such file or directory\n" in ended.stderr
+        assert ended.returncode == 1
+
+
+def test_a_configuration_file_and_what_config_shows(tmp_path: Path) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text('http_address = "127.0.0.1:0"\nmax_rdy_count = 9\nsync_timeout = "1s"\nmax_msg_size = 5\n')
+    words = ("-tcp-address=127.0.0.1:0", "-config", str(file), "-data-path", str(tmp_path), "-max-msg-size=6")
+    with running("nsqd", *words, "-broadcast-address=here") as program:
+        http = program.address("HTTP")
+
+        def shown(name: str) -> str:
+            return httpx.get(f"http://{http}/config/{name}").text
+
+        names = ("max_rdy_count", "sync_timeout", "max_msg_size", "http_address", "https_address")
+        assert [shown(name) for name in names] == ["9", "1000000000", "6", "127.0.0.1:0", "0.0.0.0:4152"]
+        port = http.rpartition(":")[2]
+        assert [shown("broadcast_http_port"), shown("statsd_prefix")] == [port, f"nsq.here_{port}."]
 
 
 def test_a_missing_data_path_ends_the_program(tmp_path: Path) -> None:

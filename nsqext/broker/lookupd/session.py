@@ -193,4 +193,3 @@ class LookupSession:
                 self.registry.leave(registration, peer)
         self.registry.remove(topic, peer)
         return b"OK"
-

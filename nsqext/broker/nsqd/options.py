@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from attrs import field, frozen
 
@@ -44,6 +45,7 @@ class NodeOptions:
             flush. The real one does so every fourth ``--sync-timeout``.
         mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
         memory_bound: bytes of messages that a partition keeps in memory.
+        reported: values that ``/config`` of the original generation shows for options that change nothing here.
     """
 
     limits: ServerLimits = field(factory=ServerLimits)
@@ -66,6 +68,7 @@ class NodeOptions:
     flush_interval: float = 8.0
     mem_queue_size: int = 10_000
     memory_bound: int = 256 * MIB
+    reported: Mapping[str, Any] = field(factory=dict)
 
     @property
     def original(self) -> bool:

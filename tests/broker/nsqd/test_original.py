@@ -273,6 +273,26 @@ async def test_info_ping_and_options() -> None:
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 
+async def test_null_empties_the_list_of_lookup_nodes() -> None:
+    node = _node()
+    node.switches.lookupd_addresses = ["127.0.0.1:1"]
+    assert (await _web(node).put("/config/nsqlookupd_tcp_addresses", content=b"null")).json() == []
+    assert node.switches.lookupd_addresses == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "answer"),
+    [
+        ("PUT", "/debug/setblockrate?rate=1", (500, '{"message":"INTERNAL_ERROR"}')),
+        ("PUT", "/debug/setblockrate", (400, 'invalid block rate : strconv.Atoi: parsing "": invalid syntax')),
+        ("POST", "/debug/freememory", (500, '{"message":"INTERNAL_ERROR"}')),
+    ],
+)
+async def test_debugging_acts_and_then_fails(method: str, path: str, answer: tuple[int, str]) -> None:
+    found = await _web(_node()).request(method, path)
+    assert (found.status_code, found.text) == answer
+
+
 async def test_http_that_has_to_be_https() -> None:
     answer = await _web(_node(https_only=True)).get("/ping")
     assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')

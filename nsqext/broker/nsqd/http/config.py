@@ -70,20 +70,35 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
             "max_channel_consumers": limits.max_channel_consumers,
             "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * _NS),
             "output_buffer_timeout": round(limits.output_buffer_timeout * _NS),
+            "broadcast_http_port": _port(addresses.http_address),
+            "broadcast_tcp_port": _port(addresses.tcp_address),
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
         }
+        values |= options.reported
+        if prefix := values["statsd_prefix"]:
+            values["statsd_prefix"] = _statsd_prefix(prefix, options.broadcast_address, values["broadcast_http_port"])
         return values
     rules = ChannelRules()
-    place = f"{options.broadcast_address}:{addresses.http_address.rpartition(':')[2]}"
     return (
         DEFAULTS
         | values
         | {
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * _NS),
-            "statsd_prefix": f"nsq.{place.replace('.', '_').replace(':', '_')}.",
+            "statsd_prefix": _statsd_prefix("nsq.%s", options.broadcast_address, _port(addresses.http_address)),
         }
     )
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _statsd_prefix(prefix: str, host: str, port: int) -> str:
+    """Return the prefix as the original program completes it: with its address, and a dot at the end."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    whole = prefix.replace("%s", shown.replace(".", "_").replace(":", "_"))
+    return whole if whole.endswith(".") else whole + "."
 
 
 class _Config(Site):

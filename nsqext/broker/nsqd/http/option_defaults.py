@@ -62,13 +62,12 @@ DEFAULTS: dict[str, Any] = {
 """Of the redesigned generation."""
 
 ORIGINAL_DEFAULTS: dict[str, Any] = {
-    "broadcast_http_port": 0,
-    "broadcast_tcp_port": 0,
     "e2e_processing_latency_percentiles": [],
     "e2e_processing_latency_window_time": 600 * _NS,
     "enable_experiment": [],
     "http_client_connect_timeout": 2 * _NS,
     "http_client_request_timeout": 5 * _NS,
+    "https_address": "0.0.0.0:4152",
     "log_prefix": "[nsqd] ",
     "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 4,
@@ -79,6 +78,7 @@ ORIGINAL_DEFAULTS: dict[str, Any] = {
     "statsd_prefix": "nsq.%s",
     "statsd_udp_packet_size": 508,
     "sync_every": 2500,
+    "sync_timeout": 2 * _NS,
     "tls_cert": "",
     "tls_client_auth_policy": "",
     "tls_key": "",

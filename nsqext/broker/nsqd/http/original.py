@@ -150,6 +150,12 @@ class _Topics(Site):
         change(channel)
 
 
+def _no_answer() -> Response:
+    """Answer as the original program does where it acted and then finds that it has no text to send."""
+    headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
+    return Response('{"message":"INTERNAL_ERROR"}', 500, headers, "application/json; charset=utf-8")
+
+
 class _Operator(Site):
     def ping(self, _: Call) -> str:
         return "OK"
@@ -171,15 +177,15 @@ class _Operator(Site):
             "topology_region": "",
         }
 
-    def set_block_rate(self, call: Call) -> str:
+    def set_block_rate(self, call: Call) -> Response:
         try:
             parse_int(call.arg("rate"))
         except ValueError as error:
             raise HttpFault(400, f"invalid block rate : {error}") from None
-        return ""
+        return _no_answer()
 
-    def free_memory(self, _: Call) -> str:
-        return ""
+    def free_memory(self, _: Call) -> Response:
+        return _no_answer()
 
 
 def original_routes(site: Site) -> list[Route]:

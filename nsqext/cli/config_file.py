@@ -1,0 +1,67 @@
+"""The original programs' configuration files: TOML with the flags' names, underscores in place of hyphens."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nsqext.cli.flags import parse_value
+from nsqext.errors import InvalidSetting
+
+__all__ = ("with_config_file",)
+
+_NAMES = {
+    "id": "node-id",
+    "nsqlookupd_tcp_addresses": "lookupd-tcp-address",
+    "auth_http_addresses": "auth-http-address",
+    "e2e_processing_latency_percentiles": "e2e-processing-latency-percentile",
+}
+
+
+def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Return the flags with what the file of ``-config`` says about those that were not given.
+
+    Args:
+        flags: what the command line gives.
+        kinds: see `nsqext.cli.flags.parse_flags`; names of the file that are not among them are passed over.
+
+    Raises:
+        InvalidSetting: the file cannot be read, or one of its values cannot.
+    """
+    path = flags.get("config")
+    if not path:
+        return dict(flags)
+    found: dict[str, Any] = {}
+    for key, value in _load(path).items():
+        name = _NAMES.get(key, key.replace("_", "-"))
+        meant = key in _NAMES or name not in _NAMES.values()
+        if meant and name in kinds:
+            try:
+                found[name] = _read(kinds[name], value)
+            except ValueError as error:
+                raise InvalidSetting(f"option resolution failed to coerce {value} for {key} - {error}") from error
+    return found | dict(flags)
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise InvalidSetting(f"failed to load config file {path} - open {path}: {reason}") from error
+    except ValueError as error:
+        raise InvalidSetting(f"failed to load config file {path} - {error}") from error
+
+
+def _read(kind: str, value: Any) -> Any:
+    """Return a value of the file as its flag would be; the original takes a bare number for milliseconds."""
+    if kind == "list":
+        return list(value) if isinstance(value, list) else str(value).split(",")
+    if kind == "duration" and type(value) is int:
+        return value / 1000
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return parse_value(kind, str(value))

@@ -96,6 +96,8 @@ _LIMITS = {
     "min-output-buffer-timeout": "min_output_buffer_timeout",
     "output-buffer-timeout": "output_buffer_timeout",
     "max-channel-consumers": "max_channel_consumers",
+    "topology-region": "topology_region",
+    "topology-zone": "topology_zone",
     "deflate": "deflate",
     "max-deflate-level": "max_deflate_level",
     "snappy": "snappy",

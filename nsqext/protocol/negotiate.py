@@ -48,6 +48,8 @@ class ServerLimits:
     auth: bool = False
     max_channel_consumers: int = 0
     max_connections: int = 0
+    topology_region: str = ""
+    topology_zone: str = ""
 
     @classmethod
     def original(cls, **changes: Any) -> ServerLimits:
@@ -249,7 +251,7 @@ def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[s
         "output_buffer_timeout": round(settings.output_buffer_timeout * 1000),
     }
     if limits.generation == "nsq":
-        reply |= {"topology_region": "", "topology_zone": ""}
+        reply |= {"topology_region": limits.topology_region, "topology_zone": limits.topology_zone}
     elif settings.desired_tag:
         reply["desired_tag"] = settings.desired_tag
     if settings.dispatch:

@@ -89,8 +89,8 @@ class Registrar:
             "http_port": http.port,
             "hostname": socket.gethostname(),
             "broadcast_address": node.options.broadcast_address,
-            "topology_zone": "",
-            "topology_region": "",
+            "topology_zone": node.limits.topology_zone,
+            "topology_region": node.limits.topology_region,
         }
         self._peers: dict[str, _Peer] = {}
         self._commands: list[str] = []

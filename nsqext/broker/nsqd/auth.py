@@ -11,6 +11,7 @@ import orjson
 from attrs import frozen
 
 from nsqext.broker.nsqd.texts import decode, quote
+from nsqext.broker.web import dump
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ("Authorizations", "check_auth", "log_in", "query", "rechecked")
 
 _TIMEOUT = 5.0
+_JSON = {"Content-Type": "application/json"}
 _PERMISSIONS = frozenset(("subscribe", "publish"))
 
 
@@ -73,7 +75,7 @@ class Authorizations:
     def reply(self) -> bytes:
         """Return the reply to AUTH."""
         count = len(self.grants)
-        return orjson.dumps({"identity": self.identity, "identity_url": self.identity_url, "permission_count": count})
+        return dump({"identity": self.identity, "identity_url": self.identity_url, "permission_count": count})
 
 
 def _read(data: bytes, secret: bytes, now: float) -> Authorizations:
@@ -94,6 +96,14 @@ def _read(data: bytes, secret: bytes, now: float) -> Authorizations:
     if not isinstance(ttl, int) or ttl <= 0 or any(grant.permissions - _PERMISSIONS for grant in grants):
         raise _Unusable("the time to live or a permission is not valid")
     return Authorizations(secret, *names, grants, now + ttl)
+
+
+def _post_body(values: dict[str, str]) -> bytes:
+    """Return JSON with a list for each value, which is how the original server posts its question."""
+    readable = {
+        name: text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name, text in values.items()
+    }
+    return dump({name: [readable[name]] for name in sorted(readable)})
 
 
 async def query(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
@@ -119,7 +129,7 @@ async def query(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) ->
             url = address if "://" in address else f"http://{address}/auth"
             try:
                 if options.auth_method == "post":
-                    answer = await client.post(url, data=values)
+                    answer = await client.post(url, content=_post_body(values), headers=_JSON)
                 else:
                     answer = await client.get(f"{url}?{urlencode(values, errors='surrogateescape')}")
                 if answer.status_code == httpx.codes.OK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -273,6 +274,18 @@ async def test_info_ping_and_options() -> None:
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 
+async def test_topology_is_told_to_clients_and_about_them() -> None:
+    node = _node(limits={"topology_region": "r", "topology_zone": "z"})
+    web, client = _web(node), Client(node)
+    reply = json.loads(client.ask(sized("IDENTIFY", b'{"feature_negotiation":true,"topology_zone":"mine"}')))
+    assert (reply["topology_region"], reply["topology_zone"]) == ("r", "z")
+    info = (await web.get("/info")).json()
+    assert (info["topology_region"], info["topology_zone"]) == ("r", "z")
+    assert client.ask(b"SUB t c\n") == "OK"
+    (found,) = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"][0]["clients"]
+    assert (found["topology_region"], found["topology_zone"]) == ("", "mine")
+
+
 async def test_null_empties_the_list_of_lookup_nodes() -> None:
     node = _node()
     node.switches.lookupd_addresses = ["127.0.0.1:1"]
@@ -293,6 +306,7 @@ async def test_debugging_acts_and_then_fails(method: str, path: str, answer: tup
     assert (found.status_code, found.text) == answer
 
 
-async def test_http_that_has_to_be_https() -> None:
-    answer = await _web(_node(https_only=True)).get("/ping")
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "PATCH", "FOO"])
+async def test_http_that_has_to_be_https(method: str) -> None:
+    answer = await _web(_node(https_only=True)).request(method, "/ping")
     assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')

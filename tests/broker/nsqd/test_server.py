@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -334,14 +335,21 @@ class _AuthServer:
             {"topic": "^t$", "channels": ["^$", "^ok"], "permissions": ["publish", "subscribe"]}
         ]
         self.ttl = 1000
+        self.identity = "me"
+        self.posted: list[tuple[str, bytes]] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(dict(request.url.params))
-        secret = request.url.params["secret"]
+        if request.method == "POST":
+            self.posted.append((request.headers["content-type"], request.content))
+            values = {name: found[0] for name, found in json.loads(request.content).items()}
+        else:
+            values = dict(request.url.params)
+        self.asked.append(values)
+        secret = values["secret"]
         if secret == "bad":
             return httpx.Response(403)
         grants = self.grants if secret == "good" else []
-        answer = {"ttl": self.ttl, "identity": "me", "identity_url": "", "authorizations": grants}
+        answer = {"ttl": self.ttl, "identity": self.identity, "identity_url": "", "authorizations": grants}
         return httpx.Response(200, json=answer)
 
 
@@ -399,6 +407,24 @@ async def test_authorizations_that_expired_are_asked_for_again(auth_server: _Aut
         node.sessions[1].heard = now[0]
         auth_server.grants = [{"topic": "other", "channels": [".*"], "permissions": ["publish"]}]
         assert await peer.ask(sized("PUB t 0", b"x")) == (1, b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""')
+
+
+async def test_the_original_posts_json_and_escapes_what_it_passes_on(auth_server: _AuthServer) -> None:
+    limits = ServerLimits.original(auth=True)
+    options = NodeOptions(limits=limits, clustered=False, auth_addresses=("127.0.0.1:1",), auth_method="post")
+    auth_server.identity = 'a"<b>'
+    async with _running(Node("n1", options)) as running:
+        peer = await running.connect()
+        identity = b'{"identity":"a\\"\\u003cb\\u003e","identity_url":"","permission_count":1}'
+        assert await peer.ask(sized("AUTH", b"good")) == (0, identity)
+        assert await peer.ask(sized("PUB t", b"x")) == (0, b"OK")
+        refused = await running.connect()
+        assert await refused.ask(sized("AUTH", b"\xff&")) == (1, b"E_UNAUTHORIZED AUTH no authorizations found")
+    assert auth_server.posted[0] == (
+        "application/json",
+        b'{"common_name":[""],"remote_ip":["127.0.0.1"],"secret":["good"],"tls":["false"]}',
+    )
+    assert '"secret":["\ufffd\\u0026"]'.encode() in auth_server.posted[1][1]
 
 
 async def test_sizes_on_the_wire_are_checked_before_anything_is_kept() -> None:

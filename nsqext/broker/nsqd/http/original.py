@@ -173,8 +173,8 @@ class _Operator(Site):
             "max_output_buffer_size": limits.max_output_buffer_size,
             "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * _NS),
             "max_deflate_level": limits.max_deflate_level,
-            "topology_zone": "",
-            "topology_region": "",
+            "topology_zone": limits.topology_zone,
+            "topology_region": limits.topology_region,
         }
 
     def set_block_rate(self, call: Call) -> Response:
@@ -222,4 +222,6 @@ def refusing_routes(site: Site) -> list[Route]:
         headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
         return Response(body, 403, headers, "application/json; charset=utf-8")
 
-    return [Route("/{path:path}", refuse, methods=["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"])]
+    made = Route("/{path:path}", refuse)
+    made.methods = None  # whatever the method is
+    return [made]

@@ -63,7 +63,7 @@ def _client(session: Session, stats: ClientStats | None, topic: str) -> dict[str
     }
     if session.authorizations is not None:
         found |= session.authorizations.summary()
-    found |= {"topology_zone": "", "topology_region": ""}
+    found |= {name: settings.raw.get(name, "") for name in ("topology_zone", "topology_region")}
     counts = [
         {"topic": name, "count": publisher.published}
         for name, publisher in session.published.items()

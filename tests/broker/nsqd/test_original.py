@@ -274,6 +274,16 @@ async def test_info_ping_and_options() -> None:
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 
+async def test_stats_tell_which_clients_have_tls() -> None:
+    node = _node()
+    web, plain, secure = _web(node), _consumer(node), _consumer(node)
+    secure.session.settings.tls = True
+    assert plain.session is not secure.session
+    clients = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"][0]["clients"]
+    found = {one["remote_address"]: (one["tls"], one["tls_negotiated_protocol_is_mutual"]) for one in clients}
+    assert found == {plain.session.peer: (False, False), secure.session.peer: (True, True)}
+
+
 async def test_topology_is_told_to_clients_and_about_them() -> None:
     node = _node(limits={"topology_region": "r", "topology_zone": "z"})
     web, client = _web(node), Client(node)

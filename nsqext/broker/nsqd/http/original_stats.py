@@ -76,7 +76,7 @@ def _client(session: Session, stats: ClientStats | None, topic: str) -> dict[str
         "tls_cipher_suite": "",
         "tls_version": session.tls_version,
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": False,
+        "tls_negotiated_protocol_is_mutual": settings.tls,
     }
 
 

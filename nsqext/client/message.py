@@ -109,7 +109,7 @@ class Message(RawMessage):
         Values are text, unless a publisher of another kind used other JSON values.
 
         Raises:
-            ProtocolError: the header is not JSON, which servers refuse to store.
+            ProtocolError: the header is neither JSON nor what servers take for it, which they refuse to store.
         """
         full = self._headers
         if full is None:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from nsqext.errors import InvalidHeader, ProtocolError
+from nsqext.protocol.extjson import UnreadableHeader, read_leniently
 from nsqext.protocol.names import check_tag, check_trace_id
 
 __all__ = (
@@ -35,6 +36,7 @@ MAX_HEADER_BYTES = 60_000
 
 # The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def encode_headers(
@@ -130,18 +132,29 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
     Servers store the bytes as they came and accept any JSON value (captured: pub_ext), so values may be of any JSON
-    type and a header that is no object at all gives an empty dict.
+    type and a header that is no object at all gives an empty dict. They also accept what is not quite JSON: bytes that
+    are not UTF-8, half a surrogate pair, control characters, odd numbers. Such a header is read as they read it:
+    replacement characters stand for what is no text, and None for values of other types.
 
     Raises:
-        ProtocolError: the bytes are not JSON.
+        ProtocolError: the bytes are not JSON, not for servers either.
     """
     if not encoded:
         return {}
     try:
         value = orjson.loads(encoded)
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"extend header is not JSON: {error}") from error
+        try:
+            odd = read_leniently(encoded)
+        except UnreadableHeader:
+            raise ProtocolError(f"extend header is not JSON: {error}") from error
+        return {_text(name): _text(text) for name, text in odd.items()}
     return value if isinstance(value, dict) else {}
+
+
+def _text(found: Any) -> Any:
+    """Return text that can be encoded, and anything else as it is."""
+    return _SURROGATE.sub("\ufffd", found) if isinstance(found, str) else found
 
 
 def tag_of(headers: Mapping[str, Any]) -> str | None:

@@ -66,10 +66,13 @@ def to_batches(
     tags: pa.Array = pa.nulls(count, pa.string())
     parsed: list[dict[str, Any]] | None = None
     if any(encoded):
-        parsed = _parsed(messages, encoded, everything=include_headers)
+        try:
+            parsed = _parsed(messages, encoded, everything=include_headers)
+            if decompress:
+                _unpack(messages, bodies, parsed)
+        except ProtocolError as error:
+            raise error.at(topic=topic, partition=partition) from error.__cause__
         tags = pa.array(map(_tag, messages, parsed), pa.string())
-        if decompress:
-            _unpack(bodies, parsed, topic, partition)
     identity, traces = _identity(messages)
     timestamps, offsets, attempts = _columns_of_numbers(messages)
     columns = [
@@ -130,11 +133,21 @@ def _identity(messages: Sequence[RawMessage]) -> tuple[pa.Array, Any]:
 def _parsed(messages: Sequence[RawMessage], encoded: list[bytes], *, everything: bool) -> list[dict[str, Any]]:
     """Return the headers of each message; only of those with something of interest unless everything is asked for."""
     return [
-        decode_headers(header)
-        if header and message.version == EXT_JSON and (everything or _matters(header))
-        else _NO_HEADERS
+        _decoded(message) if header and message.version == EXT_JSON and (everything or _matters(header)) else _NO_HEADERS
         for message, header in zip(messages, encoded, strict=True)
     ]
+
+
+def _decoded(message: RawMessage) -> dict[str, Any]:
+    try:
+        return decode_headers(message.header)
+    except ProtocolError as error:
+        raise _named(message, error) from error.__cause__
+
+
+def _named(message: RawMessage, error: ProtocolError) -> ProtocolError:
+    error.message = f"message {message.id.hex()}: {error.message}"
+    return error
 
 
 def _matters(header: bytes) -> bool:
@@ -150,14 +163,15 @@ def _tag(message: RawMessage, headers: Mapping[str, Any]) -> str | None:
     return tag_of(headers)
 
 
-def _unpack(bodies: list[bytes], parsed: list[dict[str, Any]], topic: str, partition: int) -> None:
+def _unpack(messages: Sequence[RawMessage], bodies: list[bytes], parsed: list[dict[str, Any]]) -> None:
     """Restore compressed bodies, and take the headers away that say so."""
     for index, headers in enumerate(parsed):
         if headers and is_compressed(headers):
             try:
                 bodies[index] = decompress_body(headers, bodies[index])
             except ProtocolError as error:
-                raise error.at(topic=topic, partition=partition) from error.__cause__
+                error.hint = error.hint or "nsqext.delivery_decompress=false reads bodies as they are stored"
+                raise _named(messages[index], error) from error.__cause__
             parsed[index] = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
 
 

@@ -119,10 +119,17 @@ def test_compressed_bodies_are_restored(include_headers: bool) -> None:
 
 def test_damage_names_the_place() -> None:
     damaged = message(b"no gzip", encode_headers({"nsq.client.compress": "1", "nsq.msg.size": "10"}))
-    with pytest.raises(ProtocolError, match="topic t, partition 3"):
+    with pytest.raises(ProtocolError, match=r"message 0.*topic t, partition 3.*delivery_decompress=false"):
         read(damaged)
-    with pytest.raises(ProtocolError, match="not JSON"):
+    with pytest.raises(ProtocolError, match=r"message 0.*not JSON.*topic t, partition 3"):
         read(message(header=b"{"))
+
+
+def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
+    """One message of somebody else must not hold up a query for ever."""
+    (row, half) = read(message(header=b'{"a":"\xff","##key":"k"}'), message(header=b'{"a":"\\ud800","n":1e999}'))
+    assert (row["headers"], row["key"]) == ({"a": "\ufffd"}, "k")
+    assert half["headers"] == {"a": "\ufffd", "n": None}
 
 
 def test_large_bodies_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:

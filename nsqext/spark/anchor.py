@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from nsqext.client.tasks import first_error
-from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, NsqError
+from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
 from nsqext.spark.offsets import EARLIEST, LATEST, Places, parse_starting
 from nsqext.spark.planning import Key, Standing
 
@@ -76,6 +76,7 @@ class Anchors:
         self._strict = options.fail_on_data_loss
         self._asked: dict[Key, int] = {}
         self._seen: dict[Key, tuple[float, int]] = {}
+        self._gone: set[str] = set()
 
     async def begin(self) -> Offsets:
         """Return where the query begins, which is the same whenever it is asked: where the anchors stand.
@@ -88,7 +89,7 @@ class Anchors:
             InvalidSetting: a start position lies behind the last message.
             NsqError: the servers cannot be asked, or refuse.
         """
-        keys = await self._keys()
+        keys = [key for topic in self._topics for key in await self._keys(topic)]
         self._check_named(keys)
         counts = await _together(keys, self._begin)
         return _offsets(counts)
@@ -147,7 +148,7 @@ class Anchors:
         self._asked[key] = count
 
     async def survey(self, *, quick: bool = False) -> dict[Key, Standing]:
-        """Look at all partitions that are read.
+        """Look at all partitions that are read; without ``failOnDataLoss``, a topic that is gone has none.
 
         Args:
             quick: an end may be without messages that the servers show a little later, and an anchor be where it was
@@ -157,7 +158,7 @@ class Anchors:
             InvalidState: somebody else moves the anchors of this query.
             NsqError: the servers cannot be asked.
         """
-        found = await _together(await self._keys(), partial(self._look, quick=quick))
+        found = await _together(await self._there(), partial(self._look, quick=quick))
         for (topic, partition), standing in found.items():
             if standing.anchor is None:
                 continue
@@ -171,11 +172,24 @@ class Anchors:
                 )
         return found
 
-    async def _keys(self) -> list[Key]:
+    async def _keys(self, topic: str) -> list[Key]:
+        wanted = self._topics[topic]
+        there = await self._admin.partitions(topic)
+        return [(topic, partition) for partition in sorted(there) if wanted is None or partition in wanted]
+
+    async def _there(self) -> list[Key]:
+        """Return all partitions that are read, without those of topics that are gone, where that is allowed."""
         keys: list[Key] = []
-        for topic, wanted in self._topics.items():
-            there = await self._admin.partitions(topic)
-            keys += [(topic, partition) for partition in sorted(there) if wanted is None or partition in wanted]
+        for topic in self._topics:
+            try:
+                keys += await self._keys(topic)
+                self._gone.discard(topic)
+            except TopicNotFound:
+                if self._strict:
+                    raise
+                if topic not in self._gone:
+                    logger.warning("the topic %s is gone: the query goes on without it", topic)
+                self._gone.add(topic)
         return keys
 
     async def _look(self, key: Key, *, quick: bool) -> Standing:

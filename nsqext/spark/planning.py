@@ -13,7 +13,7 @@ from nsqext.spark.offsets import Range
 if TYPE_CHECKING:
     from nsqext.spark.offsets import Offsets
 
-__all__ = ("Key", "Standing", "frozen_at", "only", "plan_end", "plan_ranges", "share")
+__all__ = ("Key", "Standing", "frozen_at", "only", "plan_end", "plan_ranges", "share", "with_unread")
 
 Key = tuple[str, int]
 """Topic and partition."""
@@ -178,6 +178,18 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
             wanted = topics[topic]
             kept[topic] = {number: count for number, count in counts.items() if wanted is None or number in wanted}
     return kept
+
+
+def with_unread(end: Offsets, start: Offsets) -> Offsets:
+    """Return the end of a batch together with what is known of partitions that are not read at the moment.
+
+    A topic that a query leaves out for a while goes on where it was when it is read again.
+
+    Args:
+        end: where the batch ends.
+        start: where it begins, partitions that it does not read included.
+    """
+    return {topic: {**start.get(topic, {}), **end.get(topic, {})} for topic in sorted({*start, *end})}
 
 
 def plan_ranges(start: Offsets, end: Offsets, found: Mapping[Key, Standing], *, fail_on_data_loss: bool) -> list[Range]:

@@ -133,7 +133,9 @@ def _identity(messages: Sequence[RawMessage]) -> tuple[pa.Array, Any]:
 def _parsed(messages: Sequence[RawMessage], encoded: list[bytes], *, everything: bool) -> list[dict[str, Any]]:
     """Return the headers of each message; only of those with something of interest unless everything is asked for."""
     return [
-        _decoded(message) if header and message.version == EXT_JSON and (everything or _matters(header)) else _NO_HEADERS
+        _decoded(message)
+        if header and message.version == EXT_JSON and (everything or _matters(header))
+        else _NO_HEADERS
         for message, header in zip(messages, encoded, strict=True)
     ]
 

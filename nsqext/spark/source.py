@@ -59,18 +59,24 @@ class NsqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what reads a stream whose ranges can be read again.
 
+        Where the options cannot be right, the methods of the reader raise `InvalidSetting`: what this method raises, Spark
+        hides behind an ``UnboundLocalError`` of its own.
+
         Raises:
-            InvalidSetting: the options cannot be right.
             PySparkNotImplementedError: ``readMode`` is ``channel``; Spark takes `simpleStreamReader` then.
         """
-        options = self._read_options(schema, streaming=True)
-        if options.read_mode == "channel":
-            raise PySparkNotImplementedError(
-                errorClass="NOT_IMPLEMENTED", messageParameters={"feature": "streamReader with readMode=channel"}
-            )
+        from nsqext.spark.refusing import RefusingReader
         from nsqext.spark.stream import NsqStreamReader
 
-        return NsqStreamReader(options)
+        try:
+            options = self._read_options(schema, streaming=True)
+            if options.read_mode == "offset":
+                return NsqStreamReader(options)
+        except InvalidSetting as error:
+            return RefusingReader(error)
+        raise PySparkNotImplementedError(
+            errorClass="NOT_IMPLEMENTED", messageParameters={"feature": "streamReader with readMode=channel"}
+        )
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
         """Return what reads a stream by consuming a channel.

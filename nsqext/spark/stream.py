@@ -21,7 +21,7 @@ from nsqext.spark.admin import Admin
 from nsqext.spark.anchor import Anchors, starting_places
 from nsqext.spark.batch import RangePartition, read_range
 from nsqext.spark.offsets import Range, dump, load, split
-from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges
+from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges, with_unread
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -94,6 +94,7 @@ class Batches:
             found = frozen_at(found, self._limits)
         end = plan_end(begin, found, limit, fail_on_data_loss=options.fail_on_data_loss)
         await self._make_anchors(start, end)
+        end = with_unread(end, start)
         now = anyio.current_time()
         self._next = now + max(_PAUSE, _SHARE * (now - began)) if end == start and self._limits is None else now
         return end
@@ -152,8 +153,8 @@ class Batches:
             NsqError: the servers cannot be asked.
         """
         options = self._options
-        if self._missing(end):
-            await self._catch_up(end)
+        if self._missing(start, end):
+            await self._catch_up(start, end)
         found = dict(self._found)
         for topic, counts in only(end, options.topics).items():
             for partition in counts:
@@ -161,20 +162,22 @@ class Batches:
         ranges = plan_ranges(start, end, found, fail_on_data_loss=options.fail_on_data_loss)
         return split(ranges, options.min_partitions, options.max_records_per_partition)
 
-    async def _catch_up(self, end: Offsets) -> None:
+    async def _catch_up(self, start: Offsets, end: Offsets) -> None:
         """Look at the servers until they have what was written down; a new leader may learn of it a little later."""
         with anyio.move_on_after(self._options.read_timeout):
             while True:
                 self._found = await self._anchors.survey()
-                if not self._missing(end):
+                if not self._missing(start, end):
                     return
                 await anyio.sleep(_PAUSE)
 
-    def _missing(self, end: Offsets) -> bool:
+    def _missing(self, start: Offsets, end: Offsets) -> bool:
+        """Return whether servers do not have something that the batch reads."""
         return any(
             (topic, partition) not in self._found or self._found[topic, partition].end < count
             for topic, counts in only(end, self._options.topics).items()
             for partition, count in counts.items()
+            if start.get(topic, {}).get(partition, 0) < count
         )
 
     async def commit(self, end: Offsets) -> None:

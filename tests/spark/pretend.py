@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import define, field
 
-from nsqext.errors import InvalidState, PartitionUnavailable
+from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
 
 if TYPE_CHECKING:
     from nsqext.spark.admin import Admin
@@ -56,7 +56,10 @@ class Pretended:
         return self.logs[topic, partition]
 
     async def partitions(self, topic: str) -> dict[int, None]:
-        return {partition: None for name, partition in self.logs if name == topic}
+        found = {partition: None for name, partition in self.logs if name == topic}
+        if not found:
+            raise TopicNotFound("nobody knows it", topic=topic)
+        return found
 
     async def bounds(self, topic: str, partition: int, patience: float = 8.0) -> Log:
         self.asked += 1

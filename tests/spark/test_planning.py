@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqext.errors import DataLoss
 from nsqext.spark.offsets import Offsets, Range
-from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges, share
+from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges, share, with_unread
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 LAGS = st.dictionaries(KEYS, st.integers(0, 10**6), max_size=8)
@@ -149,6 +149,13 @@ def test_a_topic_that_is_new_to_the_query_waits_its_turn_without_being_lost() ->
 def test_what_is_no_longer_read_is_dropped() -> None:
     offsets: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}, "c": {0: 1}}
     assert only(offsets, {"a": (1, 2), "b": None}) == {"a": {1: 8}, "b": {0: 4}}
+
+
+def test_what_is_not_read_for_a_while_stays_where_it_was() -> None:
+    start: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}}
+    end = with_unread({"a": {1: 9}, "c": {0: 1}}, start)
+    assert end == {"a": {0: 7, 1: 9}, "b": {0: 4}, "c": {0: 1}}
+    assert plan_ranges(start, end, {}, fail_on_data_loss=True) == [Range("a", 1, 8, 9), Range("c", 0, 0, 1)]
 
 
 GONE = [

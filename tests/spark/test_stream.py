@@ -8,7 +8,7 @@ import pickle
 import anyio
 import pytest
 
-from nsqext.errors import DataLoss, InvalidSetting
+from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
 from nsqext.spark.offsets import Offsets, Range
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.stream import Batches, NsqStreamReader
@@ -127,6 +127,43 @@ async def test_messages_that_the_servers_show_late_are_not_taken_for_lost() -> N
 
 
 @anyio_only
+async def test_a_topic_that_is_left_out_for_a_while_goes_on_where_it_was() -> None:
+    servers = two()
+    servers.logs["bills", 0] = Log(0, 9)
+    both = batches(servers, subscribe="orders,bills")
+    read = await both.latest(await both.initial(), None)
+    assert read == {"bills": {0: 9}, "orders": {0: 50, 1: 30}}
+    servers.logs["bills", 0].end, servers.logs["orders", 1].end = 12, 31
+    one = batches(servers)
+    without = await one.latest(read, None)
+    assert without == {"bills": {0: 9}, "orders": {0: 50, 1: 31}}
+    assert await one.ranges(read, without) == [Range("orders", 1, 30, 31)]
+    assert await one.latest(without, None) == without, "there is nothing new"
+    both = batches(servers, subscribe="orders,bills")
+    assert await both.ranges(without, await both.latest(without, None)) == [Range("bills", 0, 9, 12)]
+
+
+@anyio_only
+async def test_a_topic_that_is_gone() -> None:
+    servers = two()
+    servers.logs["bills", 0] = Log(0, 9)
+    for given in ({}, {"failOnDataLoss": "false"}):
+        with pytest.raises(TopicNotFound, match="nothing"):
+            await batches(servers, subscribe="orders,nothing", **given).initial()
+    begun = await batches(servers, subscribe="orders,bills").initial()
+    del servers.logs["bills", 0]
+    with pytest.raises(TopicNotFound, match="bills"):
+        await batches(servers, subscribe="orders,bills").latest(begun, None)
+    lenient = batches(servers, subscribe="orders,bills", failOnDataLoss="false")
+    end = await lenient.latest(begun, None)
+    assert end == {"bills": {0: 0}, "orders": {0: 50, 1: 30}}
+    with anyio.fail_after(5):  # the time out is a minute
+        assert await lenient.ranges(begun, end) == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
+    servers.logs["bills", 0] = Log(0, 3)
+    assert (await lenient.latest(end, None))["bills"] == {0: 3}
+
+
+@anyio_only
 async def test_a_batch_that_was_rolled_back() -> None:
     servers = two()
     servers.logs["orders", 0] = Log(0, 45, anchor=40)
@@ -186,7 +223,8 @@ async def test_what_is_no_longer_subscribed_to_is_still_read_where_it_was_logged
     logged: Offsets = {"orders": {0: 50, 1: 30}, "invoices": {0: 9}}
     assert Range("invoices", 0, 4, 9) in await planner.ranges({"invoices": {0: 4}}, logged)
     await planner.initial()
-    assert await planner.latest({"orders": {0: 1, 1: 1}, "invoices": {0: 4}}, 0) == {"orders": {0: 1, 1: 1}}
+    start: Offsets = {"orders": {0: 1, 1: 1}, "invoices": {0: 4}}
+    assert await planner.latest(start, 0) == start
 
 
 @anyio_only

@@ -134,6 +134,22 @@ def test_messages_that_are_gone_end_the_query(spark: SparkSession, servers: Serv
     assert batches[-1] == [(topic, 0, number, body) for number, body in enumerate(bodies("anew", 4))]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "option channel is missing"),
+        ({"channel": "c", "startingOffsets": "newest"}, "startingOffsets='newest' cannot be read"),
+        ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "option resetChannel contradicts"),
+    ],
+)
+def test_options_that_cannot_be_right(spark: SparkSession, tmp_path: Path, given: dict[str, str], told: str) -> None:
+    """Spark would tell of a local variable of its own instead."""
+    reading = Reading(spark, tmp_path / "checkpoint", {"lookupd": "127.0.0.1:1", "subscribe": "orders", **given})
+    with pytest.raises(StreamingQueryException, match=told) as caught:
+        reading.run()
+    assert "UnboundLocalError" not in str(caught.value)
+
+
 def test_a_topic_that_grows_while_a_query_runs(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
     """More partitions, and extend support."""
     if servers.cluster is None:

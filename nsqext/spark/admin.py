@@ -5,47 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import frozen
 
 from nsqext.errors import InvalidState, PartitionUnavailable
 from nsqext.protocol.names import MAX_NAME_LENGTH
-from nsqext.spark.leaders import Leaders
+from nsqext.spark.ends import Bounds, Ends
 from nsqext.spark.nodes import Leader
-from nsqext.spark.scratch import open_scratch, scratch_name
 
 if TYPE_CHECKING:
     from nsqext.spark.access import Access
-    from nsqext.spark.nodes import ChannelPlace, PartitionStats
+    from nsqext.spark.nodes import ChannelPlace
 
 __all__ = ("Admin", "Bounds", "Leader")
 
-_SETTLE = 8.0
-"""Seconds that messages which were written when somebody asked for the end may take to be seen.
-
-The real server shows messages to channels when its write buffer is written out. One that is larger than the buffer and
-comes last is shown by a timer only: up to 6.0 s later with bodies of 200,000 bytes (measured), to consumers as well.
-"""
-_SOON = 0.005
-"""Seconds after which a channel of our own has to make the server write out what it has buffered."""
 _MOVE = 2.0
 """Seconds after which a move that has not happened is asked for again."""
 _MARK = ".setup"
 
 
-@frozen
-class Bounds:
-    """What of a partition can be read: counts of messages.
-
-    Attributes:
-        start: number of the first message that is kept, counted from 0.
-        end: number behind the last one that is stored for good.
-    """
-
-    start: int
-    end: int
-
-
-class Admin(Leaders):
+class Admin(Ends):
     """Asks leaders; what all methods raise is told by `Leaders`.
 
     Args:
@@ -54,105 +31,7 @@ class Admin(Leaders):
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
-        self._starts: dict[tuple[str, int, int], int] = {}
         self._standing: set[tuple[str, int, str]] = set()
-
-    # Where partitions begin and end
-
-    async def bounds(self, topic: str, partition: int, patience: float = _SETTLE) -> Bounds:
-        """Return which messages can be read.
-
-        The end holds everything whose publishing was acknowledged before the call, and nothing that a change of leader
-        could take back: what channels may read. The count that a leader gives for the partition itself holds messages
-        that are on their way to the replicas, too.
-        Args:
-            topic: the topic.
-            partition: the partition.
-            patience: seconds after which the end may be without messages that a leader has written and shows to no
-                channel: those whose publishing hangs, and, for some seconds, large ones.
-        """
-
-        async def ask(leader: Leader) -> Bounds:
-            stats = await self.nodes.stats(leader, topic, partition)
-            end = stats.committed
-            if end < stats.written:
-                end = await self._settled(leader, topic, partition, stats.written, patience)
-            start = await self._start(leader, topic, partition, stats, end)
-            return Bounds(min(start, end), end)
-
-        return await self.on_leader(topic, partition, ask)
-
-    async def _settled(self, leader: Leader, topic: str, partition: int, wanted: int, patience: float) -> int:
-        """Wait until what is written is stored for good, or taken back.
-
-        A channel with a consumer that waits makes the server write out what it has buffered; others see that later, and
-        without any channel nothing tells what is stored.
-        """
-        stats = await self._poll(leader, topic, partition, wanted, _SOON)
-        if stats.committed >= min(wanted, stats.written):
-            return stats.committed
-        _, meta = await self.leader(topic, partition)
-        connection, _ = await open_scratch(self.options, leader, topic, partition, meta, scratch_name())
-        try:
-            return (await self._poll(leader, topic, partition, wanted, patience)).committed
-        finally:
-            connection.close()
-
-    async def _poll(self, leader: Leader, topic: str, partition: int, wanted: int, seconds: float) -> PartitionStats:
-        """Ask for so long at most until so much is stored for good, or less is written."""
-        pause, deadline = 0.001, anyio.current_time() + seconds
-        while True:
-            stats = await self.nodes.stats(leader, topic, partition)
-            if stats.committed >= min(wanted, stats.written) or anyio.current_time() >= deadline:
-                return stats
-            await anyio.sleep(pause)
-            pause = min(2 * pause, 0.1)
-
-    async def _start(self, leader: Leader, topic: str, partition: int, stats: PartitionStats, end: int) -> int:
-        if not stats.start_offset:
-            return 0
-        if stats.start_offset >= stats.end_offset:
-            return end
-        key = topic, partition, stats.start_offset
-        if key not in self._starts:
-            found = await self.nodes.message(leader, topic, partition, "virtual_offset", stats.start_offset)
-            self._starts[key] = found.count
-        return self._starts[key]
-
-    async def start(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return the number of the first message that a leader keeps; asks once.
-
-        Raises:
-            PartitionUnavailable: no usable answer.
-        """
-        stats = await self.nodes.stats(leader, topic, partition)
-        return await self._start(leader, topic, partition, stats, stats.committed)
-
-    async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return how many messages lie before the first one of this time or later; the end where there is none.
-
-        Args:
-            topic: the topic.
-            partition: the partition.
-            timestamp_ms: milliseconds since 1970.
-        """
-        bounds = await self.bounds(topic, partition)
-        wanted = timestamp_ms * 1_000_000
-
-        async def ask(leader: Leader) -> int:
-            low, high = bounds.start, bounds.end
-            while low < high:
-                middle = (low + high) // 2
-                found = await self.nodes.message(leader, topic, partition, "count", middle + 1)
-                if found.timestamp < wanted:
-                    low = max(middle, found.count) + 1
-                else:
-                    high = middle
-            return low
-
-        return await self.on_leader(topic, partition, ask)
-
-    # Channels
 
     async def place(self, topic: str, partition: int, channel: str) -> ChannelPlace | None:
         """Return where a channel stands; None where there is no such channel."""

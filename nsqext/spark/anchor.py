@@ -7,16 +7,16 @@ its lag to everybody who looks at the servers' statistics. Its place only moves 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.tasks import first_error
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
 from nsqext.spark.offsets import EARLIEST, LATEST, Places, parse_starting
 from nsqext.spark.planning import Key, Standing
+from nsqext.spark.together import together
 
 if TYPE_CHECKING:
     from nsqext.spark.admin import Admin, Bounds
@@ -27,13 +27,10 @@ __all__ = ("Anchors", "starting_places")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-T = TypeVar("T")
-
 _QUICK = 0.2
 """Seconds to wait for messages that are written and not yet shown, where they can also wait for the next batch."""
 _FRESH = 5.0
 """Seconds for which an anchor is taken to be where it was."""
-_TOGETHER = 16  # partitions that are asked for at the same time
 
 
 def starting_places(options: SourceOptions) -> Places | None:
@@ -91,7 +88,7 @@ class Anchors:
         """
         keys = [key for topic in self._topics for key in await self._keys(topic)]
         self._check_named(keys)
-        counts = await _together(keys, self._begin)
+        counts = await together(keys, self._begin)
         return _offsets(counts)
 
     async def _begin(self, key: Key) -> int:
@@ -158,7 +155,13 @@ class Anchors:
             InvalidState: somebody else moves the anchors of this query.
             NsqError: the servers cannot be asked.
         """
-        found = await _together(await self._there(), partial(self._look, quick=quick))
+        keys = await self._there()
+        # anchors first: none stands behind an end that was told later
+        anchors = await together(keys, partial(self._anchor, quick=quick))
+        bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
+        found = {
+            key: Standing(bounds[key].start, bounds[key].end, anchors[key], bounds[key].end_offset) for key in keys
+        }
         for (topic, partition), standing in found.items():
             if standing.anchor is None:
                 continue
@@ -192,15 +195,14 @@ class Anchors:
                 self._gone.add(topic)
         return keys
 
-    async def _look(self, key: Key, *, quick: bool) -> Standing:
+    async def _anchor(self, key: Key, *, quick: bool) -> int | None:
         topic, partition = key
         seen, anchor = self._seen.get(key, (float("-inf"), None))
         if not quick or anyio.current_time() - seen > _FRESH:
             anchor = await self._admin.anchor_count(topic, partition, self._channel)
             if anchor is not None:
                 self._seen[key] = (anyio.current_time(), anchor)
-        bounds = await self._admin.bounds(topic, partition, *([_QUICK] if quick else []))
-        return Standing(bounds.start, bounds.end, anchor)
+        return anchor
 
     async def follow(self, end: Offsets) -> None:
         """Move the anchors behind what is done, never backwards.
@@ -227,7 +229,7 @@ class Anchors:
                     raise
                 logger.warning("the anchor channel stays where it is for now: %s", error)
 
-        await _together(counts, move)
+        await together(counts, move)
 
 
 def _place(places: Places, topic: str, partition: int, bounds: Bounds) -> int:
@@ -248,22 +250,3 @@ def _offsets(counts: Mapping[Key, int]) -> Offsets:
     for (topic, partition), count in counts.items():
         offsets.setdefault(topic, {})[partition] = count
     return offsets
-
-
-async def _together(keys: Iterable[Key], function: Callable[[Key], Awaitable[T]]) -> dict[Key, T]:
-    """Call a function for every partition, for several at the same time; the first error counts."""
-    results: dict[Key, T] = {}
-    limiter = anyio.CapacityLimiter(_TOGETHER)
-
-    async def run(key: Key) -> None:
-        async with limiter:
-            results[key] = await function(key)
-
-    wanted = list(keys)
-    try:
-        async with anyio.create_task_group() as tasks:
-            for key in wanted:
-                tasks.start_soon(run, key)
-    except* NsqError as errors:
-        raise first_error(errors) from None
-    return {key: results[key] for key in wanted}

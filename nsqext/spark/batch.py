@@ -6,12 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import anyio
 import pyarrow.compute as pc
 from attrs import frozen
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nsqext.client.tasks import first_error
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting
 from nsqext.spark import bridge
 from nsqext.spark.admin import Admin
@@ -19,6 +17,7 @@ from nsqext.spark.filters import Pruning
 from nsqext.spark.offsets import EARLIEST, LATEST, Places, Range, parse_ending, parse_starting, split
 from nsqext.spark.ranges import RangeReader
 from nsqext.spark.rows import to_batches
+from nsqext.spark.together import together
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from nsqext.spark.admin import Bounds
     from nsqext.spark.options import SourceOptions
+    from nsqext.spark.planning import Key
 
 __all__ = ("NsqPushingReader", "NsqReader", "RangePartition", "plan", "read_range")
 
@@ -33,7 +33,6 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _SKEW_MS = 5000
 """How far the clocks of servers that led a partition one after the other may differ, in milliseconds."""
-_TOGETHER = 8  # partitions that are asked for at the same time
 
 
 class RangePartition(InputPartition):
@@ -140,26 +139,18 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
         NsqError: the servers cannot be asked.
     """
     limits = _Limits.of(options)
-    found: dict[tuple[str, int], Range] = {}
-    limiter = anyio.CapacityLimiter(_TOGETHER)
-
     async with Admin(options.connection) as admin:
-
-        async def ask(topic: str, partition: int) -> None:
-            async with limiter:
-                found[topic, partition] = await _plan_one(options, limits, pruning, admin, topic, partition)
-
         read = {topic: await _partitions(admin, topic, wanted) for topic, wanted in options.topics.items()}
         _check_named(limits, read)
-        try:
-            async with anyio.create_task_group() as tasks:
-                for topic, partitions in read.items():
-                    for partition in partitions:
-                        if _is_left(pruning, topic, partition):
-                            tasks.start_soon(ask, topic, partition)
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
-    return [found[key] for key in sorted(found)]
+        keys = [
+            (topic, partition)
+            for topic in sorted(read)
+            for partition in read[topic]
+            if _is_left(pruning, topic, partition)
+        ]
+        bounds = await admin.survey(keys)
+        found = await together(keys, lambda key: _plan_one(options, limits, pruning, admin, key, bounds[key]))
+    return list(found.values())
 
 
 def _check_named(limits: _Limits, read: Mapping[str, Iterable[int]]) -> None:
@@ -194,9 +185,9 @@ async def _partitions(admin: Admin, topic: str, wanted: Iterable[int] | None) ->
 
 
 async def _plan_one(
-    options: SourceOptions, limits: _Limits, pruning: Pruning, admin: Admin, topic: str, partition: int
+    options: SourceOptions, limits: _Limits, pruning: Pruning, admin: Admin, key: Key, bounds: Bounds
 ) -> Range:
-    bounds = await admin.bounds(topic, partition)
+    topic, partition = key
     start, end = bounds.start, bounds.end
     if limits.starting is not None:
         start = _start(limits.starting.of(topic, partition), bounds, options, topic, partition)

@@ -122,18 +122,29 @@ class Nodes:
         Raises:
             PartitionUnavailable: no usable answer, or the node does not lead the partition.
         """
-        body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
-        try:
-            data = unwrap(200, body, leader.http)
-            found = next((one for one in data["topics"] or () if str(one["topic_partition"]) == str(partition)), None)
-            stats = _read_stats(found) if found is not None else None
-        except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
-            raise _unreadable("the statistics", body, leader, topic, partition) from error
+        stats = (await self._stats(leader, topic, partition)).get(partition)
         if stats is None or not stats.leads:
             raise PartitionUnavailable(
                 "the node does not lead the partition", topic=topic, partition=partition, node=str(leader.http)
             )
         return stats
+
+    async def led(self, leader: Leader, topic: str) -> dict[int, PartitionStats]:
+        """Return what a node tells about all partitions of a topic that it leads, with one question.
+
+        Raises:
+            PartitionUnavailable: no usable answer.
+        """
+        told = await self._stats(leader, topic, None)
+        return {partition: stats for partition, stats in told.items() if stats.leads}
+
+    async def _stats(self, leader: Leader, topic: str, partition: int | None) -> dict[int, PartitionStats]:
+        body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
+        try:
+            data = unwrap(200, body, leader.http)
+            return {int(one["topic_partition"]): _read_stats(one) for one in data["topics"] or ()}
+        except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
+            raise _unreadable("the statistics", body, leader, topic, partition) from error
 
     async def place(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPlace | None:
         """Return where a channel stands; None where there is no such channel.
@@ -193,9 +204,9 @@ class Nodes:
         await move_channel(leader.http, topic, partition, channel, Position.message(count + 1))
 
     async def _ask(
-        self, method: str, leader: Leader, path: str, topic: str, partition: int, **further: str | int
+        self, method: str, leader: Leader, path: str, topic: str, partition: int | None, **further: str | int
     ) -> bytes:
-        params = {"topic": topic, "partition": partition, **further}
+        params = {"topic": topic, **({} if partition is None else {"partition": partition}), **further}
         try:
             status, body = await self._http.fetch(leader.http, path, params, method)
         except LookupFailed as error:
@@ -228,7 +239,7 @@ def _refusal(status: int, path: str, body: bytes) -> NsqError:
     return PartitionUnavailable(f"{path} was refused with {status}: {shown}")
 
 
-def _unreadable(what: str, body: bytes, leader: Leader, topic: str, partition: int) -> PartitionUnavailable:
+def _unreadable(what: str, body: bytes, leader: Leader, topic: str, partition: int | None) -> PartitionUnavailable:
     return PartitionUnavailable(
         f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(leader.http)
     )

@@ -34,6 +34,8 @@ ID_HEADER = "nsqext_id"
 """Header that carries the id of a row, unless another one is chosen."""
 
 _MAX_RDY = 2500
+_LONG = (1 << 63) - 1
+"""Limits of micro-batches go through Java."""
 
 # what Spark itself puts among the options of a query
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -59,7 +61,8 @@ _SOURCE = (
     _Option("endingOffsets", "ending_offsets", read_text),
     _Option("startingTimestamp", "starting_timestamp", read_number(0)),
     _Option("endingTimestamp", "ending_timestamp", read_number(0)),
-    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", read_number(1)),
+    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", read_number(1, _LONG)),
+    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", read_number(1, _LONG)),
     _Option("minPartitions", "min_partitions", read_number(1)),
     _Option("maxRecordsPerPartition", "max_records_per_partition", read_number(1)),
     _Option("failOnDataLoss", "fail_on_data_loss", read_bool),
@@ -83,10 +86,11 @@ _OTHER = {"read": "write", "write": "read"}
 
 # options that make no sense in one of the ways to read
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "resetChannel", "readMode")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "resetChannel", "readMode")
 _OFFSET_ONLY = (
     "startingOffsets",
     "startingTimestamp",
+    "maxBytesPerTrigger",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -97,6 +101,7 @@ _EXCLUDING = (
     ("subscribe", "assign"),
     ("startingOffsets", "startingTimestamp"),
     ("endingOffsets", "endingTimestamp"),
+    ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
 )
 
 
@@ -161,6 +166,7 @@ class SourceOptions:
         starting_timestamp: only messages of this time or later, in milliseconds since 1970.
         ending_timestamp: only messages of before this time, in milliseconds since 1970.
         max_offsets_per_trigger: messages of one micro-batch.
+        max_bytes_per_trigger: bytes of one micro-batch in the partitions' logs, more or less.
         min_partitions: tasks that there are at least.
         max_records_per_partition: messages of one task.
         fail_on_data_loss: fail where messages are gone that should have been read; otherwise go on behind them.
@@ -180,6 +186,7 @@ class SourceOptions:
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True

@@ -13,7 +13,7 @@ from nsqext.spark.offsets import Range
 if TYPE_CHECKING:
     from nsqext.spark.offsets import Offsets
 
-__all__ = ("Key", "Standing", "frozen_at", "only", "plan_end", "plan_ranges", "share", "with_unread")
+__all__ = ("Key", "Lag", "Standing", "frozen_at", "lags_of", "only", "plan_end", "plan_ranges", "share", "with_unread")
 
 Key = tuple[str, int]
 """Topic and partition."""
@@ -23,17 +23,32 @@ _LOST = "give failOnDataLoss=false to go on without it"
 
 @frozen
 class Standing:
-    """What is known of a partition at the moment; all three are numbers of messages since its beginning.
+    """What is known of a partition at the moment; the first three are numbers of messages since its beginning.
 
     Attributes:
         start: messages that are not kept any more.
         end: messages that are there for good.
         anchor: place of the anchor channel; None where there is no such channel.
+        end_offset: byte offset behind the end, or more.
     """
 
     start: int
     end: int
     anchor: int | None = None
+    end_offset: int = 0
+
+
+@frozen
+class Lag:
+    """What a batch could read of a partition.
+
+    Attributes:
+        begin: number of the first message.
+        count: how many they are.
+    """
+
+    begin: int
+    count: int
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:
@@ -70,28 +85,27 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
     return shares
 
 
-def frozen_at(found: Mapping[Key, Standing], limits: Mapping[Key, int]) -> dict[Key, Standing]:
+def frozen_at(found: Mapping[Key, Standing], limits: Mapping[Key, Standing]) -> dict[Key, Standing]:
     """Return partitions as if nothing had been published, and none been made, since a moment.
 
     Args:
         found: what is known of them now.
-        limits: their ends at the moment.
+        limits: what was known of them at the moment.
     """
     return {
-        key: Standing(standing.start, min(standing.end, limits[key]), standing.anchor)
+        key: Standing(
+            standing.start,
+            min(standing.end, limits[key].end),
+            standing.anchor,
+            min(standing.end_offset, limits[key].end_offset),
+        )
         for key, standing in found.items()
         if key in limits
     }
 
 
-def plan_end(
-    start: Offsets,
-    found: Mapping[Key, Standing],
-    limit: int | None,
-    *,
-    fail_on_data_loss: bool,
-) -> Offsets:
-    """Return where the next batch ends.
+def lags_of(start: Offsets, found: Mapping[Key, Standing], *, fail_on_data_loss: bool) -> dict[Key, Lag]:
+    """Return what the next batch could read.
 
     Partitions that are new begin with the first message that is kept. Without ``fail_on_data_loss``, a partition that
     is gone stays where it is, one that was rolled back goes back too, and one that was made anew begins again; such a
@@ -100,35 +114,43 @@ def plan_end(
     Args:
         start: where the batch begins.
         found: what is known of the partitions.
-        limit: how many messages it may read; None for all.
         fail_on_data_loss: refuse to go on where messages are gone.
 
     Raises:
         DataLoss: messages are gone that were not read.
     """
-    begins: dict[Key, int] = {}
-    lags: dict[Key, int] = {}
+    lags: dict[Key, Lag] = {}
     for topic, counts in start.items():
         for partition, count in counts.items():
             key = (topic, partition)
             if key not in found and fail_on_data_loss:
                 raise DataLoss("the partition is gone", topic=topic, partition=partition, hint=_LOST)
-            begins[key] = count
+            lags[key] = Lag(count, 0)
     for key, standing in found.items():
-        known = begins.get(key)
+        known = lags[key].begin if key in lags else None
         if fail_on_data_loss:
             _check_kept(key, known, standing, is_new_topic=key[0] not in start)
         begin = _begin(known, standing)
-        begins[key] = begin
         steps_back = known is not None and begin < known
-        lags[key] = 0 if steps_back else max(standing.end - max(begin, standing.start), 0)
-    shares = share(lags, limit, sum(begins.values()))
+        if steps_back or begin >= standing.end:
+            lags[key] = Lag(begin, 0)
+        else:
+            begin = max(begin, standing.start)
+            lags[key] = Lag(begin, standing.end - begin)
+    return lags
+
+
+def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
+    """Return where a batch ends.
+
+    Args:
+        lags: what it could read.
+        counts: how many messages it reads.
+    """
     end: Offsets = {}
-    for key in sorted(begins):
+    for key in sorted(lags):
         topic, partition = key
-        count = shares.get(key, 0)
-        begin = max(begins[key], found[key].start) if count else begins[key]
-        end.setdefault(topic, {})[partition] = begin + count
+        end.setdefault(topic, {})[partition] = lags[key].begin + counts.get(key, 0)
     return end
 
 

@@ -59,7 +59,7 @@ class NsqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what reads a stream whose ranges can be read again.
 
-        Where the options cannot be right, the methods of the reader raise `InvalidSetting`: what this method raises, Spark
+        Where the options cannot be right, the reader's methods raise `InvalidSetting`: what this method raises, Spark
         hides behind an ``UnboundLocalError`` of its own.
 
         Raises:

@@ -12,16 +12,24 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+from attrs import evolve
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.spark import bridge
 from nsqext.spark.admin import Admin
 from nsqext.spark.anchor import Anchors, starting_places
 from nsqext.spark.batch import RangePartition, read_range
+from nsqext.spark.limiting import within_bytes, within_rows
 from nsqext.spark.offsets import Range, dump, load, split
-from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges, with_unread
+from nsqext.spark.planning import Key, Standing, frozen_at, lags_of, only, plan_end, plan_ranges, with_unread
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -54,7 +62,7 @@ class Batches:
         self._admin = admin
         self._anchors = Anchors(admin, options)
         self._found: dict[Key, Standing] = {}
-        self._limits: dict[Key, int] | None = None
+        self._limits: dict[Key, Standing] | None = None
         self._next = 0.0
         self._looked = False
 
@@ -65,20 +73,22 @@ class Batches:
             # the end was frozen before there were anchors
             for topic, counts in begun.items():
                 for partition, count in counts.items():
-                    self._limits[topic, partition] = max(self._limits.get((topic, partition), 0), count)
+                    limit = self._limits.get((topic, partition), Standing(0, 0))
+                    self._limits[topic, partition] = evolve(limit, end=max(limit.end, count))
         return begun
 
     async def freeze(self) -> None:
         """Read nothing any more that is published from now on."""
         self._found = await self._anchors.survey()
-        self._limits = {key: standing.end for key, standing in self._found.items()}
+        self._limits = dict(self._found)
 
-    async def latest(self, start: Offsets, limit: int | None) -> Offsets:
+    async def latest(self, start: Offsets, limit: int | None, size: int | None = None) -> Offsets:
         """Return where the batch ends that begins at ``start``.
 
         Args:
             start: where it begins.
             limit: how many messages it may read; None for all.
+            size: how many bytes of the partitions' logs, see `within_bytes`; None for all.
 
         Raises:
             DataLoss: messages are gone that were not read.
@@ -92,7 +102,9 @@ class Batches:
         self._warn_of_unkept(begin)
         if self._limits is not None:
             found = frozen_at(found, self._limits)
-        end = plan_end(begin, found, limit, fail_on_data_loss=options.fail_on_data_loss)
+        lags = lags_of(begin, found, fail_on_data_loss=options.fail_on_data_loss)
+        counts = within_rows(lags, limit) if size is None else await within_bytes(self._admin, lags, found, size)
+        end = plan_end(lags, counts)
         await self._make_anchors(start, end)
         end = with_unread(end, start)
         now = anyio.current_time()
@@ -217,9 +229,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_batches": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return how much a batch reads at most, by the option ``maxOffsetsPerTrigger``."""
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """Return how much a batch reads at most, by the options ``maxOffsetsPerTrigger`` and ``maxBytesPerTrigger``."""
+        rows, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if size is not None:
+            return ReadMaxBytes(size)
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read nothing that is published from now on."""
@@ -231,14 +245,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends."""
-        if isinstance(limit, ReadMaxRows):
-            rows: int | None = limit.max_rows
-        elif isinstance(limit, ReadAllAvailable):
-            rows = None
-        else:
-            raise InvalidSetting(f"the source knows no {type(limit).__name__}", hint="use maxOffsetsPerTrigger")
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if rows is None and size is None and not isinstance(limit, ReadAllAvailable):
+            raise InvalidSetting(
+                f"the source knows no {type(limit).__name__}", hint="use maxOffsetsPerTrigger or maxBytesPerTrigger"
+            )
         begun = load(start)
-        return dump(self._ask(lambda batches: batches.latest(begun, rows)))
+        return dump(self._ask(lambda batches: batches.latest(begun, rows, size)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return where the topics end, for the progress that Spark reports."""

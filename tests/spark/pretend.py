@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nsqext.spark.admin import Admin
     from nsqext.spark.planning import Key
 
@@ -17,12 +19,22 @@ __all__ = ("Log", "Pretended")
 
 @define
 class Log:
-    """A partition: what is kept, where the anchor stands, and how many messages are shown with patience only."""
+    """A partition: what is kept, where the anchor stands, how many messages are shown with patience only, their bytes.
+
+    What is said to end it may lie ``unsure`` bytes behind its end.
+    """
 
     start: int = 0
     end: int = 0
     anchor: int | None = None
     late: int = 0
+    size: int = 0
+    unsure: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        """Byte offset behind the last message, or more."""
+        return self.end * self.size + self.unsure
 
 
 @define
@@ -64,7 +76,20 @@ class Pretended:
     async def bounds(self, topic: str, partition: int, patience: float = 8.0) -> Log:
         self.asked += 1
         log = self.log(topic, partition)
-        return Log(log.start, log.end - log.late, log.anchor) if patience < 1 else log
+        return evolve(log, end=log.end - log.late) if patience < 1 else log
+
+    async def survey(self, keys: Iterable[Key], patience: float = 8.0) -> dict[Key, Log]:
+        return {key: await self.bounds(*key, patience) for key in keys}
+
+    async def offset_of(self, topic: str, partition: int, count: int) -> int:
+        log = self.log(topic, partition)
+        assert log.start <= count < log.end
+        return count * log.size
+
+    async def count_before(self, topic: str, partition: int, offset: int) -> int:
+        log = self.log(topic, partition)
+        assert offset <= (log.end - 1) * log.size
+        return offset // log.size
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return self.times[timestamp_ms]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -27,11 +27,12 @@ from nsqext.errors import (
 )
 from nsqext.spark import admin as admin_module
 from nsqext.spark.access import Access
-from nsqext.spark.admin import Admin, Bounds
+from nsqext.spark.admin import Admin
 from nsqext.spark.scratch import scratch_name
 from tests.client.scripted import scripted_lookup, until
 
 if TYPE_CHECKING:
+    from nsqext.spark.nodes import Leader
     from tests.spark.servers import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]  # a real cluster takes a while to make a topic
@@ -61,6 +62,12 @@ def cluster() -> Iterator[Cluster]:
 def access(lookupd: object, timeout: float = 10.0) -> Access:
     """How a job reaches servers."""
     return Access(tuple(map(str, lookupd)), timeout=timeout)  # type: ignore[call-overload]
+
+
+async def ends(admin: Admin, topic: str, partition: int, *patience: float) -> tuple[int, int]:
+    """Where a partition begins and ends."""
+    bounds = await admin.bounds(topic, partition, *patience)
+    return bounds.start, bounds.end
 
 
 async def publish(lookupd: object, topic: str, count: int, partition: int = 0) -> None:
@@ -98,7 +105,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
         assert before.start == 0
         for number in range(1, 30):
             await producer.publish(topic, b"body", partition=1)
-            assert await admin.bounds(topic, 1) == Bounds(0, before.end + number)
+            assert await ends(admin, topic, 1) == (0, before.end + number)
 
 
 async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str, str]) -> None:
@@ -107,7 +114,7 @@ async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str,
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         end = (await admin.bounds(topic, 1)).end
         await producer.publish_many(topic, [b"x" * 300_000] * 3, partition=1)
-        assert await admin.bounds(topic, 1) == Bounds(0, end + 3)
+        assert await ends(admin, topic, 1) == (0, end + 3)
 
 
 async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dict[str, str]) -> None:
@@ -118,14 +125,63 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
         await publish(servers.lookupd, topic, 7)
         leader, _ = await admin.leader(topic, 0)
         await admin.delete_anchor(topic, 0, servers.channel)
-        assert await admin.bounds(topic, 0) == Bounds(0, end + 7)
+        assert await ends(admin, topic, 0) == (0, end + 7)
 
         async def no_channel() -> bool:
             return not (await admin.nodes.stats(leader, topic, 0)).channels
 
         await eventually(no_channel)
-        assert await admin.bounds(topic, 0) == Bounds(0, end + 7)
+        assert await ends(admin, topic, 0) == (0, end + 7)
         await admin.nodes.create_channel(leader, topic, 0, servers.channel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_messages_by_their_place(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    topic = topics[kind]
+    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+        first = (await admin.bounds(topic, 1)).end
+        receipts = [await producer.publish(topic, b"x" * size, partition=1, trace_id=1) for size in (10, 3000, 5)]
+        bounds = await admin.bounds(topic, 1)
+        assert bounds.end_offset == receipts[-1].offset + receipts[-1].size
+        for number, receipt in enumerate(receipts, first):
+            assert await admin.offset_of(topic, 1, number) == receipt.offset
+            assert await admin.count_before(topic, 1, receipt.offset) == number
+        for place in (receipts[0].offset + 1, receipts[1].offset - 1):
+            assert await admin.count_before(topic, 1, place) == first
+        assert await admin.count_before(topic, 1, receipts[2].offset - 1) == first + 1
+
+
+async def test_all_partitions_with_one_question_to_each_node(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Admin(access(servers.lookupd)) as admin:
+        keys = [(topic, partition) for topic in topics.values() for partition in (0, 1)]
+        told = {key: await admin.bounds(*key) for key in keys}
+        leaders = {(topic, (await admin.leader(topic, partition))[0]) for topic, partition in keys}
+        asked: list[str] = []
+        ask = admin.nodes._ask
+
+        async def count(method: str, leader: Leader, path: str, *words: Any, **params: Any) -> bytes:
+            asked.append(path)
+            return await ask(method, leader, path, *words, **params)
+
+        monkeypatch.setattr(admin.nodes, "_ask", count)
+        assert await admin.survey(keys) == told
+        assert asked == ["/stats"] * len(leaders)
+        assert list(await admin.survey(reversed(keys))) == keys[::-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_survey_holds_what_was_acknowledged(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    topic = topics[kind]
+    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+        keys = [(topic, 0), (topic, 1)]
+        before = await admin.survey(keys)
+        for number in range(1, 20):
+            await producer.publish(topic, b"body", partition=1)
+            found = await admin.survey(keys)
+            assert found[topic, 0] == before[topic, 0]
+            assert found[topic, 1].end == before[topic, 1].end + number
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,9 +305,10 @@ async def test_what_could_be_taken_back_is_not_in_the_end() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_publish_in_vain, producer, topic)
                 await eventually(written)
-                assert await admin.bounds(topic, 0, 0.2) == Bounds(0, 5)
+                assert await ends(admin, topic, 0, 0.2) == (0, 5)
+                assert (await admin.survey([(topic, 0)], 0.2))[topic, 0].end == 5
                 cluster.faults.heal()
-            assert await admin.bounds(topic, 0) == Bounds(0, 6)
+            assert await ends(admin, topic, 0) == (0, 6)
 
 
 async def _publish_in_vain(producer: Producer, topic: str) -> None:
@@ -270,7 +327,8 @@ async def test_leaders_that_are_killed(cluster: Cluster) -> None:
         for count in (3, 4):
             leader = cluster.leader(topic)
             cluster.kill(leader)
-            assert await admin.bounds(topic, 0) == Bounds(0, 5)
+            assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
+            assert await ends(admin, topic, 0) == (0, 5)
             assert await admin.anchor_count(topic, 0, "anchor") == count - 1
             await admin.move_anchor(topic, 0, "anchor", count)
             assert cluster.leader(topic) != leader
@@ -292,7 +350,8 @@ async def test_a_leader_that_has_become_another(cluster: Cluster) -> None:
         ):
             with pytest.raises(PartitionUnavailable):
                 await asked()
-        assert (await admin.bounds(topic, 0)).end == 5
+        assert await admin.nodes.led(old, topic) == {}
+        assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
         assert (await admin.leader(topic, 0))[0] != old
 
 
@@ -317,7 +376,7 @@ async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> No
     cluster.create_topic(topic, channels=["known"], register_channels=True)
     await publish(cluster.lookupd, topic, 5)
     async with Admin(access(cluster.lookupd)) as admin:
-        assert await admin.bounds(topic, 0) == Bounds(0, 5)
+        assert await ends(admin, topic, 0) == (0, 5)
         await admin.move_anchor(topic, 0, "known", 2, backwards=True)
         assert await admin.anchor_count(topic, 0, "known") == 2
         with pytest.raises(ChannelNotRegistered):

@@ -72,6 +72,24 @@ async def test_nodes_that_do_not_lead() -> None:
 
 
 @pytest.mark.anyio
+async def test_all_that_a_node_leads() -> None:
+    async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
+        nodes, leader = Nodes(client.http), Leader(node.address, node.address)
+        told = {"message_count": 1, "channels": [], "backend_start": 0, "backend_depth": 30}
+        leading = {"0": True, "1": False, "5": True}
+        node.tell_path(
+            "/stats",
+            {"topics": [{**told, "topic_partition": key, "is_leader": leads} for key, leads in leading.items()]},
+        )
+        assert list(await nodes.led(leader, "t")) == [0, 5]
+        node.tell_path("/stats", {"topics": None})
+        assert await nodes.led(leader, "t") == {}
+        node.tell_path("/stats", {"topics": [{"topic_partition": "zero"}]})
+        with pytest.raises(PartitionUnavailable, match="cannot be read"):
+            await nodes.led(leader, "t")
+
+
+@pytest.mark.anyio
 async def test_a_node_that_is_not_there() -> None:
     async with scripted_lookup() as node:
         leader = Leader(node.address, node.address)

@@ -77,6 +77,7 @@ def test_what_spark_adds_is_no_option_of_ours() -> None:
         ({"assign": '{"t": [0]}'}, "options subscribe and assign contradict each other"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "startingOffsets and startingTimestamp"),
         ({"endingOffsets": "latest", "endingTimestamp": "1"}, "endingOffsets and endingTimestamp"),
+        ({"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "maxOffsetsPerTrigger and maxBytesPerTrigger"),
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "endingTimestamp=1 is before startingTimestamp=2"),
         ({"startingTimestamp": "-1"}, "it is less than 0"),
         ({"minPartitions": "0"}, "it is less than 1"),

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import DataLoss
+from nsqext.spark.limiting import within_rows
 from nsqext.spark.offsets import Offsets, Range
-from nsqext.spark.planning import Key, Standing, frozen_at, only, plan_end, plan_ranges, share, with_unread
+from nsqext.spark.planning import Key, Standing, frozen_at, lags_of, only, plan_end, plan_ranges, share, with_unread
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 LAGS = st.dictionaries(KEYS, st.integers(0, 10**6), max_size=8)
@@ -35,7 +36,8 @@ def offsets_of(found: Mapping[Key, Standing], portion: float) -> Offsets:
 
 
 def end_of(start: Offsets, found: Mapping[Key, Standing], limit: int | None = None, *, strict: bool = True) -> Offsets:
-    return plan_end(start, found, limit, fail_on_data_loss=strict)
+    lags = lags_of(start, found, fail_on_data_loss=strict)
+    return plan_end(lags, within_rows(lags, limit))
 
 
 @given(LAGS, LIMITS)
@@ -115,9 +117,10 @@ def test_nothing_that_comes_later_is_read_once_the_ends_are_frozen(
     ends: dict[Key, int], more: dict[Key, int], limit: int | None
 ) -> None:
     later = {key: Standing(0, ends.get(key, 0) + more.get(key, 0), 0) for key in sorted(ends.keys() | more.keys())}
+    then = {key: Standing(0, count) for key, count in ends.items()}
     offsets: Offsets = {}
     for _ in range(1000):
-        end = end_of(offsets, frozen_at(later, ends), limit)
+        end = end_of(offsets, frozen_at(later, then), limit)
         if end == offsets:
             break
         offsets = end

@@ -7,6 +7,7 @@ import pickle
 
 import anyio
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxFiles
 
 from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
 from nsqext.spark.offsets import Offsets, Range
@@ -80,6 +81,18 @@ async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
     # partitions that came between are new to the query, and begin with it
     assert (start, steps) == ({"orders": {0: 50, 1: 30, 2: 0}}, 3)
     assert await planner.latest(start, None) == start
+
+
+@anyio_only
+async def test_a_frozen_query_that_is_bounded_by_bytes() -> None:
+    servers = Pretended({("orders", 0): Log(0, 50, size=100), ("orders", 1): Log(0, 30, size=100)})
+    planner = batches(servers)
+    await planner.freeze()
+    servers.logs["orders", 0].end += 500
+    start, steps = await planner.initial(), 0
+    while (end := await planner.latest(start, None, 3000)) != start:
+        start, steps = end, steps + 1
+    assert (start, steps) == ({"orders": {0: 50, 1: 30}}, 3)
 
 
 @anyio_only
@@ -276,6 +289,10 @@ def test_a_reader_can_be_sent_to_other_processes() -> None:
     assert pickle.loads(pickle.dumps(reader)).getDefaultReadLimit().max_rows == 5  # noqa: S301
     assert reader.reportLatestOffset() is None
     reader.stop()
+    by_size = NsqStreamReader(options(maxBytesPerTrigger="7"))
+    assert pickle.loads(pickle.dumps(by_size)).getDefaultReadLimit().max_bytes == 7  # noqa: S301
+    with pytest.raises(InvalidSetting, match="knows no ReadMaxFiles"):
+        by_size.latestOffset({"v": 1, "topics": {}}, ReadMaxFiles(1))
 
 
 def test_a_reader_tells_at_once_what_cannot_be() -> None:

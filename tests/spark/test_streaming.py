@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tests.spark.servers import Servers
 
 
+RECORD = 30
+"""Bytes that a message takes in the log of a plain topic besides its body."""
+
+
 def bodies(word: str, count: int, first: int = 0) -> list[bytes]:
     return [b"%b %d" % (word.encode(), number) for number in range(first, first + count)]
 
@@ -74,6 +78,27 @@ def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(
         for number in range(count)
     ]
     assert reading.rows() == sorted(rows)
+
+
+def test_batches_are_bounded_by_their_bytes(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("bytes", 2)
+    expected: list[tuple[str, int, int, bytes]] = []
+    for partition, size in ((0, 100), (1, 1000)):
+        found = [b"%0*d" % (size, number) for number in range(40)]
+        servers.publish(topic, found, partition)
+        expected += [(topic, partition, servers.first + number, body) for number, body in enumerate(found)]
+    options = servers.options | {
+        "subscribe": topic,
+        "channel": "spark",
+        "startingOffsets": starting(servers.first, {topic: 2}),
+        "maxBytesPerTrigger": "10000",
+    }
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    reading.run()
+    assert reading.rows() == expected
+    sizes = [sum(len(row[3]) + RECORD for row in times[-1]) for times in reading.batches.values()]
+    assert len(sizes) == 5, "46,400 bytes"
+    assert max(sizes) <= 10_000
 
 
 def test_tasks_that_fail_in_the_middle_are_run_again(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:

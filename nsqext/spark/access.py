@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,7 +76,9 @@ class Access:
             InvalidSetting: a setting cannot be read, or contradicts another one.
         """
         own = {name: value for name, value in self._read("write").items() if not producer_settings()[name].group}
-        return ProducerOptions(**own, connection=self.transport(), lookup=self.lookup())
+        connection, lookup = self.transport(), self.lookup()
+        with _named("", own):
+            return ProducerOptions(**own, connection=connection, lookup=lookup)
 
     @property
     def decompress(self) -> bool:
@@ -86,7 +89,8 @@ class Access:
         known = producer_settings()
         names = {name: known[name].member for name in self.settings if name in known and known[name].group == group}
         values = {member: _value(self.settings[name], name, "write") for name, member in names.items()}
-        return options(**values)
+        with _named(f"{group}_", values):
+            return options(**values)
 
     def _read(self, kind: str) -> dict[str, Any]:
         return {name: _value(text, name, kind) for name, text in self.settings.items()}
@@ -110,6 +114,17 @@ class Access:
         else:
             self.transport()
             self.lookup()
+
+
+@contextmanager
+def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """Let an error name the option, where it begins with the name of a member."""
+    try:
+        yield
+    except InvalidSetting as error:
+        if error.message.partition("=")[0] in values:
+            error.message = f"option {PREFIX}{prefix}{error.message}"
+        raise
 
 
 def _shown(settings: Mapping[str, str]) -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.errors import InvalidState, PartitionUnavailable
-from nsqext.protocol.names import MAX_NAME_LENGTH
 from nsqext.spark.ends import Bounds, Ends
 from nsqext.spark.nodes import Leader
+from nsqext.spark.scratch import mark_of
 
 if TYPE_CHECKING:
     from nsqext.spark.access import Access
@@ -19,7 +19,6 @@ __all__ = ("Admin", "Bounds", "Leader")
 
 _MOVE = 2.0
 """Seconds after which a move that has not happened is asked for again."""
-_MARK = ".setup"
 
 
 class Admin(Ends):
@@ -47,7 +46,7 @@ class Admin(Ends):
             self._standing.discard(key)
             return None
         if key not in self._standing:
-            if await self.place(topic, partition, _mark(channel)) is not None:
+            if await self.place(topic, partition, mark_of(channel)) is not None:
                 return None
             self._standing.add(key)
         return place.count
@@ -61,7 +60,7 @@ class Admin(Ends):
         Raises:
             ChannelNotRegistered: the topic takes registered channels only.
         """
-        mark = _mark(channel)
+        mark = mark_of(channel)
         if await self.anchor_count(topic, partition, channel) is not None:
             return
         for name in (mark, channel):
@@ -101,7 +100,7 @@ class Admin(Ends):
 
     async def delete_anchor(self, topic: str, partition: int, channel: str) -> None:
         """Delete a channel; nothing happens where there is none."""
-        for name in (channel, _mark(channel)):
+        for name in (channel, mark_of(channel)):
             if await self.place(topic, partition, name) is not None:
                 await self.on_leader(
                     topic,
@@ -139,7 +138,3 @@ class Admin(Ends):
             partition=partition,
             node=str(leader.http),
         )
-
-
-def _mark(channel: str) -> str:
-    return f"{channel[: MAX_NAME_LENGTH - len(_MARK)]}{_MARK}"

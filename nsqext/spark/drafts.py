@@ -151,7 +151,7 @@ class Drafter:
                     raise InvalidPartition("key and partition were both given", topic=topic, hint="give one of them")
         except InvalidInput as error:
             error.message = f"row {self._row} of Spark partition {self._origin.partition}: {error.message}"
-            raise
+            raise error.at(topic=topic) from error.__cause__
         trace = trace_id & _U64 if trace_id else None
         if meta.extend_support:
             name = self._rules.header

@@ -167,15 +167,16 @@ def _not_ours(data: object, reason: str) -> InvalidInput:
 
 def _pairs(topic: str, partitions: Mapping[str, Any], lowest: int) -> Iterator[tuple[int, int]]:
     check_topic(topic)
+    if not isinstance(partitions, Mapping):
+        raise TypeError(f"topic {topic!r} has no offsets by partition")
     for key, count in partitions.items():
         yield _partition(key), _count(count, lowest)
 
 
 def _partition(key: str | int) -> int:
-    partition = int(key)
-    if isinstance(key, bool) or not 0 <= partition <= MAX_PARTITION:
+    if not str(key).isdecimal() or int(key) > MAX_PARTITION:
         raise ValueError(f"{key!r} is no partition")
-    return partition
+    return int(key)
 
 
 def _count(count: object, lowest: int) -> int:
@@ -201,19 +202,23 @@ def parse_starting(text: str, option: str = "startingOffsets") -> Places:
     if word is not None:
         return Places(option, word)
     try:
-        data = orjson.loads(text)
-        if "v" in data and "topics" in data:
-            return Places(option, None, load(data))
-        return Places(
-            option, None, {topic: dict(_pairs(topic, partitions, EARLIEST)) for topic, partitions in data.items()}
-        )
+        return Places(option, None, _named(orjson.loads(text)))
     except InvalidSetting:
         raise
     except (AttributeError, TypeError, ValueError, InvalidInput) as error:
+        reason = "it is not JSON" if isinstance(error, orjson.JSONDecodeError) else str(error)
         raise InvalidSetting(
-            f"{option}={text[:_SHOWN]!r} cannot be read: {error}",
+            f"{option}={text[:_SHOWN]!r} cannot be read: {reason}",
             hint='write earliest, latest, or JSON as {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest',
         ) from None
+
+
+def _named(data: Any) -> Offsets:
+    if not isinstance(data, Mapping):
+        raise TypeError("it names no topics")
+    if "v" in data and "topics" in data:
+        return load(data)
+    return {topic: dict(_pairs(topic, partitions, EARLIEST)) for topic, partitions in data.items()}
 
 
 def parse_ending(text: str, option: str = "endingOffsets") -> Places:

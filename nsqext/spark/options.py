@@ -16,6 +16,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.lookup.addresses import parse_addresses
 from nsqext.protocol.names import check_topic
 from nsqext.spark.access import PREFIX, Access, unknown
+from nsqext.spark.scratch import MARK
 from nsqext.spark.values import (
     read_assignment,
     read_bool,
@@ -237,6 +238,11 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
         for name in _OFFSET_ONLY:
             if name in present:
                 raise InvalidSetting(f"option {name} contradicts readMode=channel", hint="leave one of them out")
+    elif streaming and values["channel"].endswith(MARK):
+        raise InvalidSetting(
+            f"option channel={values['channel']!r} cannot be right: names that end with {MARK} are those of channels "
+            "that queries make for a moment"
+        )
     first, last = values.get("starting_timestamp"), values.get("ending_timestamp")
     if first is not None and last is not None and last < first:
         raise InvalidSetting(f"endingTimestamp={last} is before startingTimestamp={first}")

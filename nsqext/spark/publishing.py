@@ -140,6 +140,8 @@ class Publisher:
                     break
         except NsqError as error:
             index = error.index if isinstance(error, InvalidInput) else None
+            if index is not None:  # rows have numbers of their own
+                error.message = error.message.removeprefix(f"message {index}: ")
             failures[group.rows[index or 0]] = error
 
     def _named(self, row: int, error: NsqError) -> NsqError:

@@ -1,7 +1,8 @@
-"""Scratch channels: a reader's own place in a partition, which goes away with its connection."""
+"""Scratch channels: a reader's own place in a partition, which goes away with its connection; and names of channels."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("open_scratch", "scratch_name")
+__all__ = ("MARK", "mark_of", "open_scratch", "scratch_name")
+
+MARK = ".setup"
+"""What the names of channels end with which say that another one is being made."""
+_DIGEST = 8
 
 _PREFIX = "nsqext_spark"
 _EPHEMERAL = "#ephemeral"
@@ -35,6 +40,15 @@ def scratch_name(prefix: str | None = None) -> str:
     """
     suffix = f"_{token_hex(8)}{_EPHEMERAL}"
     return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
+
+
+def mark_of(channel: str) -> str:
+    """Return the name of the channel which says that a channel is being made; each channel has one of its own."""
+    room = MAX_NAME_LENGTH - len(MARK)
+    if len(channel) <= room:
+        return f"{channel}{MARK}"
+    digest = blake2b(channel.encode(), digest_size=_DIGEST // 2).hexdigest()
+    return f"{channel[: room - _DIGEST]}{digest}{MARK}"
 
 
 async def open_scratch(

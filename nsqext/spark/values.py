@@ -40,7 +40,10 @@ def read_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return what reads a whole number that lies within bounds."""
 
     def read(value: str) -> int:
-        number = int(value)
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("write a whole number") from None
         if number < least or (most is not None and number > most):
             raise ValueError(f"it is not within {least}..{most}" if most is not None else f"it is less than {least}")
         return number

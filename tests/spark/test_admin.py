@@ -28,7 +28,7 @@ from nsqext.errors import (
 from nsqext.spark import admin as admin_module
 from nsqext.spark.access import Access
 from nsqext.spark.admin import Admin
-from nsqext.spark.scratch import scratch_name
+from nsqext.spark.scratch import mark_of, scratch_name
 from tests.client.scripted import scripted_lookup, until
 
 if TYPE_CHECKING:
@@ -412,6 +412,14 @@ async def test_a_leader_without_http_address() -> None:
         node.tell({0: node.address}, num=2)
         with pytest.raises(PartitionUnavailable, match=r"names no leader .*partition 1"):
             await admin.partitions("t")
+
+
+def test_each_channel_has_a_mark_of_its_own() -> None:
+    long = "x" * 60
+    marks = [mark_of(name) for name in ("c", "x" * 58, f"{long}1", f"{long}2")]
+    assert marks[:2] == ["c.setup", f"{'x' * 58}.setup"]
+    assert len(set(marks)) == len(marks)
+    assert all(len(name) <= 64 and name.endswith(".setup") for name in marks)
 
 
 def test_names_of_scratch_channels() -> None:

@@ -117,7 +117,7 @@ def test_chunks_are_bounded_by_bytes_and_by_number() -> None:
         ({"value": None, "topic": "plain"}, "row 1 of Spark partition 2: the value is null (topic plain)"),
         ({"value": b"x", "topic": None}, "row 1 of Spark partition 2: no topic is named: fill the column topic"),
         ({"value": b"x", "topic": "a b"}, "row 1 of Spark partition 2: "),
-        ({"value": b"x", "topic": "plain", "partition": -1}, "row 1 of Spark partition 2: "),
+        ({"value": b"x", "topic": "plain", "partition": -1}, "partition -1 is not valid (topic plain)"),
         ({"value": b"x", "topic": "plain", "partition": 1, "key": "k"}, "key and partition were both given"),
     ],
 )

@@ -99,11 +99,26 @@ def test_places_by_partition() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "first", "7", "[1]", '{"t": 3}', '{"t": {"0": -3}}', '{"t": {"0": "4"}}', '{"v": 9, "topics": {}}']
+    ("text", "told"),
+    [
+        ("", "it is not JSON"),
+        ("first", "it is not JSON"),
+        ("7", "it names no topics"),
+        ("[1]", "it names no topics"),
+        ('{"t": 3}', "topic 't' has no offsets by partition"),
+        ('{"t": [3]}', "topic 't' has no offsets by partition"),
+        ('{"t": {"x": 3}}', "'x' is no partition"),
+        ('{"t": {"1_0": 3}}', "'1_0' is no partition"),
+        ('{"t": {"9999": 3}}', "'9999' is no partition"),
+        ('{"t": {"0": -3}}', "-3 is no offset"),
+        ('{"t": {"0": "4"}}', "'4' is no offset"),
+        ('{"v": 9, "topics": {}}', "these offsets are of version 9"),
+    ],
 )
-def test_places_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(InvalidSetting, match="startingOffsets="):
+def test_places_that_cannot_be_read(text: str, told: str) -> None:
+    with pytest.raises(InvalidSetting, match="startingOffsets=") as caught:
         parse_starting(text)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["earliest", '{"t": {"0": -2}}'])

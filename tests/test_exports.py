@@ -97,3 +97,19 @@ def test_import_is_light() -> None:
     program = f"import sys, nsqext; print([name for name in {HEAVY!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "package", "extra"),
+    [
+        ("from nsqext.spark import register", "pyspark", "spark"),
+        ("from nsqext.spark import dedupe", "pyspark", "spark"),
+        ("import nsqext.observability.otel", "opentelemetry", "otel"),
+        ("import nsqext.observability.prometheus", "prometheus_client", "prometheus"),
+    ],
+)
+def test_what_needs_an_extra_names_it(wanted: str, package: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None\n{wanted}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stderr.rstrip().endswith(f": pip install 'nsqext[{extra}]'")
+    assert "ModuleNotFoundError: " in ended.stderr and package in ended.stderr.splitlines()[-1]

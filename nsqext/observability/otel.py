@@ -8,9 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+try:
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'nsqext[otel]'", name=error.name) from error
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting

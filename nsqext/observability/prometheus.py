@@ -8,7 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from attrs import frozen
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'nsqext[prometheus]'", name=error.name) from error
 
 from nsqext.observability.observer import Processing, Publishing, failure
 

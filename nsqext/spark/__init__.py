@@ -27,7 +27,10 @@ def __getattr__(name: str) -> _typing.Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nsqext.spark' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(home), name)
+    try:
+        value = globals()[name] = getattr(_import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}: pip install 'nsqext[spark]'", name=error.name) from error
     return value
 
 

@@ -42,10 +42,27 @@ def _typer_app(names: Sequence[str]) -> Callable[..., object]:
         import typer
     except ModuleNotFoundError:
         _fail("the command line needs typer and rich: pip install 'nsqext[cli]'")
-    app = typer.Typer(name="nsqext", no_args_is_help=True, add_completion=False, help="NSQ: cluster, client and tools.")
+    app = typer.Typer(
+        name="nsqext",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` stand in for the original programs.",
+    )
+
+    def tell(asked: bool) -> None:
+        if asked:
+            from nsqext._version import __version__
+
+            print(f"nsqext {__version__}")
+            raise typer.Exit
 
     @app.callback()
-    def _group() -> None:
+    def _group(
+        version: bool = typer.Option(
+            False, "--version", callback=tell, is_eager=True, help="Tell the version and end."
+        ),
+    ) -> None:
         """Keep a single command a command of its own."""
 
     for name in names:
@@ -69,5 +86,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         _typer_app(chosen)(words)
-    except NsqError as error:
+    except (NsqError, OSError) as error:
         _fail(str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import typer
@@ -112,21 +112,19 @@ def run(
     machine that has other things to do: repeat it.
     """
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
-    where = addresses(lookupd, nsqd)
 
-    def measure() -> None:
+    def measure(where: dict[str, Any]) -> None:
         producer = Producer.from_url(url, **where)
         consumer = Consumer.from_url(load.topic, load.channel, url, max_in_flight=2500, **where)
         perform(lambda: _measure(load, producer, consumer))
 
     if topic is not None:
-        measure()
+        measure(addresses(url, lookupd, nsqd))
         return
-    if where or url:
+    if lookupd or nsqd or url:
         raise InvalidSetting("no topic is named", hint="make one (nsqext topic create) and give its name")
     from nsqext.broker import Cluster
 
     with Cluster(nodes=1) as cluster:
         cluster.create_topic(load.topic, channels=[channel])
-        where["lookupd"] = cluster.lookupd
-        measure()
+        measure({"lookupd": cluster.lookupd})

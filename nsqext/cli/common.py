@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import anyio
@@ -18,24 +18,47 @@ from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.client import LookupClient
 
-__all__ = ("Lookupd", "Nsqd", "Url", "addresses", "body_fields", "lookup_client", "perform", "show")
+__all__ = ("Lookupd", "Nsqd", "Url", "addresses", "body_fields", "lookup_addresses", "lookup_client", "perform", "show")
 
 Lookupd = Annotated[
-    str | None, typer.Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas. [env: NSQEXT_LOOKUPD]")
+    str | None,
+    typer.Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD."),
 ]
 Nsqd = Annotated[
-    str | None, typer.Option(help="HOST:PORT of nsqd, to do without lookup; several with commas. [env: NSQEXT_NSQD]")
+    str | None, typer.Option(help="HOST:PORT of nsqd, to do without lookup; several with commas; or NSQEXT_NSQD.")
 ]
 Url = Annotated[
-    str | None, typer.Option(help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client. [env: NSQEXT_URL]")
+    str | None, typer.Option(help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client; or NSQEXT_URL.")
 ]
 
 _PATIENT = LookupOptions(request_timeout=15.0)  # the real lookup service asks the nodes before it answers a change
 
 
-def addresses(lookupd: str | None, nsqd: str | None) -> dict[str, Any]:
-    """Return what was given, as keywords of `from_url`."""
-    return {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
+def addresses(url: str | None, lookupd: str | None, nsqd: str | None) -> dict[str, Any]:
+    """Return what was given besides the URL, as keywords of `from_url`.
+
+    Raises:
+        InvalidSetting: nobody says where the servers are.
+    """
+    given: dict[str, Any] = {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
+    found = load_producer(url, given)
+    if not found.lookupd and not found.nsqd:
+        raise InvalidSetting(
+            "nobody says where the servers are", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
+        )
+    return given
+
+
+def lookup_addresses(url: str | None, lookupd: str | None) -> Sequence[str]:
+    """Return the addresses of the lookup service.
+
+    Raises:
+        InvalidSetting: nobody says where it is.
+    """
+    found: Sequence[str] = load_producer(url, {"lookupd": lookupd} if lookupd else {}).lookupd or ()
+    if not found:
+        raise InvalidSetting("nobody says where lookup is", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD")
+    return found
 
 
 def lookup_client(url: str | None, lookupd: str | None) -> LookupClient:
@@ -44,10 +67,7 @@ def lookup_client(url: str | None, lookupd: str | None) -> LookupClient:
     Raises:
         InvalidSetting: nobody says where it is.
     """
-    found = load_producer(url, addresses(lookupd, None)).lookupd
-    if not found:
-        raise InvalidSetting("nobody says where lookup is", hint="give --lookupd, --url, or NSQEXT_LOOKUPD")
-    return LookupClient(found, _PATIENT)
+    return LookupClient(lookup_addresses(url, lookupd), _PATIENT)
 
 
 def show(record: Mapping[str, Any], text: str) -> None:

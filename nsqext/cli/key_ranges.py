@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from nsqext.cli.common import Lookupd, Url, lookup_addresses
 from nsqext.cli.key_ranges_watch import PartitionKeys, RangeWatch
 from nsqext.lookup.directory import Directory
 from nsqext.protocol.names import check_channel, check_topic
@@ -27,22 +28,22 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 def run(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
-    lookupd: Annotated[
-        str, typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas.")
-    ] = "127.0.0.1:4161",
+    lookupd: Lookupd = None,
+    url: Url = None,
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
     """Show ranges, rates and the replay set of a key_failover channel as they move, until Ctrl+C."""
     check_topic(topic)
     check_channel(channel)
+    found = lookup_addresses(url, lookupd)
     try:
-        anyio.run(_show, topic, channel, lookupd, interval, once)
+        anyio.run(_show, topic, channel, found, interval, once)
     except KeyboardInterrupt:
         return
 
 
-async def _show(topic: str, channel: str, lookupd: str, interval: float, once: bool) -> None:
+async def _show(topic: str, channel: str, lookupd: Sequence[str], interval: float, once: bool) -> None:
     console = Console()
     directory = Directory(lookupd=lookupd)
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as web:

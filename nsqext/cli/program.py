@@ -93,3 +93,6 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[Log], Coro
     except* (NsqError, OSError) as group:
         log("FATAL", f"failed to instantiate {name} - {first_error(group)}")
         raise SystemExit(1) from None
+    except* ModuleNotFoundError as group:
+        log("FATAL", f"failed to instantiate {name} - {first_error(group)}: pip install 'nsqext[broker]'")
+        raise SystemExit(1) from None

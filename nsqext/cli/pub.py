@@ -43,7 +43,7 @@ def run(
 ) -> None:
     """Publish messages; prints where each was stored, or how many lines were."""
     headers = _headers(header)
-    producer = Producer.from_url(url, **addresses(lookupd, nsqd))
+    producer = Producer.from_url(url, **addresses(url, lookupd, nsqd))
 
     async def arguments() -> None:
         async with producer:

@@ -44,7 +44,7 @@ def run(
     url: Url = None,
 ) -> None:
     """Print messages, and finish them; until Ctrl+C, SIGTERM, or the count is reached."""
-    settings = addresses(lookupd, nsqd)
+    settings = addresses(url, lookupd, nsqd)
     settings["delivery_block_warning"] = 0.0  # it is for programs with handlers of their own
     if count:
         settings["max_in_flight"] = min(count, 200)

@@ -156,7 +156,11 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("pub", "orders", "x"), "neither lookupd nor nsqd is given"),
+        (("pub", "orders", "x"), "nobody says where the servers are: give --lookupd"),
+        (("tail", "orders"), "nobody says where the servers are: give --lookupd"),
+        (("key-ranges", "orders", "billing"), "nobody says where lookup is: give --lookupd"),
+        (("broker", "--data-path", "/dev/null/x"), "/dev/null/x"),
+        (("broker", "--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),
         (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "take neither --partition nor --delay"),
         (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "there is no setting 'colour'"),

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import trustme
 
+import nsqext
 from tests.broker.cluster.talking import Talker, eventually, lookup
 
 LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
@@ -83,6 +84,11 @@ def test_version_and_unknown_flags(name: str) -> None:
     refused = run(name, "-nope")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"flag provided but not defined: -nope\nUsage of {name}:\n")
+
+
+def test_the_version_of_the_package() -> None:
+    told = run("--version")
+    assert (told.returncode, told.stdout) == (0, f"nsqext {nsqext.__version__}\n")
 
 
 def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ class NsqError(Exception):
     retryable: ClassVar[bool] = False
     """The same request may succeed when it is tried again."""
     refresh_lookup: ClassVar[bool] = False
-    """The routing that led here is stale: ask lookup before the next try."""
+    """The routing that led here is stale, and lookup is asked before the next try."""
     overload: ClassVar[bool] = False
-    """The server has too much to do: wait before the next try."""
+    """The server has too much to do, and the next try waits."""
     closes_connection: ClassVar[bool] = False
     """The server closes the connection after it."""
     maybe_stored: ClassVar[bool] = False

@@ -149,7 +149,7 @@ class Cluster:
 
     @property
     def lookupd(self) -> list[str]:
-        """``host:port`` of the lookup nodes' HTTP: what a client is given."""
+        """``host:port`` of the lookup nodes' HTTP, which is what a client is given."""
         return [str(running.lookupd.http) for running in self._known.lookupds.values()]
 
     @property

@@ -14,7 +14,7 @@ __all__ = ("VERSION", "Log", "read_program", "run_program")
 VERSION = "1.3.0 (built w/nsqext)"
 
 Log = Callable[[str, str], None]
-"""Writes a line: level and text."""
+"""Writes a line, given its level and its text."""
 
 _LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 

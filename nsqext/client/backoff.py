@@ -46,7 +46,7 @@ class Backoff:
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:
-        """What is going on: full speed, nothing, or one message at a time."""
+        """What is going on, which is full speed, nothing, or one message at a time."""
         if not self.level:
             return "running"
         return "waiting" if self.until else "probing"

@@ -7,7 +7,7 @@ from nsqext.errors import InvalidInput
 __all__ = ("MAX_DELAY", "Finish", "GiveUp", "HandlerSignal", "Requeue", "check_delay")
 
 MAX_DELAY = 3 * 24 * 3600.0
-"""Seconds: the longest delay of a requeue that servers take."""
+"""The longest delay of a requeue that servers take, in seconds."""
 
 
 def check_delay(delay: float) -> float:

@@ -148,7 +148,7 @@ class Message(RawMessage):
 
     @property
     def expired(self) -> bool:
-        """Whether it is no longer ours, because its timeout has passed or its connection is gone: it comes again."""
+        """Whether it is no longer ours, because its timeout has passed or its connection is gone; it comes again."""
         return self.owner.expired(self)
 
     async def finish(self) -> None:

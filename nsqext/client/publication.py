@@ -162,7 +162,7 @@ class Publication:
 
     @property
     def breaks(self) -> bool:
-        """Whether an error frame in answer to it leaves the stream out of step (captured: pub_ext_on_plain)."""
+        """Whether an error frame in answer to it leaves the stream out of step (captured in pub_ext_on_plain)."""
         return False
 
     def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:

@@ -46,7 +46,10 @@ NOP = b"NOP\n"
 CLS = b"CLS\n"
 
 DEFAULT_MAX_MESSAGE_SIZE = 1024 * 1024
-"""Bytes of one message that servers take by default; trace id and header count against it (captured: pub_max_size)."""
+"""Bytes of one message that servers take by default; trace id and header count against it.
+
+Captured: pub_max_size.
+"""
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
 """Bytes of one batch that servers take by default, its count word included."""
 

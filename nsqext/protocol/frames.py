@@ -23,7 +23,7 @@ HEARTBEAT = b"_heartbeat_"
 CLOSE_WAIT = b"CLOSE_WAIT"
 
 DEFAULT_MAX_FRAME_SIZE = 16 * 1024 * 1024
-"""Largest frame that is accepted, in bytes: three times the largest body that a server takes by default."""
+"""Largest frame that is accepted, in bytes; three times the largest body that a server takes by default."""
 
 Frame = tuple[int, bytes]
 """Frame type and data."""

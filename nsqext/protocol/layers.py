@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ("MAX_DECODED", "DeflateLayer", "Layer", "SnappyLayer", "TlsLayer")
 
 MAX_DECODED = 64 * 1024 * 1024
-"""Bytes that one call of ``decode`` gives at most: four of the largest frames, and what 64 KiB of deflate can hold."""
+"""Bytes that one call of ``decode`` gives at most; four of the largest frames, and what 64 KiB of deflate can hold."""
 
 
 class Layer(Protocol):

@@ -72,7 +72,7 @@ class RawMessage:
 
     @property
     def internal_id(self) -> int:
-        """Number that the server gave the message: partition << 50 | counter (captured: partition_ids)."""
+        """Number that the server gave the message, ``partition << 50 | counter`` (captured in partition_ids)."""
         value: int = _U64.unpack_from(self.id)[0]
         return value
 

@@ -25,7 +25,7 @@ MAX_ATTEMPTS = 4000
 _HEAD = Struct(">IqHQQ")
 _U16 = Struct(">H")
 RECORD_OVERHEAD = _HEAD.size
-"""Bytes of a record without extend part and body, its length word included: 30."""
+"""Bytes of a record without extend part and body, its length word included, which is 30."""
 
 
 @define(eq=True)

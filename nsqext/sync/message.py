@@ -120,7 +120,7 @@ class Message:
 
     @property
     def expired(self) -> bool:
-        """Whether it is no longer ours, because its timeout has passed or its connection is gone: it comes again."""
+        """Whether it is no longer ours, because its timeout has passed or its connection is gone; it comes again."""
         return self._message.expired
 
     def finish(self) -> None:

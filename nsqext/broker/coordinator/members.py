@@ -49,7 +49,7 @@ class Member:
 
     @property
     def distributed_id(self) -> str:
-        """Its name among the nodes of the cluster: host, port of the cluster's calls, TCP port, number."""
+        """Its name among the nodes of the cluster, made of host, port of the cluster's calls, TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"
 
     @property

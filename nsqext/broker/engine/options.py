@@ -78,5 +78,5 @@ class PartitionOptions:
 
     @property
     def segment_bytes(self) -> int:
-        """Memory of a segment of the queue: a small part of the bound."""
+        """Memory of a segment of the queue, a small part of the bound."""
         return min(max(self.memory_bytes // 16, 4096), _MIB)

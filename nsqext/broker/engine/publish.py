@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ("FIRST_COUNTER", "NewMessage", "Stored", "as_entries", "counter_of")
 
 FIRST_COUNTER = 2
-"""Counter of the first message of a partition (captured: partition_ids)."""
+"""Counter of the first message of a partition (captured in partition_ids)."""
 
 _SHIFT = 50
 _COUNTERS = (1 << _SHIFT) - 1

@@ -47,7 +47,7 @@ class Host(Protocol):
     """What a connection needs of its server."""
 
     busy: bool
-    """Somebody is about to call `flush`: nobody has to be woken for it."""
+    """Somebody is about to call `flush`, so nobody has to be woken for it."""
 
     def flush(self) -> None:
         """Send what all sessions of the node have, without waiting."""

@@ -1,0 +1,46 @@
+"""Docstrings of attributes and properties say what Sphinx makes of them.
+
+Sphinx takes what stands before a colon in their first line for a type.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.docs.programs import ROOT
+
+_LITERAL = re.compile(r"`+[^`]*`+")
+_MODULES = sorted((ROOT / "nsqext").rglob("*.py"))
+
+
+def public(name: str) -> bool:
+    """Return whether it may be on a page."""
+    return not name.startswith("_")
+
+
+def described(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Name attributes and properties with their docstrings."""
+    for statement, following in pairwise([*body, ast.Pass()]):
+        if isinstance(statement, ast.ClassDef) and public(statement.name):
+            yield from described(statement.body, f"{prefix}{statement.name}.")
+        elif isinstance(statement, ast.FunctionDef) and public(statement.name):
+            decorators = {ast.unparse(decorator) for decorator in statement.decorator_list}
+            if decorators & {"property", "cached_property"}:
+                yield f"{prefix}{statement.name}", ast.get_docstring(statement) or ""
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            said = following.value if isinstance(following, ast.Expr) else None
+            if public(name := ast.unparse(target)) and isinstance(said, ast.Constant) and isinstance(said.value, str):
+                yield f"{prefix}{name}", said.value
+
+
+@pytest.mark.parametrize("module", _MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_first_line_is_taken_for_a_type(module: Path) -> None:
+    found = described(ast.parse(module.read_text(encoding="utf-8")).body)
+    assert [name for name, said in found if ":" in _LITERAL.sub("", said.partition("\n")[0])] == []

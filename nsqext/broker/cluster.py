@@ -13,7 +13,7 @@ from attrs import frozen
 from nsqext.broker.cluster_faults import ClusterFaults, coordinated
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.names import check_channel, check_topic
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ("Cluster", "ClusterNode")
 
 T = TypeVar("T")
+
+_MAX_PARTITIONS = 254
 
 
 @frozen
@@ -45,7 +47,8 @@ class Cluster:
     """nsqd and nsqlookupd in a thread of their own.
 
     Start it with ``with``; inside, it can be used from synchronous, asyncio and trio code and from every thread. Each
-    method returns when what it does is done.
+    method returns when what it does is done, and blocks until then: nothing cancels it. All raise `InvalidState` while
+    the cluster is not running, and `InvalidInput` for a node that there is not.
 
     Args:
         nodes: how many nsqd; they are called n1, n2 and so on.
@@ -196,10 +199,16 @@ class Cluster:
 
         Raises:
             InvalidSetting: there is no such dispatch.
-            InvalidInput: a bad name, too few nodes, or the topic exists with another shape.
+            InvalidInput: a bad name, no or too many partitions, too few nodes, or the topic exists with another shape.
         """
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
+        if not 1 <= partitions <= _MAX_PARTITIONS or replicas < 1:
+            raise InvalidInput(
+                f"partitions={partitions} and replicas={replicas} make no topic",
+                topic=name,
+                hint=f"a topic has 1 to {_MAX_PARTITIONS} partitions, and one copy of each at least",
+            )
         names = tuple(check_channel(channel) for channel in channels)
         spec = TopicSpec(
             partition_num=partitions,
@@ -237,11 +246,19 @@ class Cluster:
         return str(self._run(lambda core: coordinated(core).replicas(topic, partition).state.leader))
 
     def in_sync(self, topic: str, partition: int = 0) -> list[str]:
-        """Return the names of the nodes that have every acknowledged message of a partition, the leader first."""
+        """Return the names of the nodes that have every acknowledged message of a partition, the leader first.
+
+        Raises:
+            TopicNotFound: there is no such partition.
+        """
         return list(self._run(lambda core: coordinated(core).replicas(topic, partition).state.in_sync))
 
     def epoch(self, topic: str, partition: int = 0) -> int:
-        """Return the number of the partition's last election."""
+        """Return the number of the partition's last election.
+
+        Raises:
+            TopicNotFound: there is no such partition.
+        """
         return int(self._run(lambda core: coordinated(core).replicas(topic, partition).state.epoch))
 
     def wait_writable(self, topic: str, partition: int = 0, *, timeout: float = 10.0) -> str:

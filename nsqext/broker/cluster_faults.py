@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.faults import Direction, Rule
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
@@ -56,7 +56,13 @@ class ScriptedClock:
         self._run = run
 
     def advance(self, seconds: float) -> None:
-        """Let this many seconds pass at once; what is due by then has happened on return."""
+        """Let this many seconds pass at once; what is due by then has happened on return.
+
+        Raises:
+            InvalidInput: they are negative: time does not go back.
+        """
+        if not seconds >= 0:
+            raise InvalidInput(f"{seconds!r} seconds cannot pass", hint="time does not go back")
         self._run(lambda core: core.advance(seconds))
 
     def stop(self) -> None:
@@ -69,7 +75,10 @@ class ScriptedClock:
 
 
 class ClusterFaults:
-    """What a test may do to a cluster; every method returns when it is done.
+    """What a test may do to a cluster; every method returns when it is done, and blocks until then.
+
+    All raise `InvalidState` while the cluster is not running, `InvalidInput` for a node that there is not, and
+    `InvalidSetting` for a direction that there is not.
 
     Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (what clients send) or
     ``out`` (what the node answers). A peer is the client's end of a connection, ``host:port``; without one all clients

@@ -121,7 +121,10 @@ class Batcher:
             self._raise_failed()
 
     async def end(self) -> None:
-        """Take nothing more, and return when everything is published, or failed."""
+        """Take nothing more, and return when everything is published, or failed.
+
+        Cancellation ends the waiting, not the publishing.
+        """
         self._open = False
         self._work.set()
         await self._settled(self._taken)
@@ -168,6 +171,8 @@ class Batcher:
 
     async def flush(self) -> None:
         """Publish what is pending without lingering, and return when it is stored.
+
+        Cancellation ends the waiting, not the publishing.
 
         Raises:
             BatchFailed: messages failed that nobody waited for, now or before.

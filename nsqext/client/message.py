@@ -154,6 +154,9 @@ class Message(RawMessage):
     async def finish(self) -> None:
         """Acknowledge it: it will not be delivered again.
 
+        It does not wait, so that nothing cancels it: the answer goes out with the next write, and nothing tells whether
+        it has arrived. The same holds for `requeue` and `touch`.
+
         Raises:
             InvalidState: it was answered before.
             MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.

@@ -117,6 +117,11 @@ def test_bad_arguments_are_named() -> None:
     with Cluster(1) as cluster:
         with pytest.raises(InvalidName):
             cluster.create_topic("bad!")
+        for partitions, replicas in ((0, 1), (255, 1), (1, 0)):
+            with pytest.raises(InvalidInput, match="make no topic"):
+                cluster.create_topic("t", partitions, replicas=replicas)
+        with pytest.raises(InvalidInput, match="time does not go back"):
+            cluster.faults.clock.advance(-1)
         with pytest.raises(InvalidName):
             cluster.create_topic("t", channels=["bad!"])
         with pytest.raises(InvalidSetting, match="list of names"):

@@ -28,8 +28,8 @@ async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_
     partition = SimpleNamespace(commit=committed.append)
     hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, waiting=0, failed=0)
     with pytest.raises(Fault) as caught:
-        await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=1)  # type: ignore[arg-type]
+        await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=1, code="E_PUB_FAILED")  # type: ignore[arg-type]
     assert caught.value.code == "E_FAILED_ON_NOT_WRITABLE"
     assert (committed, hosted.waiting, hosted.failed, node.publish_failed) == ([], 0, 1, 1)
-    await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=2)  # type: ignore[arg-type]
+    await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=2, code="E_PUB_FAILED")  # type: ignore[arg-type]
     assert committed == [Record()]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from nsqext.broker.engine.kinds import set_kind
 from nsqext.broker.engine.partition import Partition, Stored
+from nsqext.broker.engine.refusal import Refusal
 
 __all__ = ("commit_all", "mirror_channels", "pass_channels")
+
+_LOG = logging.getLogger(__name__)
 
 
 def commit_all(partition: Partition) -> None:
@@ -40,6 +45,10 @@ def pass_channels(old: Partition, new: Partition) -> None:
         mine.ordered = theirs.ordered
         mine.delayed.clear()
         for delayed in theirs.delayed.messages.values():
-            mine.delayed.put(delayed)
+            try:
+                mine.delayed.put(delayed)
+            except Refusal as refusal:
+                _LOG.warning("a delayed message is kept in memory only: %s", refusal.text)
+                mine.delayed.restore(delayed)
         new.channels[name].hand = None
         mine.rewind(forget=False)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define, field
 
-from nsqext.broker.coordinator.handover import mirror_channels
-from nsqext.broker.engine.refusal import QueueFull
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.faults import Fault
 
 if TYPE_CHECKING:
@@ -40,7 +39,11 @@ def cut_tail(source: Partition, target: Partition) -> None:
 
 
 def copy(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
-    """Give a copy the next records that it lacks; returns whether it lacks nothing any more."""
+    """Give a copy the next records that it lacks; returns whether it lacks nothing any more.
+
+    Raises:
+        Refusal: the copy's disk does not take them.
+    """
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
     stop = min(leader.end_count, first + most - 1)
@@ -67,6 +70,7 @@ class ReplicaSet:
     hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _changed: anyio.Event = field(factory=anyio.Event, alias="changed")
+    _refused: str = field(default="", init=False)
 
     @property
     def leader(self) -> Partition:
@@ -85,6 +89,7 @@ class ReplicaSet:
     def push(self, stored: Stored | None = None) -> bool:
         """Give every in-sync follower what it lacks; returns whether each of them has everything."""
         complete = True
+        self._refused = ""
         source = self.leader
         for name in self.state.in_sync:
             if name == self.state.leader:
@@ -97,10 +102,8 @@ class ReplicaSet:
                 target.log.trim(source.log.start_offset)
             try:
                 self._give(name, target, stored)
-            except QueueFull:
-                # what the leader let go already, because its channels have finished it, may go here, too
-                mirror_channels(source, target)
-                self._give(name, target, stored)
+            except Refusal as refusal:
+                self._refused, complete = refusal.text, False
         return complete
 
     def _give(self, name: str, target: Partition, stored: Stored | None) -> None:
@@ -129,11 +132,14 @@ class ReplicaSet:
 
         Raises:
             Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the entries may survive.
+            Refusal: the disk of a replica does not take the entries; they may survive.
         """
         epoch = self.state.epoch
         if self.state.leader not in self.hosts:  # the topic was deleted meanwhile
             raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
         while not self.push(stored):
+            if self._refused:
+                raise Refusal(self._refused)
             await self.wait()
             if self.state.epoch != epoch or self.state.resigned:
                 raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)

@@ -7,6 +7,7 @@ is answered, so it survives the end of the process; `DiskOptions.fsync` decides 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import orjson
 from attrs import define, field, frozen
 
+from nsqext.broker.engine.folders import usable, write_atomically
 from nsqext.broker.engine.log import Entry
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.errors import InvalidSetting, ProtocolError
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ("DiskOptions", "DiskStore", "Recovery", "write_atomically")
+__all__ = ("DiskOptions", "DiskStore", "Recovery")
 
+_LOG = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 _CHUNK = 1024
 
@@ -76,23 +79,6 @@ class _File:
         return self.offset + self.size
 
 
-def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file as a whole; a reader sees the old one or the new one, never a part.
-
-    Args:
-        path: the file.
-        data: what it is to hold.
-        sync: wait for the medium.
-    """
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as out:
-        out.write(data)
-        if sync:
-            out.flush()
-            os.fsync(out.fileno())
-    fresh.replace(path)
-
-
 class DiskStore:
     """The files of one partition's queue.
 
@@ -113,7 +99,8 @@ class DiskStore:
         self._files: list[_File] = []
         self._out = -1
         self._dirty = False
-        folder.mkdir(parents=True, exist_ok=True)
+        with usable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, number: int, kind: str = "dat") -> Path:
         return self._folder / f"{self._name}.diskqueue.{number:06d}.{kind}"
@@ -121,7 +108,15 @@ class DiskStore:
     # opening
 
     def recover(self) -> Iterator[list[Entry]]:
-        """Return all records in runs; a torn tail is cut off. Has to be consumed before anything else is done."""
+        """Return all records in runs; a torn tail is cut off. Has to be consumed before anything else is done.
+
+        Raises:
+            InvalidSetting: the folder cannot be used, or what is in it is damaged.
+        """
+        with usable(self._folder):
+            yield from self._recover()
+
+    def _recover(self) -> Iterator[list[Entry]]:
         pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\.dat")
         matches = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
         for number in sorted(int(match[1]) for match in matches if match):
@@ -224,7 +219,13 @@ class DiskStore:
         try:
             os.ftruncate(self._out, file.size)
         except OSError:
-            self.close()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Take nothing more, because nobody knows what is in the files."""
+        if self._out >= 0:
+            os.close(self._out)
+            self._out = -1
 
     def load(self, first: tuple[int, int], end: int) -> list[Entry]:
         """Return the records from a position (offset, messages before it) to an end offset."""
@@ -246,26 +247,47 @@ class DiskStore:
         return entries
 
     def trim(self, offset: int) -> None:
-        """Remove the files that end before an offset."""
+        """Remove the files that end before an offset; one that cannot be removed stays behind."""
         while len(self._files) > 1 and self._files[0].end <= offset:
-            self._remove(self._files.pop(0))
+            file = self._files.pop(0)
+            try:
+                self._remove(file)
+            except OSError as error:
+                _LOG.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Forget what lies at or behind an offset."""
-        while len(self._files) > 1 and self._files[-1].offset >= offset:
-            self._remove(self._files.pop())
-        last = self._files[-1]
-        last.size = max(min(last.size, offset - last.offset), 0)
-        self._open(last)
-        os.ftruncate(self._out, last.size)
+        """Forget what lies at or behind an offset.
+
+        Raises:
+            Refusal: the disk does not do it; nothing may follow then.
+        """
+        try:
+            while len(self._files) > 1 and self._files[-1].offset >= offset:
+                self._remove(self._files.pop())
+            last = self._files[-1]
+            last.size = max(min(last.size, offset - last.offset), 0)
+            self._open(last)
+            os.ftruncate(self._out, last.size)
+        except OSError as error:
+            self._abandon()
+            raise Refusal(f"{self._files[-1].path} cannot be cut off: {error.strerror}") from error
 
     def restart(self, offset: int, count: int) -> None:
-        """Forget everything and go on at a position."""
-        number = self._files[-1].number + 1
-        for file in self._files:
-            self._remove(file)
-        self._files.clear()
-        self._begin(number, offset, count)
+        """Forget everything and go on at a position.
+
+        Raises:
+            Refusal: the disk does not do it; everything is as it was, or nothing may follow.
+        """
+        old = list(self._files)
+        try:
+            self._begin(old[-1].number + 1, offset, count)
+            for file in old:
+                self._files.remove(file)
+                self._remove(file)
+        except OSError as error:
+            if self._files != old:
+                self._abandon()
+            raise Refusal(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def _remove(self, file: _File) -> None:
         file.path.unlink(missing_ok=True)
@@ -275,8 +297,12 @@ class DiskStore:
 
     def sync(self) -> None:
         """Wait until the medium has what was stored, when the options ask for it."""
-        if self._dirty and self._options.fsync == "interval":
-            os.fsync(self._out)
+        if self._dirty and self._options.fsync == "interval" and self._out >= 0:
+            try:
+                os.fsync(self._out)
+            except OSError as error:
+                _LOG.warning("%s cannot be written: %s", self._files[-1].path, error.strerror)
+                return
         self._dirty = False
 
     def close(self) -> None:

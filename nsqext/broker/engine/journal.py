@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ChannelJournal", "DelayedJournal")
 
+_OVERGROWN = 16 * 1024 * 1024
 _LOG = logging.getLogger(__name__)
 
 
@@ -33,6 +34,9 @@ class DelayedJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._out = -1
+        self._size = 0
+        self._kept = 0  # bytes after it was written anew
+        self._closed = False
 
     def load(self) -> dict[str, dict[int, Delayed]]:
         """Return what the delayed queues hold, by channel and internal id."""
@@ -56,25 +60,50 @@ class DelayedJournal:
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
-        """Write only what is still there, and go on from it."""
-        self.close()
+        """Write only what is still there, and go on from it.
+
+        Raises:
+            OSError: the disk does not take it; the file is as it was.
+        """
         lines = [_put(channel, delayed) for channel, messages in held for delayed in messages]
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.write_bytes(b"".join(lines))
         fresh.replace(self._path)
+        self._release()
+        self._size = self._kept = sum(map(len, lines))
+
+    @property
+    def is_overgrown(self) -> bool:
+        """Whether most of the file tells of messages that are gone."""
+        return self._size > max(_OVERGROWN, 4 * self._kept)
 
     def write(self, line: bytes) -> None:
         """Write one change.
 
         Raises:
-            Refusal: the disk does not take it.
+            Refusal: the disk does not take it, and has nothing of it; or the partition is closed.
         """
+        if self._closed:
+            raise Refusal("exiting")
+        written = 0
         try:
             if self._out < 0:
                 self._out = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.write(self._out, line)
+                self._size = os.fstat(self._out).st_size
+            while written < len(line):
+                written += os.write(self._out, line[written:])
         except OSError as error:
+            if written:
+                self._cut_back()
             raise Refusal(f"{self._path} cannot be written: {error.strerror}") from error
+        self._size += written
+
+    def _cut_back(self) -> None:
+        """Take half a line away; where that fails, nothing may follow on it."""
+        try:
+            os.ftruncate(self._out, self._size)
+        except OSError:
+            self._closed = True
 
     def try_write(self, line: bytes) -> None:
         """Write one change that may be forgotten: the message comes once more after a restart then."""
@@ -84,7 +113,11 @@ class DelayedJournal:
             _LOG.warning("%s", refusal.text)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; nothing is written to it any more."""
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
         if self._out >= 0:
             os.close(self._out)
             self._out = -1

@@ -232,13 +232,16 @@ class Log:
 
     def truncate(self, offset: int) -> None:
         """Drop the records at and behind an offset."""
+        place = len(self._segments) - 1
+        while place and self._segments[place].first_offset >= offset:
+            place -= 1
+        segment = self._segments[place]
+        entries = segment.entries if segment.entries is not None else self._load(segment)
         if self._store is not None:
             self._store.truncate(offset)
-        while len(self._segments) > 1 and self._segments[-1].first_offset >= offset:
+        while len(self._segments) > place + 1:
             gone = self._segments.pop()
             self.held -= gone.cost if gone.entries is not None else 0
-        segment = self._segments[-1]
-        entries = segment.entries if segment.entries is not None else self._load(segment)
         while entries and entries[-1].offset >= offset:
             cost = entries.pop().size + ENTRY_COST
             segment.cost -= cost

@@ -12,15 +12,15 @@ from nsqext.broker.engine.log import Entry, Log
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.original import OriginalChannel
 from nsqext.broker.engine.publish import FIRST_COUNTER, NewMessage, Stored, as_entries, counter_of
-from nsqext.broker.engine.refusal import QueueFull, Refusal
+from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.engine.storage import PartitionState, Storage
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from nsqext.broker.engine.delayed import Journal
+    from nsqext.broker.engine.delayed import Delayed, Journal
     from nsqext.broker.engine.disk import Recovery
 
 __all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
@@ -115,7 +115,7 @@ class Partition:
         """Append messages to the queue; channels see them when they are committed.
 
         Raises:
-            Refusal: what the slowest channel has before it fills the memory (`QueueFull`), the disk is full, or the
+            Refusal: what the slowest channel has before it fills the memory , the disk is full, or the
                 partition is closed.
         """
         if self._closed:
@@ -176,11 +176,18 @@ class Partition:
             self.truncate(stored.offset)
 
     def append_replica(self, entries: list[Entry]) -> None:
-        """Append what the leader has; a gap means that the leader has nothing older, so the queue begins there."""
+        """Append what the leader has; a gap means that the leader has nothing older, so the queue begins there.
+
+        A copy takes whatever its leader took, and lets go only what the leader let go: it hears late how far the
+        channels are, and may stand for all of them tomorrow.
+
+        Raises:
+            Refusal: the disk does not take it.
+        """
         if entries[0].offset != self.log.end_offset:
             self.log.restart(entries[0].offset, entries[0].count - 1)
         if self.log.held > self.options.memory_bytes:
-            self._make_room()
+            self.log.shrink(self.options.memory_bytes // 2)
         self.log.append(entries)
         self._continue_counter()
         self._follow_end()
@@ -214,12 +221,14 @@ class Partition:
             self._save(storage)
         self.log.shrink(bound // 2)
         if self.log.held > bound and storage is None:
-            raise QueueFull(
+            raise Refusal(
                 f"topic {self.topic} partition {self.partition} holds {self.log.held} bytes that are not consumed, "
                 f"more than {bound}"
             )
 
     def _trim(self, keep: int) -> None:
+        if self.suspended:
+            return
         slowest = min((channel.confirmed.offset for channel in self.channels.values()), default=self.readable_offset)
         self.log.trim(min(slowest, self.readable_offset, max(self.log.end_offset - keep, 0)))
 
@@ -325,8 +334,14 @@ class Partition:
         if storage is not None:
             if storage.is_due(self.options.clock()):
                 self._save(storage)
+                storage.compact(self._delayed)
+            if self.log.held > self.options.memory_bytes:  # consumers read again what only the disk had
+                self._make_room()
             due = min(due, storage.next_deadline)
         return None if due == inf else due
+
+    def _delayed(self) -> list[tuple[str, Iterable[Delayed]]]:
+        return [(channel.name, channel.backlog.delayed.messages.values()) for channel in self._each()]
 
     def suspend(self) -> None:
         """Serve nobody any more, because another node leads: clients are closed, what is on its way is forgotten."""

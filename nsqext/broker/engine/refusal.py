@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("QueueFull", "Refusal")
+__all__ = ("Refusal",)
 
 
 class Refusal(Exception):
@@ -15,7 +15,3 @@ class Refusal(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-
-
-class QueueFull(Refusal):
-    """A partition that has no room for more messages: its slowest channel is too far behind."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from attrs import define, field
 
-from nsqext.broker.engine.disk import DiskOptions, DiskStore, write_atomically
+from nsqext.broker.engine.disk import DiskOptions, DiskStore
+from nsqext.broker.engine.folders import topic_folder, usable, write_atomically
 from nsqext.broker.engine.journal import ChannelJournal, DelayedJournal
 from nsqext.broker.engine.log import Log
 from nsqext.errors import InvalidSetting
@@ -16,7 +17,7 @@ from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from nsqext.broker.engine.delayed import Delayed
@@ -132,7 +133,7 @@ class Storage:
     """
 
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
-        folder = data_path / topic
+        folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"
         self.store: DiskStore = DiskStore(folder, name, options)
         self.dirty: bool = False
@@ -170,10 +171,27 @@ class Storage:
         return _read_state(self._path) if self._path.exists() else None
 
     def load_delayed(self) -> dict[str, dict[int, Delayed]]:
-        """Return what the delayed queues held, and write the journal anew."""
-        held = self._journal.load()
-        self._journal.rewrite((channel, messages.values()) for channel, messages in held.items())
+        """Return what the delayed queues held, and write the journal anew.
+
+        Raises:
+            InvalidSetting: the disk does not take it.
+        """
+        with usable(self._path.parent):
+            held = self._journal.load()
+            self._journal.rewrite((channel, messages.values()) for channel, messages in held.items())
         return held
+
+    def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
+        """Write the journal anew when most of it is of no use any more.
+
+        Args:
+            held: returns what the delayed queues hold, by channel.
+        """
+        if self._journal.is_overgrown:
+            try:
+                self._journal.rewrite(held())
+            except OSError as error:
+                _LOG.warning("%s: the journal cannot be written anew: %s", self._path.name, error.strerror)
 
     def journal(self, channel: str) -> ChannelJournal:
         """Return the journal of a channel's delayed queue."""

@@ -37,7 +37,7 @@ class Hosted:
         writable: the in-sync replicas are a majority.
         epoch: grows with every change of the leader.
         replicate: returns when every in-sync replica has what was stored; None when the leader is alone in sync. Raises
-            `nsqext.protocol.faults.Fault` when the set fell apart.
+            `nsqext.protocol.faults.Fault` when the set fell apart, `Refusal` when a replica's disk is full.
         auto_create_channels: a consumer's channel is made when it is not there.
         waiting: bytes of publishes that wait for replicas.
         traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attrs import define
+from attrs import define, field
 
 from nsqext.broker.engine.partition import NewMessage
 from nsqext.broker.engine.refusal import Refusal
@@ -86,7 +86,7 @@ def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None
     return hosted.replicate
 
 
-async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int) -> None:
+async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str) -> None:
     """Wait until every in-sync replica has what was stored, then let it be delivered.
 
     Args:
@@ -94,18 +94,22 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int) -> None
         hosted: the partition.
         stored: what was stored.
         epoch: of the partition at that time: another leader since then may not have it.
+        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk does not take it.
 
     Raises:
-        Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the entries may survive.
+        Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; or the code that was given. The
+            entries may survive in either case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size
         hosted.waiting += size
         try:
             await _replicator(hosted, epoch)(stored)
-        except Fault:
+        except (Fault, Refusal) as error:
             hosted.failed += 1
             node.publish_failed += 1
+            if isinstance(error, Refusal):
+                raise Fault(code, error.text, fatal=False) from None
             raise
         finally:
             hosted.waiting -= size
@@ -145,7 +149,7 @@ def _put(
         session.answer(answer)  # before a delivery that may go to this very client
         hosted.partition.commit(stored)
         return None
-    return _Replicated(session, hosted, stored, hosted.epoch, answer)
+    return _Replicated(session, hosted, stored, code, answer)
 
 
 @define(eq=False)
@@ -155,15 +159,19 @@ class _Replicated:
     session: Session
     hosted: Hosted
     stored: Stored
-    epoch: int
+    code: str
     answer: bytes
+    epoch: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.epoch = self.hosted.epoch
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self._commit().__await__()
 
     async def _commit(self) -> None:
         try:
-            await commit(self.session.node, self.hosted, self.stored, self.epoch)
+            await commit(self.session.node, self.hosted, self.stored, self.epoch, self.code)
         except Fault as fault:
             self.session.refuse(fault)
         else:

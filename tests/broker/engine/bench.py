@@ -69,9 +69,9 @@ class Bench:
 
     def __init__(self, **options: Any) -> None:
         self.now = 1000.0
-        number = options.pop("number", 0)
+        number, topic = options.pop("number", 0), options.pop("topic", "orders")
         self.options = PartitionOptions(**{"clock": self.clock, "wall": self.wall, **options})
-        self.partition = Partition("orders", number, self.options)
+        self.partition = Partition(topic, number, self.options)
 
     def clock(self) -> float:
         """Return the time in seconds."""

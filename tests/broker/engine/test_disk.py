@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from nsqext.broker.engine.disk import DiskOptions, DiskStore, write_atomically
+from nsqext.broker.engine.disk import DiskOptions, DiskStore
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.record import decode_record
@@ -117,6 +117,108 @@ def test_nothing_follows_on_a_tail_that_cannot_be_cut(tmp_path: Path, monkeypatc
     assert Bench(data_path=tmp_path).partition.log.end_count == 1
 
 
+@pytest.mark.parametrize("where", ["ftruncate", "open"])
+def test_nothing_follows_on_a_queue_that_cannot_be_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.publish("m0")
+    bench.publish("m1")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"nsqext.broker.engine.disk.os.{where}", refuse)
+        with pytest.raises(Refusal, match="cannot be cut off"):
+            bench.partition.truncate(32)
+    with pytest.raises(Refusal, match="closed after an error"):
+        bench.publish("lost")
+    assert Bench(data_path=tmp_path).partition.log.end_count in (1, 2)
+
+
+def test_a_queue_that_cannot_go_on_elsewhere_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.publish("m0")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.disk.write_atomically", refuse)
+        with pytest.raises(Refusal, match="No space left"):
+            bench.partition.log.restart(3200, 100)
+    bench.publish("m1")
+    assert Bench(data_path=tmp_path).partition.log.end_count == 2
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_kill_while_the_queue_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(4):
+        bench.publish(f"m{number}")
+    remove, left = Path.unlink, [None] * removed * 2
+
+    class Killed(BaseException):
+        """The process is gone."""
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if not left:
+            raise Killed
+        left.pop()
+        remove(path, missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "unlink", unlink)
+        bench.partition.log.restart(3200, 100)
+    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    assert (log.start_count, log.end_count) == (2 * removed, 4)
+
+
+def test_files_that_cannot_be_removed_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=DiskOptions(max_file_bytes=60, retention_bytes=0), memory_bytes=1)
+    consumer = bench.consume(ready=100)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for number in range(30):
+        bench.publish(f"m{number}")
+        bench.finish(consumer, [number + 2])
+        bench.wait(1)
+    assert "cannot be removed: Operation not permitted" in caplog.text
+
+
+def test_a_medium_that_does_not_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=DiskOptions(fsync="interval"))
+    bench.publish("m0")
+    asked: list[int] = []
+
+    def refuse(out: int) -> None:
+        asked.append(out)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.disk.os.fsync", refuse)
+        bench.wait(1)
+        bench.wait(1)
+    assert len(asked) == 2
+    assert "Input/output error" in caplog.text
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "orders").write_text("no folder")
+    with pytest.raises(InvalidSetting, match="orders cannot be used"):
+        Bench(data_path=tmp_path)
+
+
 def test_a_delay_that_the_disk_does_not_take_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(data_path=tmp_path)
     consumer = bench.consume()
@@ -156,11 +258,3 @@ def test_records_are_loaded_across_files(tmp_path: Path) -> None:
         (number + 1, 32 * number, b"m%d" % number) for number in range(1, 6)
     ]
     store.close()
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    write_atomically(path, b"one", sync=False)
-    write_atomically(path, b"two", sync=True)
-    assert path.read_bytes() == b"two"
-    assert list(tmp_path.iterdir()) == [path]

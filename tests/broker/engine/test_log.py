@@ -138,6 +138,19 @@ def test_segments_leave_the_memory_and_come_back() -> None:
     assert (log.end_count, len(kept.entries)) == (3, 3)
 
 
+def test_what_is_cut_off_is_counted_once() -> None:
+    log = Log(Kept(), segment_bytes=2000)
+    for _ in range(40):
+        log.append(entries_for(log, [500]))
+    log.shrink(0)
+    log.truncate(log.find_count(5))
+    held = log.held
+    log.shrink(0)
+    assert [log.at(count) is None for count in (5, 6)] == [False, True]
+    log.truncate(0)
+    assert (held > 0, log.held) == (True, 0)
+
+
 def test_a_log_alone_keeps_its_memory() -> None:
     log = filled(*[[500]] * 40)
     held = log.held

@@ -137,6 +137,50 @@ def test_more_than_the_memory_holds(tmp_path: Path) -> None:
     assert got == list(range(5000))
 
 
+def test_a_slow_channel_does_not_keep_in_memory_what_a_fast_one_reads(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path, memory_bytes=200_000)
+    bench.channel("slow")
+    bench.channel()
+    for number in range(2000):
+        bench.publish(f"{number:0200}")
+    consumer = bench.consume(ready=100)
+    count = 0
+    while consumer.got:
+        for message in consumer.take():
+            count += 1
+            bench.channel().finish(consumer, message.internal_id)
+        bench.partition.tick()
+        assert bench.partition.log.held <= 300_000
+    assert count == 2000
+
+
+def test_the_journal_of_the_delayed_queue_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.broker.engine.journal._OVERGROWN", 5000)
+    bench = on_disk(tmp_path)
+    consumer = bench.consume()
+    bench.publish(*(f"m{number}" for number in range(100)))
+    journal = tmp_path / "orders" / "orders-0.delayed.jsonl"
+    for counter in range(2, 102):
+        bench.channel().requeue(consumer, counter, 1200)
+        if counter > 4:
+            bench.channel().backlog.delayed.remove(counter)
+        bench.wait(1)
+    assert journal.stat().st_size < 10_000
+    again = on_disk(tmp_path)
+    assert sorted(again.channel().backlog.delayed.messages) == [2, 3, 4]
+
+
+def test_a_topic_that_nobody_wants_takes_no_more_of_the_disk_than_is_retained(tmp_path: Path) -> None:
+    disk = DiskOptions(max_file_bytes=10_000, retention_bytes=0)
+    bench = on_disk(tmp_path, memory_bytes=100_000, disk=disk)
+    for _ in range(2000):
+        bench.publish("x" * 100)
+        bench.partition.tick()
+    assert len(list((tmp_path / "orders").glob("*.dat"))) < 12
+
+
 def test_without_a_disk_a_full_memory_refuses() -> None:
     bench = Bench(memory_bytes=100_000)
     consumer = bench.consume(ready=2500)

@@ -150,7 +150,7 @@ class _Publisher(Site):
     async def _put(self, hosted: Hosted, items: list[PublishItem]) -> Stored:
         try:
             stored = store(self.node, hosted, items, "E_PUB_FAILED")
-            await commit(self.node, hosted, stored, hosted.epoch)
+            await commit(self.node, hosted, stored, hosted.epoch, "E_PUB_FAILED")
         except Fault as fault:
             if fault.code in (NOT_LEADER, NOT_WRITABLE):
                 raise HttpFault(400, NOT_WRITABLE) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,9 +11,12 @@ from nsqext.broker.coordinator import decisions
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
 from nsqext.broker.engine.kinds import ChannelKind, admit, check_kind
 from nsqext.broker.engine.refusal import Refusal
+from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_valid_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replicas import ReplicaSet
 
@@ -66,11 +69,17 @@ def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
     if len(coordinator.usable()) < spec.nodes_needed():
         raise Refused(_NO_NODE)
     topic = coordinator.topics.get(name)
-    if topic is None:
-        topic = coordinator.topics[name] = TopicState(name, spec)
-    elif topic.spec != spec:
+    if topic is not None and topic.spec != spec:
         raise Refused("already exist")
-    _place(coordinator, topic)
+    is_new = topic is None
+    topic = topic or TopicState(name, spec)
+    coordinator.topics[name] = topic
+    try:
+        _place(coordinator, topic)
+    except Refused:
+        if is_new:
+            coordinator.close(topic)
+        raise
 
 
 def _place(coordinator: Coordinator, topic: TopicState) -> None:
@@ -78,7 +87,17 @@ def _place(coordinator: Coordinator, topic: TopicState) -> None:
     if placed is None:
         raise Refused(_NO_NODE)
     for partition, nodes in placed.items():
-        coordinator.open(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
+        with _hosting():
+            coordinator.open(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
+
+
+@contextmanager
+def _hosting() -> Iterator[None]:
+    """Refuse what a node's disk does not take."""
+    try:
+        yield
+    except InvalidSetting as error:
+        raise Refused(str(error)) from error
 
 
 def delete_topic(coordinator: Coordinator, name: str) -> None:
@@ -135,8 +154,13 @@ def update_topic(
         if topic.spec.extend and not before.extend:
             for hosted in replicas.hosts.values():
                 hosted.partition.upgrade_extend()
-        _resize(coordinator, replicas, topic.spec.replica)
-        coordinator.apply(replicas)
+        try:
+            _resize(coordinator, replicas, topic.spec.replica)
+        except Refused:
+            topic.change(replica=before.replica)
+            raise
+        finally:
+            coordinator.apply(replicas)
     if topic.spec.disable_channel_auto_create:
         _make_registered(coordinator, name)
 
@@ -146,11 +170,14 @@ def _resize(coordinator: Coordinator, replicas: ReplicaSet, wanted: int) -> None
     state, load = replicas.state, coordinator.load()
     free = sorted((name for name in load if name not in state.replicas), key=lambda name: (load[name][1], name))
     while len(state.replicas) < wanted and free:
-        state.replicas.append(free[0])
-        coordinator.host(replicas, free.pop(0))
+        with _hosting():
+            coordinator.host(replicas, free[0])
+        state.replicas.append(free.pop(0))
     for name in [name for name in reversed(state.replicas) if name != state.leader]:
         if len(state.replicas) > wanted:
             _drop(coordinator, replicas, name)
+    if len(state.in_sync) >= coordinator.topics[replicas.topic].spec.quorum:
+        state.resigned = False
 
 
 def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
@@ -260,23 +287,30 @@ async def move_partition(
     state = replicas.state
     added = target not in state.replicas
     if added:
+        with _hosting():
+            coordinator.host(replicas, target)
         state.replicas.append(target)
-        coordinator.host(replicas, target)
     coordinator.tend(replicas)
+
+    def there() -> bool:
+        return coordinator.sets.get((name, partition)) is replicas
+
     try:
         with anyio.move_on_after(_MOVE_TIMEOUT):
-            while target not in state.in_sync and target in state.replicas:
+            while there() and target not in state.in_sync and target in state.replicas:
                 await replicas.wait()
     finally:
-        ready = target in state.in_sync
+        ready = there() and target in state.in_sync
         if ready:
             if leader:
                 coordinator.elect(replicas, target)
             if added and source in state.replicas:
                 _drop(coordinator, replicas, source)
             coordinator.apply(replicas)
-        elif added and target in state.replicas:
+        elif there() and added and target in state.replicas:
             _drop(coordinator, replicas, target)
+    if not there():
+        raise Refused(KEY_NOT_FOUND)
     if not ready:
         raise Refused("timeout waiting move topic")
 

@@ -134,8 +134,10 @@ class Coordinator:
             yield self.sets[topic, partition]
 
     def writable(self, replicas: ReplicaSet) -> bool:
-        """Tell whether a partition takes writes."""
+        """Tell whether a partition takes writes; one that was deleted does not."""
         state = replicas.state
+        if self.sets.get((replicas.topic, replicas.partition)) is not replicas:
+            return False
         return self.members[state.leader].alive and decisions.is_open(state, self.topics[replicas.topic].spec)
 
     def stats(self, node: str, topic: str, partition: int) -> dict[str, Any]:
@@ -178,19 +180,32 @@ class Coordinator:
     # --- changes --------------------------------------------------------------------------------------------------
 
     def open(self, topic: TopicState, partition: int, state: PartitionState) -> None:
-        """Have a partition hosted by its nodes."""
-        topic.partitions[partition] = state
+        """Have a partition hosted by its nodes.
+
+        Raises:
+            InvalidSetting: the disk of one of them cannot be used; none of them hosts it then.
+        """
         replicas = ReplicaSet(topic.name, partition, state, self.reachable)
+        try:
+            for name in state.replicas:
+                self.host(replicas, name)
+        except InvalidSetting:
+            for name in list(replicas.hosts):
+                self.members[name].node.unhost(topic.name, partition)
+            raise
+        topic.partitions[partition] = state
         self.sets[topic.name, partition] = replicas
-        for name in state.replicas:
-            self.host(replicas, name)
         for channel in topic.registered:
             replicas.leader.channel(channel)
         self.apply(replicas)
         self.settle(replicas)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
-        """Have a node hold a copy of a partition, as a follower at first."""
+        """Have a node hold a copy of a partition, as a follower at first.
+
+        Raises:
+            InvalidSetting: its disk cannot be used.
+        """
         meta = self.topics[replicas.topic].spec.meta()
         hosted = self.members[name].node.host(replicas.topic, replicas.partition, meta)
         hosted.leader = hosted.writable = False

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
 
 from nsqext.broker.coordinator.replicas import copy
+from nsqext.broker.engine.refusal import Refusal
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replicas import ReplicaSet
 
 __all__ = ("join",)
+
+_AGAIN = 1.0
+_LOG = logging.getLogger(__name__)
 
 
 async def join(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
@@ -22,7 +27,7 @@ async def join(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> Non
     Writes wait during the last step (captured: failover_r3_term_leader).
 
     Ends without success when the leader changes, when one of the two falls silent or when the topic goes; then whoever
-    changed that starts it anew.
+    changed that starts it anew. Where the disk does not take the copy, it is tried again after a second.
     """
     key = (replicas.topic, replicas.partition, name)
     state = replicas.state
@@ -42,6 +47,12 @@ async def join(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> Non
             coordinator.joining.discard(key)
             coordinator.take_in(replicas, name)
             return
+    except Refusal as refusal:
+        _LOG.warning("%s cannot catch up: %s", name, refusal.text)
+        state.joining.discard(name)
+        if coordinator.sets.get(key[:2]) is replicas:
+            coordinator.apply(replicas)
+        await anyio.sleep(_AGAIN)
     finally:
         coordinator.joining.discard(key)
     state.joining.discard(name)

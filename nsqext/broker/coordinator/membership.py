@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import anyio
 
 from nsqext.broker.coordinator import decisions
+from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.replicas import ReplicaSet
 
 __all__ = ("left", "returned", "silent", "thawed")
+
+_LOG = logging.getLogger(__name__)
 
 
 def silent(coordinator: Coordinator, member: Member) -> None:
@@ -102,15 +106,22 @@ def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
 
 
 def _replace(coordinator: Coordinator, member: Member) -> None:
-    """Give the copies of a node that stays away to others; where nobody has the room, its place is kept."""
+    """Give the copies of a node that stays away to others.
+
+    Its place is kept where nobody has the room, and where its copy is in sync still: while there is no leader, it may
+    be the only one that has everything.
+    """
     for replicas in coordinator.sets_of(member.name):
         state, load = replicas.state, coordinator.load()
         free = [name for name in load if name not in state.replicas]
-        if state.leader == member.name or not free:
+        if state.leader == member.name or member.name in state.in_sync or not free:
+            continue
+        chosen = min(free, key=lambda name: (load[name][1], name))
+        try:
+            coordinator.host(replicas, chosen)
+        except InvalidSetting as error:
+            _LOG.warning("%s cannot take a copy: %s", chosen, error)
             continue
         coordinator.unhost(replicas, member.name)
-        state.replicas.remove(member.name)
-        chosen = min(free, key=lambda name: (load[name][1], name))
-        state.replicas.append(chosen)
-        coordinator.host(replicas, chosen)
+        state.replicas[state.replicas.index(member.name)] = chosen
         coordinator.apply(replicas)

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
 from tests.broker.coordinator.making import bodies, hosted, make_coordinator, publish, running, until
@@ -176,6 +177,58 @@ async def test_a_move_that_is_given_up_when_the_copy_is_ready_is_a_whole_move() 
             state.in_sync.append(target)  # as the copying does when it has ended
         assert (state.leader, len(state.replicas), before in state.replicas) == (target, 3, False)
         assert before not in roles(coordinator)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again: bool) -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        coordinator.join = None  # the copy is never ready
+        refused: list[str] = []
+        done = anyio.Event()
+
+        async def move() -> None:
+            with pytest.raises(admin.Refused) as error:
+                await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
+            refused.append(error.value.text)
+            done.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(move)
+            await anyio.wait_all_tasks_blocked()
+            admin.delete_topic(coordinator, "t")
+            if again:
+                admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+            with anyio.fail_after(5):
+                await done.wait()
+        assert refused == [admin.KEY_NOT_FOUND]
+        assert len(roles(coordinator)) == (3 if again else 0)
+        if again:
+            await publish(coordinator, b"new")
+
+
+@pytest.mark.anyio
+async def test_a_leader_without_majority_writes_again_when_it_needs_no_other() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        coordinator.members["n2"].alive = False
+        membership.silent(coordinator, coordinator.members["n2"])
+        await until(coordinator, "sync=n1")
+        assert roles(coordinator)["n1"] == (False, False)
+        admin.update_topic(coordinator, "t", replica=1)
+        assert roles(coordinator) == {"n1": (True, True)}
+        await publish(coordinator, b"one")
+
+
+@pytest.mark.anyio
+async def test_a_topic_that_is_deleted_takes_no_writes() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec())
+        replicas = coordinator.sets["t", 0]
+        assert coordinator.writable(replicas)
+        admin.delete_topic(coordinator, "t")
+        assert not coordinator.writable(replicas)
 
 
 @pytest.mark.anyio

@@ -240,6 +240,23 @@ async def test_a_node_that_stays_away_is_replaced() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_only_copies_are_not_replaced_while_nobody_leads() -> None:
+    async with running(4, CoordinatorOptions(lease=0.01, join_pause=0, replace_after=0.01)) as coordinator:
+        assert create(coordinator, 3) == "n1"
+        await publish(coordinator, b"one")
+        for name in ("n1", "n2", "n3"):
+            kill(coordinator, name)
+        await anyio.sleep(0.1)
+        restart(coordinator, "n2")
+        restart(coordinator, "n3")
+        await until(coordinator, "writable")
+        assert coordinator.sets["t", 0].state.leader == "n2"
+        restart(coordinator, "n1")
+        await until(coordinator, "sync=n1,n2,n3")
+        assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one"]] * 3
+
+
+@pytest.mark.anyio
 async def test_a_topic_that_is_deleted_lets_waiting_publishes_go() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         create(coordinator, 2)

@@ -1,0 +1,171 @@
+"""Copies on disks: what joins keeps everything, and a disk that does not work takes nothing else along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from attrs import evolve
+
+from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.options import DiskOptions
+from nsqext.broker.engine.refusal import Refusal
+from tests.broker.coordinator.making import bodies, hosted, publish, running, until
+from tests.broker.engine.bench import Consumer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nsqext.broker.coordinator.coordinator import Coordinator
+    from nsqext.broker.engine.partition import Partition
+
+pytestmark = pytest.mark.anyio
+
+NO_RETENTION = DiskOptions(retention_bytes=0, max_file_bytes=5000)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The cluster's own loop is asyncio's."""
+    return "asyncio"
+
+
+def on_disk(coordinator: Coordinator, path: Path, **options: object) -> None:
+    """Have every node keep its partitions in a folder."""
+    for member in coordinator.members.values():
+        member.node.options = evolve(member.node.options, data_path=path / member.name, **options)  # type: ignore[arg-type]
+
+
+def break_disk(monkeypatch: pytest.MonkeyPatch, partition: Partition) -> None:
+    """Have the disk of a copy take no records, until the test ends or the patch is taken back."""
+
+    def refuse(*_: object) -> None:
+        raise Refusal("No space left on device")
+
+    monkeypatch.setattr(partition.log._store, "append", refuse)
+
+
+async def test_a_copy_that_joins_keeps_what_channels_have_before_them(tmp_path: Path) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path, memory_bound=50_000, disk=NO_RETENTION)
+        admin.create_topic(coordinator, "t", TopicSpec())
+        hosted(coordinator, "n1").partition.channel("ch")
+        sent = [b"%d" % number for number in range(2500)]
+        for body in sent:
+            await publish(coordinator, body)
+        await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
+        assert bodies(coordinator, "n2") == sent
+        assert hosted(coordinator, "n2").partition.channels["ch"].confirmed.count == 0
+
+
+@pytest.mark.parametrize("disk", [True, False])
+async def test_a_copy_lets_go_what_its_leader_let_go(tmp_path: Path, disk: bool) -> None:
+    async with running() as coordinator:
+        if disk:
+            on_disk(coordinator, tmp_path, memory_bound=50_000, disk=NO_RETENTION)
+        else:
+            for member in coordinator.members.values():
+                member.node.options = evolve(member.node.options, memory_bound=50_000)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        leader, follower = hosted(coordinator, "n1").partition, hosted(coordinator, "n2").partition
+        for _ in range(500):  # no channel wants them
+            await publish(coordinator, b"x")
+            follower.tick()
+            leader.tick()
+        assert leader.log.start_offset > 0
+        assert 0 < follower.log.start_offset <= leader.log.start_offset
+        assert follower.log.held < 60_000
+
+
+async def test_a_full_disk_of_a_follower_refuses_the_publish_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        await publish(coordinator, b"one")
+        with monkeypatch.context() as patch:
+            break_disk(patch, hosted(coordinator, "n2").partition)
+            with pytest.raises(Refusal, match="No space left"):
+                await publish(coordinator, b"two")
+            assert hosted(coordinator, "n1").partition.readable == 1
+            coordinator.settle(coordinator.sets["t", 0])
+        await publish(coordinator, b"three")
+        assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one", b"two", b"three"]] * 3
+        assert hosted(coordinator, "n1").partition.readable == 3
+
+
+async def test_a_copy_whose_disk_is_full_joins_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqext.broker.coordinator.joining._AGAIN", 0.01)
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        member = coordinator.members["n2"]
+        member.alive = False
+        membership.silent(coordinator, member)
+        await until(coordinator, "sync=n1,n3")
+        await publish(coordinator, b"one")
+        with monkeypatch.context() as patch:
+            break_disk(patch, hosted(coordinator, "n2").partition)
+            membership.returned(coordinator, member)
+            while caplog.text.count("n2 cannot catch up: No space left") < 3:  # noqa: ASYNC110 - a log tells nobody
+                await anyio.sleep(0.001)
+            await publish(coordinator, b"two")  # nobody waits for it meanwhile
+        await until(coordinator, "sync=n1,n2,n3")
+        assert bodies(coordinator, "n2") == [b"one", b"two"]
+
+
+async def test_a_topic_that_a_disk_does_not_take_is_not_there(tmp_path: Path) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        (tmp_path / "n2").write_text("no folder")
+        with pytest.raises(admin.Refused, match="cannot be used"):
+            admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        assert (coordinator.topics, coordinator.sets) == ({}, {})
+        assert [member.node.hosted for member in coordinator.members.values()] == [{}, {}, {}]
+        (tmp_path / "n2").unlink()
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        await publish(coordinator, b"one")
+
+
+async def test_a_partition_that_a_disk_does_not_take_stays_where_it_is(tmp_path: Path) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        spec = TopicSpec(1, 2, multi_part=True)
+        admin.create_topic(coordinator, "t", spec)
+        (tmp_path / "n3").write_text("no folder")
+        state = coordinator.sets["t", 0].state
+        with pytest.raises(admin.Refused, match="cannot be used"):
+            await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
+        with pytest.raises(admin.Refused, match="cannot be used"):
+            admin.update_topic(coordinator, "t", replica=3)
+        with pytest.raises(admin.Refused, match="cannot be used"):
+            admin.expand_topic(coordinator, "t", 2)
+        assert (state.replicas, state.in_sync, coordinator.topics["t"].spec) == (["n1", "n2"], ["n1", "n2"], spec)
+        await publish(coordinator, b"one")
+
+
+async def test_the_delayed_queue_moves_to_a_leader_whose_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        channel = hosted(coordinator, "n1").partition.channel("ch")
+        await publish(coordinator, b"one")
+        consumer = Consumer()
+        channel.subscribe(consumer)
+        channel.set_ready(consumer, 1)
+        channel.requeue(consumer, consumer.take()[0].internal_id, 1000)
+
+        def refuse(*_: object) -> None:
+            raise Refusal("No space left on device")
+
+        monkeypatch.setattr("nsqext.broker.engine.journal.DelayedJournal.write", refuse)
+        await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
+        assert len(hosted(coordinator, "n2").partition.channels["ch"].backlog.delayed.messages) == 1

@@ -12,7 +12,7 @@ class Clock:
     """Time for timeouts and time stamps; everything in a cluster reads this clock and no other.
 
     It runs with the machine's clock. `advance` lets time pass at once, `stop` holds it, so that a test decides when a
-    message times out. Heartbeats and leases follow it too.
+    message times out. Heartbeats follow it too; leases of silent nodes do not, they run on the machine's clock.
     """
 
     def __init__(self) -> None:

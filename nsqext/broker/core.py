@@ -13,6 +13,7 @@ from attrs import evolve
 from nsqext.broker.clock import Clock
 from nsqext.broker.coordinator.members import Member
 from nsqext.broker.faults import NodeFaults
+from nsqext.broker.locking import locked
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.ports import Ports, split_address
@@ -67,7 +68,15 @@ class Core(ABC):
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until `stop`; every socket is closed and every port given back then."""
+        """Run until `stop`; every socket is closed and every port given back then.
+
+        Raises:
+            InvalidSetting: an address or the data path cannot be had.
+        """
+        with locked(self.shape.data_path, make=True):
+            await self._run(task_status)
+
+    async def _run(self, task_status: TaskStatus[None]) -> None:
         try:
             self.make()
             async with anyio.create_task_group() as self._tasks:

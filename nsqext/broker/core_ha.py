@@ -47,6 +47,7 @@ class CoordinatedCore(Core):
         self.coordinator: Coordinator = Coordinator(times)
         self.coordinator.join = join
         self.group: LookupdGroup = LookupdGroup()
+        self._keeper: Keeper | None = None
 
     def make_lookupd(self, name: str, tcp: Address, http: Address) -> Lookupd:
         """Make a lookup node; the first one is the leader."""
@@ -65,14 +66,14 @@ class CoordinatedCore(Core):
         """Make everything, and open what is on the disk."""
         super().make()
         if self.shape.data_path is not None:
-            keeper = Keeper(self.coordinator, self.shape.data_path / "cluster.json")
+            self._keeper = keeper = Keeper(self.coordinator, self.shape.data_path / "cluster.json")
             keeper.load()
             keeper.save()
             self.coordinator.watchers.append(keeper.save)
 
     def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        """The coordinator runs beside the servers."""
-        return [self.coordinator.run]
+        """The coordinator runs beside the servers, and what writes down what it knows."""
+        return [self.coordinator.run, *([self._keeper.run] if self._keeper else [])]
 
     async def settle(self) -> None:
         """Nothing is waited for: lookup nodes show what the coordinator knows."""

@@ -5,21 +5,20 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from attrs import evolve, field, frozen
 
+from nsqext.broker.locking import locked
 from nsqext.broker.ports import split_address
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.negotiate import ServerLimits
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nsqext.broker.nsqd.node import Node
 
 __all__ = ("LookupdSettings", "NsqdSettings", "TlsFiles", "run_lookupd", "run_nsqd")
@@ -175,34 +174,6 @@ def _make_node(settings: NsqdSettings) -> Node:
     return node
 
 
-@contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Keep other programs away from the data."""
-    if folder is None:
-        yield
-        return
-    import os
-
-    try:
-        import fcntl
-    except ModuleNotFoundError:
-        yield
-        return
-    if not folder.is_dir():
-        raise InvalidSetting(f"failed to lock data-path: open {folder}: no such file or directory")
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidSetting(
-                f"failed to lock data-path: cannot flock directory {folder} (possibly in use)"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
 async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
     """Serve until cancelled.
 
@@ -216,7 +187,7 @@ async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
     """
     from nsqext.broker.nsqd.server import NsqdServer
 
-    with _locked(settings.data_path):
+    with locked(settings.data_path):
         node = _make_node(settings)
         node.load()
         tls = settings.tls.context() if settings.tls and settings.https else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import orjson
 from attrs import asdict
 
@@ -13,9 +15,14 @@ from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicSta
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from nsqext.broker.coordinator.coordinator import Coordinator
 
 __all__ = ("Keeper",)
+
+_AGAIN = 1.0
+_LOG = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -31,8 +38,21 @@ class Keeper:
         self._path = path
         self._written = b""
 
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Try again what the disk did not take, until cancelled."""
+        task_status.started()
+        while True:
+            await anyio.sleep(_AGAIN)
+            self.save()
+
     def save(self) -> None:
-        """Write the file, if anything changed."""
+        """Write the file, if anything changed; what the disk does not take is tried again."""
+        try:
+            self._save()
+        except OSError as error:
+            _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
+
+    def _save(self) -> None:
         topics = {
             name: {
                 "spec": asdict(topic.spec),

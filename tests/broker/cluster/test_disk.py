@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -128,6 +129,52 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{}")
     with pytest.raises(InvalidSetting, match=r"cluster\.json cannot be read"):
         Cluster(1, data_path=tmp_path).start()
+
+
+def test_two_clusters_do_not_share_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with Cluster(1, data_path=path) as cluster:
+        with pytest.raises(InvalidSetting, match="possibly in use"):
+            Cluster(1, data_path=path).start()
+        cluster.create_topic("t", channels=["ch"])
+        publish(cluster, "t", b"one")
+    with Cluster(1, data_path=path) as cluster:
+        assert consume(cluster, "t", 1) == [b"one"]
+
+
+@pytest.mark.parametrize("generation", ["ha", "nsq"])
+def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, generation: str) -> None:
+    path = tmp_path / "data"
+    path.write_text("no folder")
+    with pytest.raises(InvalidSetting, match="data"):
+        Cluster(1, generation=generation, data_path=path).start()
+
+
+def test_a_full_disk_refuses_and_the_cluster_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        leader = tmp_path / cluster.leader("t")
+        with Talker(cluster.nodes[leader.name].tcp) as talker:
+            assert talker.ask("PUB t 0", b"one") == b"OK"
+            write = os.write
+            with monkeypatch.context() as patch:
+                works = {path.stat().st_ino for path in leader.rglob("*.dat")}
+                patch.setattr(
+                    "nsqext.broker.engine.disk.os.write",
+                    lambda out, data: write(out, data) if os.fstat(out).st_ino in works else refuse(),
+                )
+                assert talker.ask("PUB t 0", b"two").startswith(b"E_PUB_FAILED /")
+                batch = b"\0\0\0\1" + b"\0\0\0\5three"
+                assert talker.ask("MPUB t 0", batch).startswith(b"E_MPUB_FAILED /")
+                patch.setattr(Path, "write_bytes", refuse)
+                cluster.create_topic("u", channels=["ch"])
+            assert talker.ask("PUB t 0", b"four") == b"OK"
+        assert consume(cluster, "t", 4) == [b"one", b"two", b"three", b"four"]
+        kept = tmp_path / "cluster.json"
+        eventually(lambda: "u" in orjson.loads(kept.read_bytes())["topics"])
 
 
 class Broker:

@@ -28,8 +28,9 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
         if channel.ephemeral:
             continue
         state = channel.state()
+        is_new = name not in follower.channels
         twin = set_kind(follower, name, channel.kind)
-        if twin.state() != state:
+        if is_new or twin.state() != state:
             twin.hand = None
             twin.restore(state, ())
             follower.note_progress()

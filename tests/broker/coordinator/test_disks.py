@@ -13,6 +13,7 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.options import DiskOptions
 from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.engine.storage import stored_partitions
 from tests.broker.coordinator.making import bodies, hosted, publish, running, until
 from tests.broker.engine.bench import Consumer
 
@@ -59,6 +60,18 @@ async def test_a_copy_that_joins_keeps_what_channels_have_before_them(tmp_path: 
         await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
         assert bodies(coordinator, "n2") == sent
         assert hosted(coordinator, "n2").partition.channels["ch"].confirmed.count == 0
+
+
+async def test_a_copy_writes_down_at_once_which_channels_there_are(tmp_path: Path) -> None:
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        node = coordinator.members["n1"].node
+        node.on_channel_created = coordinator.channels_changed
+        node.channel(hosted(coordinator, "n1"), "ch")
+        for name in ("n1", "n2"):
+            (kept,) = stored_partitions(tmp_path / name)
+            assert [(channel.name, channel.count) for channel in kept.channels] == [("ch", 0)]
 
 
 @pytest.mark.parametrize("disk", [True, False])

@@ -2,306 +2,334 @@
 
 Nothing committed is lost, no more is in flight than RDY allows, what is finished stays finished (after a crash: what
 was finished and written down), ordered channels never overtake, tagged messages go to tagged clients while they are
-there.
+there, and the queue keeps what the slowest channel has before it.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.coordinator.handover import mirror_channels, pass_channels
+from nsqext.broker.coordinator.replicas import copy, cut_tail
+from nsqext.broker.engine.kinds import ChannelKind, admit
 from nsqext.broker.engine.partition import NewMessage, Partition
-from nsqext.protocol.headers import TAG_HEADER, decode_headers
-from nsqext.protocol.negotiate import ServerLimits
-from tests.broker.engine.bench import Bench, Consumer, tagged
+from nsqext.broker.engine.position import StartPosition
+from nsqext.broker.engine.refusal import Refusal
+from tests.broker.engine.bench import Consumer
+from tests.broker.engine.schedule import Schedule, Watched
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
+    from pathlib import Path
+
+    from nsqext.broker.engine.partition import Stored
     from nsqext.protocol.messages import RawMessage
 
 SCHEDULE = settings(stateful_step_count=50, report_multiple_bugs=False)
+_WRITE = os.write
 
 
-class Watched(Consumer):
-    """A consumer that checks each message as it comes."""
+@contextmanager
+def full_disk(takes: int = 0) -> Iterator[None]:
+    """Have the disk take so many bytes more, and replace no file."""
+    left = [takes]
 
-    def __init__(self, machine: Schedule, number: int, **options: Any) -> None:
-        super().__init__(number, **options)
-        self.machine = machine
-        self.held: set[int] = set()
+    def fill(out: int, data: bytes) -> int:
+        size = left.pop() if left else 0
+        if not size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return _WRITE(out, data[:size])
 
-    def deliver(self, message: RawMessage) -> None:
-        """Check and keep a message."""
-        assert len(self.held) < self.ready, "more in flight than RDY"
-        assert message.internal_id not in self.machine.finished, "finished and delivered again"
-        self.machine.check(self, message)
-        for other in self.machine.consumers.values():
-            assert message.internal_id not in other.held, "in flight at two clients"
-        self.held.add(message.internal_id)
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        patch("nsqext.broker.engine.disk.os.write", fill),
+        patch("nsqext.broker.engine.disk.write_atomically", refuse),
+        patch("nsqext.broker.engine.storage.write_atomically", refuse),
+    ):
+        yield
 
 
-class Schedule(RuleBasedStateMachine):
-    """Publishers, consumers, time and failures around one channel."""
+class Disk(Schedule):
+    """With a disk that fills up, records that are torn, and a channel that keeps far behind."""
 
-    consumer = Bundle("consumer")
-    ordered = False
-    generation = "ha"
+    def open(self, folder: str = "n1") -> Partition:
+        """Open it, with the slow channel in any case."""
+        partition = super().open(folder)
+        partition.channel("slow")
+        return partition
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="nsqext-engine-"))
-        self.bench = Bench()
+    @rule(size=st.integers(100, 5000))
+    def publish_something_big(self, size: int) -> None:
+        """Publish a message that takes files and segments of its own."""
+        self.commit(self.partition.put([NewMessage(b"m" * size)]))
+
+    @rule(count=st.integers(1, 3), takes=st.integers(0, 70))
+    def publish_on_a_full_disk(self, count: int, takes: int) -> None:
+        """Publish where the disk has no room, or not enough."""
+        end = self.partition.log.end_offset
+        with full_disk(takes), pytest.raises(Refusal):
+            self.partition.put([NewMessage(b"lost" * 10)] * count)
+        assert self.partition.log.end_offset == end
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 61.0]))
+    def wait_on_a_full_disk(self, seconds: float) -> None:
+        """Let time pass while nothing can be written down."""
+        written, wanted = self.written, set(self.wanted)
+        with full_disk():
+            self.advance(seconds)
+        self.written, self.wanted = written & self.finished, wanted
+
+    @rule(cut=st.integers(1, 60))
+    def crash_while_it_writes(self, cut: int) -> None:
+        """Kill the process in the middle of a record that nobody was told is stored."""
+        stored = self.partition.put([NewMessage(b"torn" * 10)])
+        last = self.newest()
+        self.kill()
+        os.truncate(last, last.stat().st_size - min(cut, stored.size))
         self.partition = self.open()
-        self.consumers: dict[int, Watched] = {}
-        self.numbers = 0
-        self.committed: set[int] = set()
-        self.finished: set[int] = set()
-        self.written: set[int] = set()  # finished, and the position is on the disk
-        self.doubtful: set[int] = set()  # finished before a crash, and maybe written down, maybe not
-
-    def open(self) -> Partition:
-        """Open the partition as it is on the disk."""
-        options = PartitionOptions(
-            extend=self.generation == "ha",
-            ordered=self.ordered,
-            generation=self.generation,
-            limits=ServerLimits() if self.generation == "ha" else ServerLimits.original(),
-            clock=self.bench.clock,
-            wall=self.bench.wall,
-            data_path=self.folder,
-        )
-        return Partition("orders", 0, options)
-
-    def teardown(self) -> None:
-        """Nothing that was committed may be lost: let a last consumer take and finish everything."""
-        self.finish_all()
-        missing = self.committed - self.finished - self.doubtful
-        self.partition.close()
-        shutil.rmtree(self.folder)
-        assert not missing
-
-    def finish_all(self) -> None:
-        """Consume everything that is left."""
-        for consumer in list(self.consumers.values()):
-            self.leave(consumer)
-        self.channel.unpause()
-        last = self.join(2500, "")
-        for _ in range(8):
-            while last.held:
-                for internal_id in sorted(last.held):
-                    self.finish(last, internal_id)
-            self.advance(86400.0)
-
-    @property
-    def channel(self) -> Channel:
-        """The channel."""
-        return self.partition.channel("ch")
-
-    def check(self, consumer: Watched, message: RawMessage) -> None:
-        """Check the rules of tags."""
-        wanted = decode_headers(message.header).get(TAG_HEADER, "")
-        if consumer.tag:
-            assert wanted == consumer.tag, "a tagged client got something else"
-        elif wanted:
-            assert wanted not in {other.tag for other in self.consumers.values()}, "a tagged client was passed over"
-
-    def settle(self) -> None:
-        """Forget what timed out: nobody holds it any more."""
-        flights = self.channel.backlog.flights.table
-        for consumer in self.consumers.values():
-            mine = {
-                internal_id
-                for internal_id, flight in flights.items()
-                if flight.owner is not None and flight.owner.subscriber is consumer
-            }
-            consumer.held &= mine
-            consumer.take()
-
-    def join(self, ready: int, tag: str) -> Watched:
-        """Subscribe a consumer."""
-        self.numbers += 1
-        consumer = Watched(self, self.numbers, tag=tag, extend=True)
-        self.consumers[consumer.id] = consumer
-        self.channel.subscribe(consumer, ordered=self.ordered)
-        self.channel.set_ready(consumer, ready)
-        return consumer
-
-    def leave(self, consumer: Watched) -> None:
-        """Disconnect a consumer."""
-        del self.consumers[consumer.id]
-        consumer.held.clear()
-        self.channel.unsubscribe(consumer)
-
-    def forget_consumers(self) -> None:
-        """All connections are gone."""
-        for consumer in self.consumers.values():
-            consumer.held.clear()
-        self.consumers.clear()
-
-    def finish(self, consumer: Watched, internal_id: int) -> None:
-        """Finish a message."""
-        consumer.held.remove(internal_id)
-        self.finished.add(internal_id)
-        self.channel.finish(consumer, internal_id)
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass; messages that time out are no longer held."""
-        self.bench.now += seconds
-        flights = self.channel.backlog.flights.table
-        for consumer in self.consumers.values():
-            late = {key for key in consumer.held if key in flights and flights[key].deadline <= self.bench.now}
-            consumer.held -= late
-        before = set(self.finished)
-        self.partition.tick()
-        if seconds >= self.partition.options.disk.sync_interval:
-            self.written = before
-
-    # rules
-
-    @initialize()
-    def begin(self) -> None:
-        """Make the channel before anything is published."""
-        assert self.channel.confirmed.count == 0
-
-    @rule(tags=st.lists(st.sampled_from(["", "", "a", "b"]), min_size=1, max_size=5))
-    def publish(self, tags: list[str]) -> None:
-        """Publish a batch."""
-        new = [tagged("m", tag) if tag and self.generation == "ha" else NewMessage(b"m") for tag in tags]
-        stored = self.partition.put(new)
-        self.committed |= {entry.record.internal_id for entry in stored.entries}
-        self.partition.commit(stored)
-
-    @rule(count=st.integers(1, 3))
-    def publish_that_fails(self, count: int) -> None:
-        """Put a batch that the replicas never get."""
-        self.partition.rollback(self.partition.put([NewMessage(b"lost")] * count))
-
-    @rule(target=consumer, ready=st.integers(0, 4), tag=st.sampled_from(["", "", "a", "b"]))
-    def connect(self, ready: int, tag: str) -> Any:
-        """Connect a consumer."""
-        if len(self.consumers) >= 4:
-            return multiple()
-        return self.join(ready, tag if self.generation == "ha" else "")
-
-    @rule(consumer=consumes(consumer))
-    def disconnect(self, consumer: Watched) -> None:
-        """Lose a consumer."""
-        if consumer.id in self.consumers:
-            self.leave(consumer)
-
-    @rule(consumer=consumer, ready=st.integers(0, 5))
-    def change_ready(self, consumer: Watched, ready: int) -> None:
-        """Send RDY; a smaller one takes nothing back."""
-        if consumer.id in self.consumers:
-            self.channel.set_ready(consumer, ready)
-
-    @rule(consumer=consumer, which=st.integers(0, 5))
-    def acknowledge(self, consumer: Watched, which: int) -> None:
-        """Finish one of the messages in flight."""
-        if consumer.held:
-            self.finish(consumer, sorted(consumer.held)[which % len(consumer.held)])
-
-    @rule(consumer=consumer, which=st.integers(0, 5), delay=st.sampled_from([0.0, 0.0, 0.5, 30.0, 1000.0]))
-    def send_back(self, consumer: Watched, which: int, delay: float) -> None:
-        """Requeue one of the messages in flight."""
-        if consumer.held:
-            internal_id = sorted(consumer.held)[which % len(consumer.held)]
-            if not (self.ordered and delay):
-                consumer.held.remove(internal_id)
-            self.channel.requeue(consumer, internal_id, delay)
-
-    @rule(consumer=consumer, which=st.integers(0, 5))
-    def touch(self, consumer: Watched, which: int) -> None:
-        """Touch one of the messages in flight."""
-        if consumer.held:
-            self.channel.touch(consumer, sorted(consumer.held)[which % len(consumer.held)])
-
-    @rule(seconds=st.sampled_from([0.1, 1.0, 45.0, 61.0, 1001.0]))
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.advance(seconds)
-
-    @rule(paused=st.booleans())
-    def switch(self, paused: bool) -> None:
-        """Pause or unpause the channel."""
-        if paused:
-            self.channel.pause()
-        else:
-            self.channel.unpause()
+        assert self.partition.log.end_offset == stored.offset
 
     @rule()
-    def crash(self) -> None:
-        """Kill the process: what was committed and what was written down is there again."""
-        self.forget_consumers()
-        self.partition.close(save=False)
-        self.doubtful |= self.finished - self.written
-        self.finished = set(self.written)
+    def crash_before_the_answer(self) -> None:
+        """Kill the process when a record is written and nobody was told: it is there."""
+        stored = self.partition.put([NewMessage(b"m")])
+        self.kill()
         self.partition = self.open()
+        self.committed.add(stored.message_id)
+        if self.channel.skipped:
+            self.doubtful.add(stored.message_id)
+
+    def newest(self) -> Path:
+        """Return the file that is written to."""
+        return max((self.folder / "n1" / "orders").glob("*.dat"))
+
+    @rule(count=st.integers(1, 40))
+    def let_the_slow_channel_read(self, count: int) -> None:
+        """Have it finish some messages, one after the other."""
+        channel = self.partition.channel("slow")
+        consumer = Consumer(998, extend=True)
+        channel.subscribe(consumer)
+        channel.set_ready(consumer, 1)
+        for _ in range(count):
+            for message in consumer.take():
+                channel.finish(consumer, message.internal_id)
+        channel.unsubscribe(consumer)
+        consumer.take()
 
     @invariant()
-    def offsets_follow_each_other(self) -> None:
-        """The queue has no gap."""
+    def nothing_is_let_go_before_the_slowest(self) -> None:
+        """The queue and its files begin where the slowest channel is, or before."""
+        log, slow = self.partition.log, self.partition.channel("slow")
+        assert log.start_offset <= slow.confirmed.offset
+        assert self.partition.log.held < 2 * self.memory_bytes + 60_000
+
+    @invariant()
+    def the_slow_channel_has_the_rest_before_it(self) -> None:
+        """What it has not finished can be read."""
+        log, slow = self.partition.log, self.partition.channel("slow")
+        for count in range(slow.confirmed.count + 1, log.end_count + 1):
+            assert log.at(count) is not None
+
+
+class Operated(Disk):
+    """With somebody who moves positions, empties, skips, deletes and switches."""
+
+    @initialize(extended=st.booleans())
+    def choose(self, extended: bool) -> None:
+        """Begin with an extend topic or another one."""
+        if not extended:
+            self.partition.close(destroy=True)
+            self.extended = False
+            self.partition = self.open()
+            assert self.channel.confirmed.count == 0
+
+    @rule()
+    def upgrade(self) -> None:
+        """Make the topic an extend topic; there is no way back, also after a crash."""
+        self.partition.upgrade_extend()
+        self.extended = True
+
+    @rule()
+    def crash_and_read_the_topic_from_the_disk(self) -> None:
+        """Kill the process; whether the topic is extended is told by the disk alone."""
+        extended, self.extended = self.extended, False
+        self.crash()
+        self.extended = extended
+
+    def give_up(self, ids: set[int]) -> None:
+        """Messages that nobody is owed any more; one that was in hand may come all the same."""
+        self.doubtful |= ids - self.finished
+        self.moved = True
+
+    @precondition(lambda self: not self.ordered)
+    @rule(place=st.floats(0, 1))
+    def set_offset(self, place: float) -> None:
+        """Read on elsewhere: what is before counts as finished, nothing behind it does."""
         log = self.partition.log
-        offset, count = log.start_offset, log.start_count
-        while count < log.end_count:
-            count += 1
-            entry = log.at(count)
-            assert entry is not None
-            assert (entry.offset, entry.count) == (offset, count)
-            offset += entry.size
-        assert offset == log.end_offset
+        count = log.start_count + int(place * (log.end_count - log.start_count))
+        entries = [log.at(number) for number in range(count + 1, log.end_count + 1)]
+        behind = {entry.record.internal_id for entry in entries if entry is not None} & self.committed
+        if not behind:
+            return
+        self.give_up(self.committed - behind)
+        self.doubtful -= behind
+        self.wanted |= behind
+        self.written -= behind
+        self.finished -= behind
+        if self.channel.skipped:
+            self.doubtful |= behind
+        self.channel.set_offset(StartPosition("msgcount", count + 1))
 
-    @invariant()
-    def counts_agree(self) -> None:
-        """The engine and the consumers count the same."""
-        self.settle()
-        for number, consumer in self.consumers.items():
-            assert self.channel.clients[number].in_flight == len(consumer.held)
-        confirmed = self.channel.confirmed
-        assert confirmed.count <= self.partition.readable <= self.partition.log.end_count
-        assert confirmed.starts == sorted(confirmed.starts)
+    @rule()
+    def empty(self) -> None:
+        """Empty the channel."""
+        self.give_up(self.committed)
+        self.channel.empty()
+
+    @rule(skipped=st.booleans())
+    def skip(self, skipped: bool) -> None:
+        """Skip or unskip: what is there is dropped in either case."""
+        self.give_up(self.committed)
+        if skipped:
+            self.channel.skip()
+        else:
+            self.channel.unskip()
+
+    @rule()
+    def delete(self) -> None:
+        """Delete the channel and make it anew: nothing of before comes, also after a crash."""
+        self.forget_consumers()
+        self.partition.delete_channel("ch")
+        self.prepare(self.partition)
+        assert self.channel.confirmed.count == self.partition.readable
+        self.finished = set(self.committed)
+        self.written = set(self.committed)
+        self.doubtful.clear()
+        self.wanted.clear()
+
+    @rule()
+    def bring_delayed(self) -> None:
+        """Bring back what waits in the delayed queue."""
+        self.channel.requeue_delayed(2000)
+
+    @rule()
+    def read_again(self) -> None:
+        """Read from the confirmed position."""
+        self.moved = True
+        self.channel.fix_confirmed()
+
+    @rule(which=st.integers(0, 5))
+    def finish_forced(self, which: int) -> None:
+        """Finish a message whoever has it."""
+        ids = sorted(self.channel.backlog.flights.table)
+        if ids:
+            internal_id = ids[which % len(ids)]
+            self.finished.add(internal_id)
+            for consumer in self.consumers.values():
+                consumer.held.discard(internal_id)
+            self.channel.finish_forced(internal_id)
+
+    @rule(limit=st.integers(1, 3))
+    def limit(self, limit: int) -> None:
+        """Let no client have more than so many messages."""
+        self.channel.set_client_limit("127.0.0.1", limit)
+
+    @rule(name=st.sampled_from(["a#ephemeral", "b#ephemeral"]))
+    def come_and_go(self, name: str) -> None:
+        """Have a channel that is gone with its only consumer, and leaves nothing."""
+        channel, consumer = self.partition.channel(name), Consumer(997, extend=True)
+        channel.subscribe(consumer)
+        channel.set_ready(consumer, 5)
+        channel.unsubscribe(consumer)
+        assert name not in self.partition.channels
+
+    @precondition(lambda self: not self.ordered)
+    @rule(kind=st.sampled_from([ChannelKind("key_failover"), ChannelKind("shared")]))
+    def change_type(self, kind: ChannelKind) -> None:
+        """Give the channel another type while nobody is there; what was on its way comes again."""
+        for consumer in list(self.consumers.values()):
+            self.leave(consumer)
+        channel = admit(self.partition, "ch", kind)
+        assert channel.kind.type == kind.type
 
 
 class Leaders(Schedule):
-    """The same with changes of the leader."""
+    """Two copies, of which either may lead; both are told what the coordinator tells them."""
 
-    @rule()
-    def lose_leader(self) -> None:
-        """Have a replica take over: it has what was committed, and knows what is finished."""
-        old = self.partition
-        old.suspend()
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = ["n1", "n2"]  # the leader first
+        self.follower = self.open("n2")
+        self.follower.suspend()
+
+    def share(self) -> None:
+        """Give the follower what it lacks."""
+        if self.follower.log.start_offset < self.partition.log.start_offset:
+            self.follower.log.trim(self.partition.log.start_offset)
+        while not copy(self.partition, self.follower):
+            pass
+
+    def commit(self, stored: Stored) -> None:
+        """Acknowledge what the follower has, too."""
+        self.share()
+        super().commit(stored)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 61.0]))
+    def mirror(self, seconds: float) -> None:
+        """Have the follower hear of the channels, and time pass for both."""
+        mirror_channels(self.partition, self.follower)
+        self.follower.tick()
+        self.advance(seconds)
+
+    @rule(lost=st.integers(0, 3))
+    def lose_leader(self, lost: int) -> None:
+        """Have the follower take over; what it was not given was not acknowledged, and is taken from the old leader."""
+        if lost:
+            self.partition.put([NewMessage(b"lost" * 100)] * lost)
+        self.partition.suspend()
         for consumer in self.consumers.values():
             assert consumer.has_closed
         self.forget_consumers()
-        old.close(save=False)
-        shutil.rmtree(self.folder)
-        new = self.partition = self.open()
-        entries = [old.log.at(count) for count in range(old.log.start_count + 1, old.committed + 1)]
-        new.suspend()
-        if entries:
-            new.append_replica([entry for entry in entries if entry is not None])
-        for state in old.state().channels:
-            channel = new.channel(state.name)
-            channel.restore(state, ())
-            for delayed in old.channels[state.name].backlog.delayed.messages.values():
-                channel.backlog.delayed.put(delayed)
-        new.resume()
-        self.written = set(self.finished)
+        pass_channels(self.partition, self.follower)
+        self.follower.resume()
+        self.names.reverse()
+        self.partition, self.follower = self.follower, self.partition
+        cut_tail(self.partition, self.follower)
+        self.share()
+        self.written = set()  # the new leader has written down less, perhaps
+
+    @rule()
+    def crash(self) -> None:
+        """Kill all nodes."""
+        self.kill()
+        self.follower.close(save=False)
+        self.partition, self.follower = (self.open(name) for name in self.names)
+        self.follower.suspend()
+        cut_tail(self.partition, self.follower)
+        self.share()
+
+    @invariant()
+    def the_follower_has_everything(self) -> None:
+        """It holds the same records, and not fewer than any channel has before it."""
+        mine, theirs = self.partition.log, self.follower.log
+        assert (mine.end_offset, mine.end_count) == (theirs.end_offset, theirs.end_count)
+        assert theirs.start_offset <= self.channel.confirmed.offset
+        for count in range(max(mine.start_count, theirs.start_count) + 1, mine.end_count + 1):
+            one, other = mine.at(count), theirs.at(count)
+            assert one is not None
+            assert other is not None
+            assert (one.offset, one.record) == (other.offset, other.record)
 
 
 class Ordered(Schedule):
@@ -309,14 +337,18 @@ class Ordered(Schedule):
 
     ordered = True
 
-    def open(self) -> Partition:
-        """Open the partition and get over the reset that the first SUB_ORDERED brings, with its duplicate."""
-        partition = super().open()
+    def open(self, folder: str = "n1") -> Partition:
+        """Open the partition."""
+        partition = super().open(folder)
+        self.prepare(partition)
+        return partition
+
+    def prepare(self, partition: Partition) -> None:
+        """Get over the reset that the first SUB_ORDERED brings, with its duplicate."""
         first = Consumer(999, extend=True)
         partition.channel("ch").subscribe(first, ordered=True)
         partition.channel("ch").set_ready(first, 1)
         partition.channel("ch").unsubscribe(first)
-        return partition
 
     def check(self, consumer: Watched, message: RawMessage) -> None:
         """Only the first message that is not finished may come."""
@@ -326,10 +358,15 @@ class Ordered(Schedule):
         assert not any(other.held for other in self.consumers.values()), "two in flight"
 
 
+class OperatedOrdered(Ordered, Operated):
+    """The same with an operator."""
+
+
 class Original(Schedule):
     """The original server."""
 
     generation = "nsq"
+    extended = False
 
     @rule(delay=st.sampled_from([0.5, 100.0]))
     def publish_deferred(self, delay: float) -> None:
@@ -339,10 +376,13 @@ class Original(Schedule):
         self.partition.commit(stored)
 
 
-for machine in (Schedule, Leaders, Ordered, Original):
+for machine in (Schedule, Disk, Operated, OperatedOrdered, Leaders, Ordered, Original):
     machine.TestCase.settings = SCHEDULE
 
 TestSchedule = Schedule.TestCase
+TestDisk = Disk.TestCase
+TestOperated = Operated.TestCase
+TestOperatedOrdered = OperatedOrdered.TestCase
 TestLeaders = Leaders.TestCase
 TestOrdered = Ordered.TestCase
 TestOriginal = Original.TestCase

@@ -88,6 +88,9 @@ class Coordinator:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep leases and bring copies up to date, until cancelled."""
         async with anyio.create_task_group() as self._group:
+            for replicas in list(self.sets.values()):  # what was opened from the disk
+                self.settle(replicas)
+                self.tend(replicas)
             task_status.started()
             while True:
                 await anyio.sleep(_MIRROR)
@@ -303,7 +306,7 @@ class Coordinator:
     def tend(self, replicas: ReplicaSet) -> None:
         """Start catching up for every copy that is there and not in sync."""
         state = replicas.state
-        if not self.reachable(state.leader) or self.join is None:
+        if not self.reachable(state.leader) or self.join is None or self._group is None:
             return
         for name in state.replicas:
             key = (replicas.topic, replicas.partition, name)

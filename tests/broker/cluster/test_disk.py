@@ -131,6 +131,25 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         Cluster(1, data_path=tmp_path).start()
 
 
+@pytest.mark.parametrize("away", [1, 2])
+def test_copies_that_were_not_in_sync_catch_up_after_a_restart(tmp_path: Path, away: int) -> None:
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        leader = cluster.leader("t")
+        publish(cluster, "t", b"one")
+        for name in [name for name in cluster.nodes if name != leader][:away]:
+            cluster.kill(name)
+        eventually(lambda: len(cluster.in_sync("t")), lambda count: count == 3 - away)
+        if away == 1:
+            publish(cluster, "t", b"two")
+    with Cluster(3, data_path=tmp_path) as cluster:
+        assert cluster.wait_writable("t") == leader
+        eventually(lambda: sorted(cluster.in_sync("t")), lambda names: names == ["n1", "n2", "n3"])
+        publish(cluster, "t", b"three")
+        left = [b"one", b"two", b"three"] if away == 1 else [b"one", b"three"]
+        assert consume(cluster, "t", len(left)) == left
+
+
 def test_two_clusters_do_not_share_a_path(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with Cluster(1, data_path=path) as cluster:

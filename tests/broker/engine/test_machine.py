@@ -74,7 +74,7 @@ class Disk(Schedule):
         """Publish a message that takes files and segments of its own."""
         self.commit(self.partition.put([NewMessage(b"m" * size)]))
 
-    @rule(count=st.integers(1, 3), takes=st.integers(0, 70))
+    @rule(count=st.integers(1, 3), takes=st.integers(0, 60))
     def publish_on_a_full_disk(self, count: int, takes: int) -> None:
         """Publish where the disk has no room, or not enough."""
         end = self.partition.log.end_offset

@@ -117,9 +117,12 @@ class Dispatcher:
         self.pump()
 
     def _jump(self, place: tuple[int, int]) -> None:
-        if self.hand is not None:
-            self.hand.kept = True
+        hand = self.hand
         self.backlog.jump(*place)
+        if hand is not None:
+            hand.kept = True
+            if hand.delayed:
+                self.backlog.from_delay.add(hand.entry.record.internal_id)
 
     def _order(self) -> None:
         """Become ordered: begin to read again from the confirmed position.

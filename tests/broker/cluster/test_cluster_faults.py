@@ -202,3 +202,6 @@ def test_what_cannot_be_broken() -> None:
             cluster.faults.empty_lookup("n1")
         with pytest.raises(InvalidSetting, match="direction"):
             cluster.faults.drop("n1", "up")  # type: ignore[arg-type]
+        for seconds in (-1, float("nan")):
+            with pytest.raises(InvalidSetting, match="not a time that can pass"):
+                cluster.faults.clock.advance(seconds)

@@ -7,6 +7,7 @@ import pytest
 from nsqext.broker.engine.delayed import Delayed, DelayedQueue
 from nsqext.broker.engine.log import Entry
 from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.position import AT_END
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.record import Record
 from tests.broker.engine.bench import START, Bench
@@ -51,6 +52,24 @@ def test_requeuedelayed_and_emptydelayed() -> None:
     channel.requeue_delayed(3600)
     assert consumer.attempts() == []
     bench.finish(consumer, [2])
+
+
+def test_a_message_from_the_delayed_queue_that_is_in_hand_comes_once_when_the_position_moves() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=1)
+    bench.publish("m0")
+    channel = bench.channel()
+    channel.requeue(consumer, 2, 1200)
+    assert consumer.bodies() == ["m0"]
+    channel.set_ready(consumer, 0)
+    bench.wait(1200)
+    channel.set_offset(AT_END)
+    bench.wait(1)
+    channel.set_ready(consumer, 1)
+    assert consumer.attempts() == [("m0", 2)]
+    bench.finish(consumer, [2])
+    bench.wait(1)
+    assert consumer.attempts() == []
 
 
 def test_a_message_that_came_back_waits_in_memory() -> None:

@@ -106,12 +106,13 @@ class Schedule(RuleBasedStateMachine):
     @rule(consumer=consumes(CONSUMERS))
     def die(self, consumer: Watched) -> None:
         """With whatever it has in flight."""
-        del self.members[consumer.id]
-        self.channel.unsubscribe(consumer)
+        if self.members.pop(consumer.id, None) is not None:
+            self.channel.unsubscribe(consumer)
 
     @rule(consumer=CONSUMERS, ready=READY)
     def permit(self, consumer: Watched, ready: int) -> None:
-        self.channel.set_ready(consumer, ready)
+        if consumer.id in self.members:
+            self.channel.set_ready(consumer, ready)
 
     @rule(consumer=CONSUMERS, data=st.data())
     def answer(self, consumer: Watched, data: st.DataObject) -> None:
@@ -135,6 +136,32 @@ class Schedule(RuleBasedStateMachine):
                 if flights[internal_id].deadline <= due:
                     del consumer.held[internal_id]
         self.bench.wait(seconds)
+
+    @rule(data=st.data())
+    def finish_forced(self, data: st.DataObject) -> None:
+        """Finish a message whoever has it, also while it waits for its delay."""
+        ids = sorted(self.channel.backlog.flights.table)
+        if ids:
+            internal_id = data.draw(st.sampled_from(ids))
+            self.finished.add(internal_id)
+            for consumer in self.members.values():
+                consumer.held.pop(internal_id, None)
+            self.channel.finish_forced(internal_id)
+
+    @rule(limit=st.integers(0, 3))
+    def limit(self, limit: int) -> None:
+        """Let no consumer have more than so many messages, until each of them is connected anew."""
+        self.channel.set_client_limit("127.0.0.1", limit)
+
+    @rule()
+    def lead_elsewhere(self) -> None:
+        """Lose the partition to another node and get it back: connections are gone, what was in flight comes again."""
+        self.bench.partition.suspend()
+        assert all(consumer.has_closed for consumer in self.members.values())
+        for consumer in self.members.values():
+            consumer.held.clear()
+        self.members.clear()
+        self.bench.partition.resume()
 
     @rule()
     def pause(self) -> None:

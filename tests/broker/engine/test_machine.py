@@ -376,7 +376,41 @@ class Original(Schedule):
         self.partition.commit(stored)
 
 
-for machine in (Schedule, Disk, Operated, OperatedOrdered, Leaders, Ordered, Original):
+class OperatedOriginal(Original, Disk):
+    """The original server with a disk that fills up, records that are torn, and an operator."""
+
+    def finish_all(self) -> None:
+        """Pass on what the topic holds, and consume it."""
+        self.partition.unpause()
+        super().finish_all()
+
+    @rule(paused=st.booleans())
+    def pause_topic(self, paused: bool) -> None:
+        """Have the topic hold what is published, also over a crash, or pass it on."""
+        if paused:
+            self.partition.pause()
+        else:
+            self.partition.unpause()
+
+    @rule()
+    def empty_topic(self) -> None:
+        """Drop what the topic holds; the channels keep what they have."""
+        log = self.partition.log
+        entries = [log.at(count) for count in range(self.partition.readable + 1, log.end_count + 1)]
+        self.doubtful |= {entry.record.internal_id for entry in entries if entry is not None}
+        self.partition.empty()
+
+    @rule()
+    def empty(self) -> None:
+        """Empty the channel, of what is at clients, too; what the topic holds is still to come."""
+        log = self.partition.log
+        entries = [log.at(count) for count in range(log.start_count + 1, self.partition.readable + 1)]
+        self.doubtful |= {entry.record.internal_id for entry in entries if entry is not None} - self.finished
+        self.moved = True
+        self.channel.empty()
+
+
+for machine in (Schedule, Disk, Operated, OperatedOrdered, Leaders, Ordered, Original, OperatedOriginal):
     machine.TestCase.settings = SCHEDULE
 
 TestSchedule = Schedule.TestCase
@@ -386,3 +420,4 @@ TestOperatedOrdered = OperatedOrdered.TestCase
 TestLeaders = Leaders.TestCase
 TestOrdered = Ordered.TestCase
 TestOriginal = Original.TestCase
+TestOperatedOriginal = OperatedOriginal.TestCase

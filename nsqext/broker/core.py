@@ -232,6 +232,8 @@ class Core(ABC):
             raise InvalidState("the cluster is not running")
         if running.server is not None:
             await self.kill(name)
+        if isinstance(running, RunningNode):
+            running.member.node.faults.thaw()  # a process that was just started is not stopped
         await running.start(self._tasks)
         if isinstance(running, RunningLookupd):
             running.lookupd.alive = True

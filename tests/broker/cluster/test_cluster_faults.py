@@ -192,6 +192,20 @@ async def test_the_same_calls_from_asynchronous_code() -> None:
         assert cluster.leader("t") == first != second
 
 
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_node_that_was_frozen_is_not_when_it_is_started_again(end: str) -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        cluster.faults.freeze("n1")
+        getattr(cluster, end)("n1")
+        cluster.faults.freeze("n1")  # there is no process to stop
+        cluster.restart("n1")
+        eventually(lambda: sorted(cluster.in_sync("t")), lambda names: names == ["n1", "n2", "n3"])
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            talker.send("NOP")
+            assert talker.ask("PUB x 0", b"one").startswith(b"E_TOPIC_NOT_EXIST")
+
+
 def test_what_cannot_be_broken() -> None:
     with Cluster(1) as cluster:
         with pytest.raises(InvalidInput, match="no node 'n2'"):

@@ -6,9 +6,19 @@ import json
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ("Conversation", "DiskRecord", "Step", "conversation", "conversations", "disk_records")
+__all__ = (
+    "Conversation",
+    "DiskRecord",
+    "RecordedFilter",
+    "Step",
+    "conversation",
+    "conversations",
+    "disk_records",
+    "edge_conversations",
+    "recorded_filters",
+)
 
 DATA = Path(__file__).parent / "data"
 _PIECE = re.compile(r"\{(..)\*(\d+)\}|(..)")
@@ -41,6 +51,14 @@ class Conversation(NamedTuple):
         return found
 
 
+class RecordedFilter(NamedTuple):
+    """A header filter as IDENTIFY gave it, messages (header or None, and name), and the names that it let through."""
+
+    wanted: dict[str, Any]
+    messages: list[tuple[str | None, str]]
+    passed: list[str]
+
+
 class DiskRecord(NamedTuple):
     """A record of a partition's queue file, and what it holds."""
 
@@ -57,10 +75,19 @@ def _bytes(text: str) -> bytes:
     return b"".join(parts)
 
 
-@lru_cache(maxsize=1)
 def conversations() -> tuple[Conversation, ...]:
-    """Return all recorded conversations."""
-    content = json.loads((DATA / "conversations.json").read_text(encoding="utf-8"))
+    """Return the recorded conversations of well-behaved clients, and of single mistakes."""
+    return _read("conversations.json")
+
+
+def edge_conversations() -> tuple[Conversation, ...]:
+    """Return recorded conversations that try a server's edges: many odd commands, headers and settings each."""
+    return _read("edges.json")
+
+
+@lru_cache(maxsize=2)
+def _read(name: str) -> tuple[Conversation, ...]:
+    content = json.loads((DATA / name).read_text(encoding="utf-8"))
     shared = {f"${index}": text for index, text in enumerate(content["shared"])}
     return tuple(
         Conversation(
@@ -85,3 +112,13 @@ def disk_records() -> list[DiskRecord]:
         assert numbers is not None
         found.append(DiskRecord(one["topic"], bytes.fromhex(one["hex"]), int(numbers[1]), int(numbers[2])))
     return found
+
+
+def recorded_filters() -> list[RecordedFilter]:
+    """Return the recorded header filters."""
+    content = json.loads((DATA / "filters.json").read_text(encoding="utf-8"))
+    return [
+        RecordedFilter(wanted, [(header, name) for header, name in group["messages"]], passed)
+        for group in content
+        for wanted, passed in group["filters"]
+    ]

@@ -6,19 +6,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nsqext.errors import ProtocolError
-from nsqext.protocol.headers import decode_headers
+from nsqext.broker.engine.expressions import glob_expression, re2_expression
+from nsqext.broker.engine.paths import compile_path
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_GLOB, FILTER_MULTI, FILTER_REGEXP
 from nsqext.protocol.messages import EXT_JSON
 
 if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
-__all__ = ("compile_filter", "glob_expression")
+__all__ = ("compile_filter",)
 
-_DOT = re.compile(r"(?<!\\)\.")
-
-_Test = Callable[[Mapping[str, Any]], bool]
+_Test = Callable[[bytes], bool]
 
 
 def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
@@ -29,21 +27,14 @@ def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None
     """
     try:
         test = _compile(wanted)
-    except re.error:
+    except (re.error, RecursionError, OverflowError):
         return None
     if test is None:
         return None
     inverse = bool(wanted.get("inverse"))
 
     def matches(record: Record) -> bool:
-        matched = False
-        if record.version == EXT_JSON:
-            try:
-                headers = decode_headers(record.header)
-            except ProtocolError:
-                headers = {}
-            matched = test(headers)
-        return matched is not inverse
+        return (record.version == EXT_JSON and test(record.header)) is not inverse
 
     return matches
 
@@ -55,7 +46,7 @@ def _compile(wanted: Mapping[str, Any]) -> _Test | None:
     if kind == FILTER_EQUAL:
         return _equal(key, data)
     if kind == FILTER_REGEXP:
-        return _expression(key, re.compile(data).search)
+        return _expression(key, re.compile(re2_expression(data)).search)
     if kind == FILTER_GLOB:
         return _expression(key, re.compile(glob_expression(data), re.DOTALL).fullmatch)
     if kind == FILTER_MULTI:
@@ -63,20 +54,14 @@ def _compile(wanted: Mapping[str, Any]) -> _Test | None:
     return None
 
 
-def _value(headers: Mapping[str, Any], key: str) -> str | None:
-    """Text of a header; a dot in the name leads into a nested object, unless a backslash is before it."""
-    value: Any = headers
-    for part in _DOT.split(key):
-        value = value.get(part.replace("\\.", ".")) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else None
-
-
 def _equal(key: str, data: str) -> _Test:
-    return lambda headers: _value(headers, key) == data
+    text_of = compile_path(key)
+    return lambda header: text_of(header) == data
 
 
 def _expression(key: str, search: Callable[[str], object]) -> _Test:
-    return lambda headers: search(_value(headers, key) or "") is not None
+    text_of = compile_path(key)
+    return lambda header: search(text_of(header) or "") is not None
 
 
 def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
@@ -85,39 +70,7 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
         return None
     tests = [_equal(key, data) for key, data in parts]
     if relation == "all":
-        return lambda headers: all(test(headers) for test in tests)
+        return lambda header: all(test(header) for test in tests)
     if relation == "any":
-        return lambda headers: any(test(headers) for test in tests)
-    return lambda headers: False
-
-
-def glob_expression(pattern: str) -> str:
-    """Return the regular expression of a glob with ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes.
-
-    Raises:
-        re.error: brackets are not closed.
-    """
-    out, position, depth = [], 0, 0
-    simple = {"*": ".*", "?": "."}
-    while position < len(pattern):
-        char = pattern[position]
-        position += 1
-        if char == "\\" and position < len(pattern):
-            out.append(re.escape(pattern[position]))
-            position += 1
-        elif char == "[":
-            stop = pattern.find("]", position + 1)
-            if stop < 0:
-                raise re.error("unclosed bracket", pattern, position)
-            inside = pattern[position:stop]
-            not_in = inside.startswith("!")
-            out.append(f"[{'^' * not_in}{inside[not_in:].replace('^', chr(92) + '^')}]")
-            position = stop + 1
-        elif char == "{" or (depth and char in ",}"):
-            depth += (char == "{") - (char == "}")
-            out.append({"{": "(?:", ",": "|", "}": ")"}[char])
-        else:
-            out.append(simple.get(char) or re.escape(char))
-    if depth:
-        raise re.error("unclosed brace", pattern, position)
-    return "".join(out)
+        return lambda header: any(test(header) for test in tests)
+    return lambda header: False

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import orjson
 
+from nsqext.protocol.headers import TRACE_ID_HEADER
+
 __all__ = ("UnreadableHeader", "quote", "read_header", "read_leniently")
 
 _MAX_DEPTH = 300
@@ -33,14 +35,18 @@ class UnreadableHeader(ValueError):
     """The server cannot read the header; its text says why."""
 
 
-def read_header(header: bytes) -> dict[str, Any]:
+def read_header(header: bytes, name: str = TRACE_ID_HEADER) -> dict[str, Any]:
     """Return the members of a header; any JSON value passes, and what is no object has none (captured: pub_ext).
+
+    Args:
+        header: the header.
+        name: the member that is asked for; of several, the first counts.
 
     Raises:
         UnreadableHeader: with the server's text.
     """
     deep = header.count(b"{") + header.count(b"[") >= _MAX_DEPTH
-    if deep or header.count(b'"##trace_id"') > 1:
+    if deep or header.count(f'"{name}"'.encode()) > 1:
         return read_leniently(header)
     try:
         value = orjson.loads(header)

@@ -45,6 +45,7 @@ def test_numbers_and_control_characters_are_forgiven() -> None:
 def test_the_first_of_equal_names_counts() -> None:
     assert read_header(b'{"##trace_id":"1","##trace_id":"2"}') == {"##trace_id": "1"}
     assert read_header(b'{"\\u0023#trace_id":"7","n":nan}') == {"##trace_id": "7", "n": None}
+    assert read_header(b'{"a":"1","a":"2"}', "a") == {"a": "1"}
 
 
 @pytest.mark.parametrize("header", [b"[1,2]", b'"text"', b"12", b"null", b" [ ] "])

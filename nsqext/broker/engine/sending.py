@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.errors import ProtocolError
-from nsqext.protocol.headers import decode_headers, tag_of
+from nsqext.protocol.extjson import UnreadableHeader, read_header
+from nsqext.protocol.headers import TAG_HEADER, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage, message_id
 
 if TYPE_CHECKING:
@@ -45,6 +45,6 @@ def _read_tag(flight: Flight) -> str:
     if record.version != EXT_JSON:
         return ""
     try:
-        return tag_of(decode_headers(record.header)) or ""
-    except ProtocolError:
+        return tag_of(read_header(record.header, TAG_HEADER)) or ""
+    except UnreadableHeader:
         return ""

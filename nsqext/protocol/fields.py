@@ -1,7 +1,7 @@
 """JSON objects as the real servers read them into their structures.
 
-A name matches whatever its case, the last of equal names counts, null and unknown names are passed over, a value of
-another type spoils the whole, and text that is not UTF-8 is mended instead of refused.
+A name matches whatever its case; of equal names the last counts, and objects are merged; null and unknown names are
+passed over; a value of another type spoils the whole; text that is not UTF-8 is mended instead of refused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
-
-import orjson
 
 __all__ = ("Schema", "UnreadableFields", "read_fields")
 
@@ -36,13 +34,15 @@ def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
     return {} if value is None else _object(value, schema)
 
 
+class _Members(tuple[tuple[str, Any], ...]):
+    """Members of a JSON object, equal names included."""
+
+    __slots__ = ()
+
+
 def _load(body: bytes) -> Any:
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse)
+        return json.loads(body.decode("utf-8", "replace"), object_pairs_hook=_Members, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise UnreadableFields(f"not JSON: {error}") from error
 
@@ -52,14 +52,15 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _object(value: Any, schema: Schema) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if not isinstance(value, _Members):
         raise UnreadableFields(f"{type(value).__name__} in place of an object")
     found: dict[str, Any] = {}
     folded = {name.casefold(): name for name in schema}
-    for name, member in value.items():
+    for name, member in value:
         known = name if name in schema else folded.get(name.casefold())
         if known is not None and member is not None:
-            found[known] = _member(known, member, schema[known])
+            read = _member(known, member, schema[known])
+            found[known] = {**found.get(known, {}), **read} if isinstance(read, dict) else read
     return found
 
 
@@ -67,7 +68,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
     if isinstance(kind, Mapping):
         return _object(value, kind)
     if isinstance(kind, list) and isinstance(value, list):
-        return [_object({} if item is None else item, kind[0]) for item in value]
+        return [_object(_Members() if item is None else item, kind[0]) for item in value]
     if kind is str and isinstance(value, str):
         return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
     if kind is bool and isinstance(value, bool):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ("AT_END", "StartPosition")
 
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
+_SEGMENT = 500_000
+"""Entries of one file of the real server's log, in which it looks for a position; there is none before the first."""
 _NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
@@ -73,6 +75,8 @@ class StartPosition:
         if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:
             # seconds that do not fit as nanoseconds in 64 bits turn negative at the real server, which refuses that
             raise Refusal(f"Invalid timestamp {self.value}")
+        if self.kind != "timestamp" and -(-self.value // _SEGMENT) < -1:
+            raise Refusal("search commit log data not found")
         if log.end_count == log.start_count:
             raise Refusal("commit log end of file")
         if self.kind == "timestamp":

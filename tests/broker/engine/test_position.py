@@ -45,6 +45,8 @@ def log() -> Log:
         ("special:-1", 4),
         ("virtual_queue:0", 0),
         ("virtual_queue:-1", 0),
+        ("virtual_queue:-999999", 0),
+        ("msgcount:-999999", 0),
         ("virtual_queue:31", 1),
         ("virtual_queue:32", 2),
         ("virtual_queue:99999", 4),
@@ -68,6 +70,8 @@ def test_where_they_lead(log: Log, text: str, count: int) -> None:
     [
         ("special:5", "not supported offset type"),
         ("timestamp:-1", "Invalid timestamp -1"),
+        ("virtual_queue:-1000000", "search commit log data not found"),
+        ("msgcount:-9223372036854775808", "search commit log data not found"),
         ("timestamp:9999999999", "Invalid timestamp 9999999999"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from nsqext.protocol.frames import FrameParser, FrameType
 from tests.broker.nsqd.talking import Client, Clock, host, make_node
-from tests.captures import Conversation, Step, conversations
+from tests.captures import Conversation, Step, conversations, edge_conversations
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
@@ -58,6 +58,7 @@ _OWNERS = re.compile(r"\d+ vs \d+")
 _PATIENCE = 60
 
 REPLAYED = [pytest.param(one, id=one.name) for one in conversations() if one.name not in _ELSEWHERE]
+EDGES = [pytest.param(one, id=one.name) for one in edge_conversations()]
 
 
 def _topics(recorded: Conversation) -> Iterator[tuple[str, bool, bool]]:
@@ -156,7 +157,7 @@ class _Replay:
         pytest.fail("the connection stays open")
 
 
-@pytest.mark.parametrize("recorded", REPLAYED)
+@pytest.mark.parametrize("recorded", REPLAYED + EDGES)
 def test_a_node_answers_as_the_real_server_did(recorded: Conversation) -> None:
     _Replay(recorded).run()
 

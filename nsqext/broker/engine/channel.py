@@ -143,7 +143,8 @@ class Channel(Dispatcher):
         if flight.owner is not client:
             raise Refusal(_not_owned(flight, subscriber))
         longest = flight.delivered + self._options.limits.max_msg_timeout
-        flight.deadline = min(self._clock() + subscriber.msg_timeout, longest)
+        flight.deadline = min(self._clock() + subscriber.touch_timeout, longest)
+        self._flights.moved(flight)
 
     def _refused(self, client: Client | None, text: str) -> Refusal:
         if client is not None:

@@ -33,6 +33,7 @@ class Subscriber(Protocol):
         sample_rate: percentage of the messages that it wants; 0 for all.
         ext_filter: the member ``ext_filter`` of its IDENTIFY; empty for none.
         msg_timeout: seconds that a message may be with it.
+        touch_timeout: seconds that a message may be with it from when it is touched.
     """
 
     id: int
@@ -44,6 +45,7 @@ class Subscriber(Protocol):
     sample_rate: int
     ext_filter: Mapping[str, Any]
     msg_timeout: float
+    touch_timeout: float
 
     def deliver(self, message: RawMessage) -> None:
         """Take a message; every field of it is filled."""

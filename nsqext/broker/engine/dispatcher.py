@@ -102,8 +102,6 @@ class Dispatcher:
         """
         if self._closed or self._partition.suspended:
             raise Refusal("Consume is disabled currently")
-        if ordered and subscriber.sample_rate:
-            raise Refusal("order consume is not allowed while sample rate is not 0")
         place = None
         if start is not None and not self.clients:
             place = start.find(self._partition.log, coordinated=self._options.coordinated)

@@ -86,6 +86,11 @@ class InFlight:
         if flight.deadline < self._earliest:
             self._earliest = flight.deadline
 
+    def moved(self, flight: Flight) -> None:
+        """Hear that the deadline of a message that is at a client is another one now."""
+        if flight.deadline < self._earliest:
+            self._earliest = flight.deadline
+
     def pop(self, internal_id: int) -> None:
         """Take a message out."""
         if self.table.pop(internal_id).deferred:

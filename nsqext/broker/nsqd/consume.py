@@ -11,7 +11,7 @@ from nsqext.broker.engine.position import StartPosition
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.nsqd.auth import check_auth, rechecked
 from nsqext.broker.nsqd.subscription import Subscription
-from nsqext.broker.nsqd.texts import base10, byte_list, decode, parse_int, quote
+from nsqext.broker.nsqd.texts import base10, byte_list, decode, parse_int, quote, wrap
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
@@ -80,7 +80,7 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     if mode.ordered and session.settings.sample_rate:
         raise Fault("E_INVALID", "order consume is not allowed while sample rate is not 0")
     channel = _channel(session, hosted, place.channel)
-    extend = session.settings.extend_support and hosted.partition.extend
+    extend = session.sending.extend_support and hosted.partition.extend
     if not hosted.partition.extend:
         session.settings.desired_tag = ""
     subscription = Subscription(session, channel, detail=mode.detail, extend=extend)
@@ -213,7 +213,8 @@ def req(session: Session, command: Command) -> None:
         raise Fault("E_INVALID", "REQ insufficient number of params")
     full_id = words[1]
     millis = base10(words[2], f"REQ could not parse timeout {decode(full_id)}, {decode(words[2])}")
-    delay = min(max(millis / 1000, 0.0), session.node.limits.max_req_timeout)
+    # the real server counts nanoseconds in 64 bits, so that enormous delays turn into others
+    delay = min(max(wrap(millis * 1_000_000) / 1e9, 0.0), session.node.limits.max_req_timeout)
     try:
         subscription.channel.requeue(subscription, _ID.unpack_from(full_id)[0], delay)
     except Refusal as refusal:

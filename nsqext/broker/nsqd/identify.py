@@ -20,7 +20,7 @@ def identify(session: Session, command: Command) -> None:
     """IDENTIFY: the reply goes in clear, an OK inside each new layer (captured: tls, snappy, deflate)."""
     settings, limits = session.settings, session.node.limits
     negotiate(command.body or b"", limits, settings)
-    session.restart_heartbeat()
+    session.identified()
     session.answer(identify_reply(settings, limits))
     context = session.node.options.tls
     if settings.feature_negotiation and settings.tls and context is not None:

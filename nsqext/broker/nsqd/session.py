@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from nsqext.broker.nsqd.original.rules import OriginalRules
 from nsqext.broker.nsqd.rules import Rules
 from nsqext.protocol.commands import MAGIC_V2
@@ -50,6 +52,7 @@ class Session:
     Attributes:
         id: its number on the node.
         settings: what IDENTIFY made of it.
+        sending: the settings that deliveries and heartbeats follow: those of the first IDENTIFY.
         state: whether it has subscribed, and whether it is closing.
         subscription: its place in a channel.
         hosted: the partition it consumes.
@@ -70,6 +73,7 @@ class Session:
         self.settings: ClientSettings = ClientSettings.defaults(node.limits)
         # the original server knows a client that does not identify by its host alone
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if node.options.original else peer
+        self.sending: ClientSettings = self.settings
         self.state: State = State.INIT
         self.subscription: Subscription | None = None
         self.hosted: Hosted | None = None
@@ -275,19 +279,21 @@ class Session:
 
     # --- time and end ---------------------------------------------------------------------------------------------
 
-    def restart_heartbeat(self) -> None:
-        """Start the heartbeat anew, with the interval that was negotiated."""
-        self._due = self.clock() + self.settings.heartbeat_interval
+    def identified(self) -> None:
+        """Let deliveries and heartbeats follow what was negotiated; they do so once (captured: identify_again)."""
+        if self.sending is self.settings:
+            self.sending = evolve(self.settings)
+            self._due = self.clock() + self.sending.heartbeat_interval
 
     def tick(self, now: float) -> None:
         """Let time pass: heartbeats, held output, and the end of a client that says nothing."""
-        interval = self.settings.heartbeat_interval
+        interval, patient = self.sending.heartbeat_interval, self.settings.heartbeat_interval
         if self._magic is not None:
             patience = inf if self.node.options.original else self.node.options.client_timeout
             self.closed = self.closed or now - self.heard >= patience
-        elif interval and not self._waiting:
+        elif patient and not self._waiting:
             # the redesigned server gives a client three intervals, the original one two
-            self.closed = self.closed or now - self.heard >= interval * (2 if self.node.options.original else 3)
+            self.closed = self.closed or now - self.heard >= patient * (2 if self.node.options.original else 3)
         if interval and now >= self._due and self._magic is None and not self.closing:
             self._due = max(self._due + interval, now)
             subscription = self.subscription

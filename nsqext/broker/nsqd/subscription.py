@@ -34,6 +34,7 @@ class Subscription:
         sample_rate: percent of the messages it wants; 0 for all.
         ext_filter: filter on headers, as IDENTIFY gave it.
         msg_timeout: seconds that it may hold a message.
+        touch_timeout: seconds that it may hold a message that it touches.
         channel: where it subscribed.
         client: its counters in the engine; None until it has subscribed.
     """
@@ -51,10 +52,11 @@ class Subscription:
         "sample_rate",
         "session",
         "tag",
+        "touch_timeout",
     )
 
     def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
-        settings = session.settings
+        settings, sending = session.settings, session.sending
         self.session: Session = session
         self.channel: Channel = channel
         self.id: int = session.id
@@ -63,9 +65,10 @@ class Subscription:
         self.tag: str = settings.desired_tag
         self.extend: bool = extend
         self.detail: bool = detail
-        self.sample_rate: int = settings.sample_rate
-        self.ext_filter: Mapping[str, Any] = settings.ext_filter
-        self.msg_timeout: float = settings.msg_timeout
+        self.sample_rate: int = sending.sample_rate
+        self.ext_filter: Mapping[str, Any] = sending.ext_filter
+        self.msg_timeout: float = sending.msg_timeout
+        self.touch_timeout: float = settings.msg_timeout
         self.client: Client | None = None
 
     def deliver(self, message: RawMessage) -> None:

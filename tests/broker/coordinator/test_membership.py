@@ -31,7 +31,7 @@ class Consumer:
         self.extend = self.detail = False
         self.sample_rate = 0
         self.ext_filter: Mapping[str, Any] = {}
-        self.msg_timeout = 60.0
+        self.msg_timeout = self.touch_timeout = 60.0
         self.got: list[RawMessage] = []
         self.ended = False
 

@@ -34,6 +34,7 @@ class Consumer:
         self.sample_rate: int = settings.get("sample_rate", 0)
         self.ext_filter: Mapping[str, Any] = settings.get("ext_filter", {})
         self.msg_timeout: float = settings.get("msg_timeout", 60.0)
+        self.touch_timeout: float = settings.get("touch_timeout", self.msg_timeout)
         self.got: list[RawMessage] = []
         self.has_closed = False
 

@@ -147,6 +147,16 @@ def test_message_timeout() -> None:
     assert bench.channel().stats().timeout_count == 1
 
 
+def test_a_touch_may_bring_the_timeout_nearer() -> None:
+    bench = Bench()
+    consumer = bench.consume(msg_timeout=60.0, touch_timeout=1.0)
+    bench.publish("m0")
+    bench.wait(3)
+    bench.channel().touch(consumer, 2)
+    bench.wait(1.1)
+    assert consumer.attempts() == [("m0", 1), ("m0", 2)]
+
+
 def test_what_a_client_had_goes_to_others_with_its_attempts() -> None:
     bench = Bench()
     first = bench.consume(ready=2)

@@ -123,12 +123,6 @@ def test_another_client_goes_on_with_the_same_message() -> None:
     assert first.attempts() == [("m0", 1), ("m0", 2)]
 
 
-def test_sampling_is_refused() -> None:
-    bench = Bench(ordered=True)
-    with pytest.raises(Refusal, match=r"^order consume is not allowed while sample rate is not 0$"):
-        bench.consume(ordered=True, sample_rate=10)
-
-
 def test_a_plain_subscription_to_an_ordered_channel_is_ordered_too() -> None:
     bench = primed()
     bench.publish("m0", "m1")

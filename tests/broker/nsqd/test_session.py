@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from struct import pack
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import NsqError
 from nsqext.protocol.commands import multi_body, trace_body
 from nsqext.protocol.faults import Fault
-from nsqext.protocol.frames import HEARTBEAT, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
 from nsqext.protocol.layers import DeflateLayer
 from nsqext.protocol.negotiate import ServerLimits
 from nsqext.protocol.replies import decode_trace_reply
@@ -443,3 +444,72 @@ def test_the_first_channel_on_a_node_on_its_own_begins_at_the_last_flush() -> No
     producer.ask(sized("PUB t 0", b"fresh"))
     assert [data[26:] for data in _ready(node, 1).messages()] == [b"fresh"]
     assert _ready(node, 1, "second").messages() == []
+
+
+def _identify(client: Client, **fields: object) -> None:
+    assert client.ask(sized("IDENTIFY", orjson.dumps(fields))) == "OK"
+
+
+def test_deliveries_follow_the_first_identify() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    host(node)
+    client = Client(node)
+    _identify(client, msg_timeout=60_000)
+    _identify(client, msg_timeout=1000)
+    client.ask(b"SUB t ch 0\n")
+    client.send(b"RDY 1\n" + sized("PUB t 0", b"one"))
+    (message,) = [data for kind, data in client.receive() if kind == FrameType.MESSAGE]
+    clock.seconds += 30
+    node.tick()
+    assert [data for kind, data in client.receive() if kind == FrameType.MESSAGE] == []
+    client.send(b"TOUCH " + message[10:26] + b"\n")
+    clock.seconds += 1.1
+    node.tick()
+    (again,) = client.messages()
+    assert again[8:10] == b"\0\x02"
+
+
+def test_sampling_that_was_taken_back_does_not_forbid_order() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    _identify(client, sample_rate=1)
+    _identify(client, sample_rate=0)
+    assert client.ask(b"SUB_ORDERED t ch 0\n") == "OK"
+    other = Client(node)
+    _identify(other, sample_rate=0)
+    _identify(other, sample_rate=1)
+    assert other.ask(b"SUB_ORDERED t ch 0\n") == "!E_INVALID order consume is not allowed while sample rate is not 0"
+
+
+def test_extend_support_that_came_later_gets_no_messages_and_no_heartbeats() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    host(node, extend=True)
+    client = Client(node)
+    _identify(client, heartbeat_interval=1000)
+    _identify(client, heartbeat_interval=1000, extend_support=True)
+    assert client.ask(b"SUB t ch 0\n") == "OK"
+    client.send(b"RDY 1\n")
+    assert Client(node).ask(sized("PUB t 0", b"one")) == "OK"
+    for _ in range(3):
+        assert client.open
+        clock.seconds += 1
+        node.tick()
+    assert client.receive() == []
+    assert not client.open
+
+
+def test_a_delay_counts_in_64_bits() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    host(node)
+    client = _ready(node, ready=1)
+    client.send(sized("PUB t 0", b"one"))
+    (message,) = [data for kind, data in client.receive() if kind == FrameType.MESSAGE]
+    client.send(b"REQ " + message[10:26] + b" 18446744073710\n")
+    clock.seconds += 0.01
+    node.tick()
+    (again,) = client.messages()
+    assert again[8:10] == b"\0\x02"

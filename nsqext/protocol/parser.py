@@ -51,6 +51,9 @@ class BodyRules(Protocol):
             A reader for a batch that is read item by item, as the servers do; None for a body that is taken whole.
         """
 
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        """Hear that the peer sends no more, in front of the size of a body, or (``sized``) within the body."""
+
 
 class CommandParser:
     """Cuts a stream of bytes into commands.
@@ -92,6 +95,15 @@ class CommandParser:
         self._buffer.clear()
         self._position = self._need = 0
         return rest
+
+    def check_end(self) -> None:
+        """Hear that the peer sends no more.
+
+        Raises:
+            Fault: a body is cut off.
+        """
+        if self._words is not None:
+            self._rules.check_end(self._words, self._batch, sized=self._size is not None)
 
     def next_command(self) -> Command | None:
         """Return the next command, or None when more bytes are needed.

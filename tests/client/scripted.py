@@ -97,6 +97,9 @@ class _Anything:
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         return None
 
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        pass
+
 
 class Peer:
     """One connection of a client, seen from the server.

@@ -31,6 +31,9 @@ class OpenRules:
     def check_line(self, words: list[bytes]) -> None:
         """Every line is fine."""
 
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        """Every end is fine."""
+
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         """Check the size; batches are read item by item."""
         verb = words[0]

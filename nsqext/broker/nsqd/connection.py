@@ -106,6 +106,8 @@ class Connection:
         except OSError:
             data = b""
         if not data:
+            self.session.no_more()
+            self.send()
             self.close()
         elif self._faults.active:
             self._pause()

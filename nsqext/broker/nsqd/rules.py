@@ -94,6 +94,18 @@ class Rules:
             raise Fault("E_BAD_BODY", f"{name} invalid body size {size}")
         return None
 
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        """Refuse a body that is cut off (captured: half_close)."""
+        if batch is not None:
+            batch.check_end()
+        small = words[0] in _SMALL
+        name = f"{words[0].decode()} " if small else ""
+        if not sized:
+            raise Fault("E_BAD_BODY", f"{name}failed to read body size")
+        if small:
+            raise Fault("E_BAD_BODY", f"{name}failed to read body")
+        raise Fault("E_BAD_MESSAGE", "failed to read message body")
+
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
         """Find the partition of a publish, and choose how the body is read."""
         verb = words[0]

@@ -164,6 +164,15 @@ class Session:
         self._waiting = waiting is not None
         return waiting
 
+    def no_more(self) -> None:
+        """Hear that the client sends no more: refuse a command whose body is cut off."""
+        if self._waiting or self.closing or self._magic is not None or self.handshake is not None:
+            return
+        try:
+            self._parser.check_end()
+        except Fault as fault:
+            self.refuse(fault)
+
     def waited(self) -> None:
         """Say that what `step` returned has been awaited."""
         self._waiting = False

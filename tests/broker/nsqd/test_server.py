@@ -124,6 +124,15 @@ async def test_a_fatal_error_is_read_before_the_connection_ends() -> None:
         assert running.node.sessions == {}
 
 
+async def test_a_client_that_ends_in_the_middle_of_a_body_is_told_so() -> None:
+    async with _running() as running:
+        peer = await running.connect()
+        await peer.send(b"PUB t 0\n\0\0\0\5ab")
+        await peer.stream.send_eof()
+        assert await peer.frame() == (1, b"E_BAD_MESSAGE failed to read message body")
+        await peer.wait_closed()
+
+
 async def test_a_slow_reader_is_given_no_more_than_it_takes() -> None:
     async with _running() as running:
         consumer, producer = await running.connect(), await running.connect()

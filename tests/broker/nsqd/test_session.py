@@ -513,3 +513,38 @@ def test_a_delay_counts_in_64_bits() -> None:
     node.tick()
     (again,) = client.messages()
     assert again[8:10] == b"\0\x02"
+
+
+@pytest.mark.parametrize(
+    ("sent", "refusal"),
+    [
+        (b"IDENTIFY\n\0", "E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\x14{", "E_BAD_BODY IDENTIFY failed to read body"),
+        (b"AUTH\n", "E_BAD_BODY AUTH failed to read body size"),
+        (b"AUTH\n\0\0\0\5a", "E_BAD_BODY AUTH failed to read body"),
+        (b"PUB t 0\n\0\0", "E_BAD_BODY failed to read body size"),
+        (b"PUB t 0\n\0\0\0\5ab", "E_BAD_MESSAGE failed to read message body"),
+        (b"MPUB t 0\n\0\0\0\x14\0", "E_BAD_BODY MPUB failed to read message count"),
+        (
+            b"MPUB t 0\n\0\0\0\x14\0\0\0\2\0\0\0\1a",
+            "E_BAD_MESSAGE MPUB failed to read message(1) body size",
+        ),
+        (b"MPUB t 0\n\0\0\0\x14\0\0\0\2\0\0\0\5a", "E_BAD_MESSAGE MPUB failed to read message body"),
+    ],
+)
+def test_a_body_that_is_cut_off_is_refused(sent: bytes, refusal: str) -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    client.send(sent)
+    client.session.no_more()
+    assert client.receive() == [(FrameType.ERROR, refusal.encode())]
+    assert not client.open
+
+
+@pytest.mark.parametrize("sent", [b"", b"PUB t", b"NOP\n", b"FIN 1234"])
+def test_nothing_is_said_where_no_body_is_cut_off(sent: bytes) -> None:
+    client = Client(make_node())
+    client.send(sent)
+    client.session.no_more()
+    assert client.receive() == []

@@ -60,5 +60,8 @@ class OriginalRules(Rules):
             raise Fault("E_INVALID", f"DPUB timeout {base10(word, '') & MASK_64} out of range 0-{largest}")
         return millis / 1000
 
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        """Say nothing: the connection is closed."""
+
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
         return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None

@@ -162,7 +162,8 @@ class ClientProtocol:
         if self.error is None:
             self.error = error.at(node=self.node)
         unseen = isinstance(self.error, ServerError)
-        pending, self._pending = self._pending, deque()
+        pending = tuple(self._pending)
+        self._pending.clear()  # the same deque: what else has arrived must find nobody, even within one read
         sent = len(pending) - unsent
         for number, reply in enumerate(pending):
             if reply.done:

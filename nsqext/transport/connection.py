@@ -331,7 +331,7 @@ class Connection(Wire):
         """
         if self.closed:
             return
-        self.poll()
+        self._catch_up()
         if self._rest and not self._draining:
             self._go_on()
         self.flush()
@@ -344,6 +344,16 @@ class Connection(Wire):
         silence = 2 * self.heartbeat_interval
         if silence and now - self._received > silence + 1:
             self._fail(HeartbeatMissed(f"nothing was heard of the server for {now - self._received:.1f} s"))
+
+    def _catch_up(self) -> None:
+        """Take what has arrived before anybody is called late, also in place of a task that waits to read it.
+
+        After the event loop was blocked this may come before that task has its turn.
+        """
+        before = self._received
+        self._receive()
+        if self._received != before and self._reading and self._watch is None:
+            anyio.notify_closing(self._sock)
 
     def fail(self, error: NsqError) -> None:
         """Give the connection up at once; whoever waits for an answer gets an error that tells why."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import pytest
@@ -13,12 +13,11 @@ import pytest
 from nsqext.errors import BadMessage, ConnectionLost, HeartbeatMissed, InvalidState, NotLeader, NotSent, NsqError
 from nsqext.protocol.frames import HEARTBEAT
 from nsqext.transport import connection as module
+from nsqext.transport.connection import Connection
 from nsqext.transport.handshake import open_connection
 from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address
 from tests.client.scripted import Peer, error, message, ok, scripted_node
-
-if TYPE_CHECKING:
-    from nsqext.transport.connection import Connection
 
 pytestmark = pytest.mark.anyio
 
@@ -495,3 +494,55 @@ async def test_a_peer_that_resets() -> None:
         await caller.ended.wait()
         assert isinstance(caller.outcome, ConnectionLost)
         assert connection.closed
+
+
+@contextmanager
+def _paired(request_timeout: float = 10.0) -> Iterator[tuple[Connection, socket.socket]]:
+    """A connection and the socket of its peer, to write to without an await."""
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    connection = Connection(left, Address("127.0.0.1", 1), max_frame_size=1000, request_timeout=request_timeout)
+    connection.finish_handshake()
+    with right:
+        yield connection, right
+        connection.close()
+
+
+async def test_an_answer_that_has_arrived_counts_however_long_the_event_loop_was_blocked() -> None:
+    with _paired(request_timeout=0.05) as (connection, right):
+        caller = _Caller(connection, _pub(b"x"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(caller)
+            await anyio.wait_all_tasks_blocked()
+            right.send(ok())
+            time.sleep(0.2)  # noqa: ASYNC251 - as a handler that blocks
+            connection.tick()
+        assert caller.outcome == b"OK"
+        assert connection.usable
+
+
+async def test_a_heartbeat_that_has_arrived_counts_however_long_the_event_loop_was_blocked() -> None:
+    with _paired() as (connection, right):
+        connection.heartbeat_interval = 0.01
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.read_forever)
+            await anyio.wait_all_tasks_blocked()
+            right.send(ok(HEARTBEAT))
+            time.sleep(1.2)  # noqa: ASYNC251 - as a handler that blocks
+            connection.tick()
+            assert connection.usable
+            tasks.cancel_scope.cancel()
+
+
+async def test_behind_an_error_that_closes_no_answer_is_taken_for_anybody() -> None:
+    async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
+        callers = [_Caller(connection, _pub(b"%d" % number)) for number in range(3)]
+        for caller in callers:
+            tasks.start_soon(caller)
+        for _ in callers:
+            await peer.expect("PUB")
+        await peer.raw(error("E_TOPIC_NOT_EXIST") + ok() + ok())
+        for caller in callers:
+            await caller.ended.wait()
+        outcomes = sorted(type(caller.outcome).__name__ for caller in callers)
+        assert outcomes == ["NotSent", "NotSent", "TopicNotExist"]

@@ -47,8 +47,9 @@ async def open_connection(
 
     Cancellation closes the socket.
     """
-    with anyio.move_on_after(options.connect_timeout):
-        sock = await connect(address, options.connect_timeout, options.local_host)
+    started = anyio.current_time()
+    sock = await connect(address, options.connect_timeout, options.local_host)
+    with anyio.move_on_after(started + options.connect_timeout - anyio.current_time()):
         connection = Connection(
             sock, address, max_frame_size=options.max_frame_size, request_timeout=options.request_timeout
         )

@@ -19,7 +19,8 @@ __all__ = ("connect",)
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
     """Return a connected, non-blocking socket with Nagle's algorithm switched off.
 
-    Every address that the host's name stands for is tried in turn.
+    Every address that the host's name stands for is tried in turn; the time that is left is shared out among those
+    that are, so that one that swallows everything does not keep the next from being tried.
 
     Args:
         address: where to.
@@ -34,6 +35,8 @@ async def connect(address: Address, timeout: float, local_host: str | None = Non
         with anyio.fail_after(timeout):
             found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             return await _first(found, local_host)
+    except UnicodeError as error:
+        raise ConnectionFailed(f"no connection: {error}", node=node, hint="no host can be called so") from error
     except TimeoutError as error:
         raise ConnectionFailed(
             f"no connection within {timeout:g} s", node=node, hint="is the node up, and the address right?"
@@ -50,12 +53,15 @@ async def _first(
     local_host: str | None,
 ) -> socket.socket:
     last: OSError = OSError("the name has no address")
-    for family, kind, number, _, place in found:
+    for tried, (family, kind, number, _, place) in enumerate(found):
         sock = socket.socket(family, kind, number)
+        left = anyio.current_effective_deadline() - anyio.current_time()
         try:
             if local_host is not None:
                 sock.bind((local_host, 0))
-            await _connect(sock, place)
+            # the last one has all the time that is left, and the caller's limit to end it
+            with anyio.fail_after(left / (len(found) - tried) if tried + 1 < len(found) else None):
+                await _connect(sock, place)
         except OSError as error:
             sock.close()
             last = error

@@ -220,3 +220,12 @@ async def test_a_request_after_all_of_it(secured: Cluster, authority: trustme.CA
     connection, _ = await open_connection(Address(host, int(port)), options)
     assert await connection.request(sized(b"PUB t 0\n", b"x")) == b"OK"
     connection.close()
+
+
+async def test_a_node_that_takes_no_connection_is_not_said_to_have_taken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("nsqext.transport.sockets._connect", never)
+    with pytest.raises(ConnectionFailed, match=r"no connection within 0\.05 s"):
+        await open_connection(Address("127.0.0.1", 1), ConnectionOptions(connect_timeout=0.05))

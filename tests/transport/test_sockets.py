@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from nsqext.errors import ConnectionFailed
+from nsqext.transport import sockets
 from nsqext.transport.sockets import connect
 from nsqext.types import Address
 
@@ -48,6 +49,35 @@ async def test_every_address_of_a_name_is_tried(
     monkeypatch.setattr(anyio, "getaddrinfo", both)
     with await connect(Address("two", 1), 5) as sock:
         assert sock.getpeername() == good
+
+
+async def test_an_address_that_swallows_everything_leaves_time_for_the_next(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, black_hole = listener.getsockname(), ("192.0.2.1", 1)
+    swallowed: list[socket.socket] = []
+
+    async def both(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (black_hole, good)]
+
+    async def connect_or_wait(sock: socket.socket, place: Any) -> None:
+        if place == black_hole:
+            swallowed.append(sock)
+            await anyio.sleep_forever()
+        await connect_as_ever(sock, place)
+
+    connect_as_ever = sockets._connect
+    monkeypatch.setattr(anyio, "getaddrinfo", both)
+    monkeypatch.setattr(sockets, "_connect", connect_or_wait)
+    with await connect(Address("two", 1), 2) as sock:
+        assert sock.getpeername() == good
+    assert [sock.fileno() for sock in swallowed] == [-1]
+
+
+@pytest.mark.parametrize("host", ["b\xfccher..de", "a..b", "x" * 70, "a\0b"])
+async def test_a_host_that_nothing_can_be_called(host: str) -> None:
+    with pytest.raises(ConnectionFailed):  # a lookup node may answer with anything
+        await connect(Address(host, 4150), 5)
 
 
 async def test_the_address_of_this_host_can_be_chosen(listener: socket.socket) -> None:

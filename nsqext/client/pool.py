@@ -27,6 +27,8 @@ __all__ = ("NodePool", "PooledNode")
 _TICK = 0.25
 _FIRST_REST = 0.1
 _LONGEST_REST = 5.0
+_LAST = 1.0
+"""Seconds that the kernel may take for what is written when the pool is closed, over all connections."""
 
 _clock = time.monotonic
 
@@ -170,14 +172,15 @@ class NodePool:
         return sum(node.in_flight for node in self._nodes.values())
 
     async def aclose(self) -> None:
-        """Send what is written, then close all connections."""
+        """Send what is written, for a second at most, then close all connections."""
         self._closed = True
-        for node in self._nodes.values():
-            connection, node.connection = node.connection, None
-            if connection is None:
-                continue
-            try:
-                with anyio.move_on_after(1):
+        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
+        try:
+            with anyio.move_on_after(_LAST):
+                for connection in connections:
                     await connection.drain()
-            finally:
+        finally:
+            for node in self._nodes.values():
+                node.connection = None
+            for connection in connections:
                 connection.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Consumer, ExtFilter, LookupOptions, Position
+from nsqext import ConnectionOptions, Consumer, ExtFilter, LookupOptions, Position
 from nsqext.errors import BadTopic, InvalidCommand, InvalidPartition
 from tests.client.consuming import QUICK, depth, eventually, opened, publish, quick, take, tape
 from tests.client.scripted import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
@@ -255,3 +255,12 @@ async def test_settings_that_were_taken_once_are_tried_again() -> None:
     ):
         await node.peers[0].close()
         await eventually(lambda: len(node.peers) == 3 and consumer.connections)
+
+
+async def test_a_node_that_never_answers_the_subscription_is_left_for_another_try() -> None:
+    async with scripted_node(obey({"SUB": [None, ok()]})) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        options = quick(connection=ConnectionOptions(request_timeout=0.1))
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            await eventually(lambda: consumer.connections)
+        assert len(node.peers) == 2

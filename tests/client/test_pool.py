@@ -9,6 +9,7 @@ from nsqext.client.pool import NodePool
 from nsqext.errors import ConnectionFailed, InvalidState, NsqError
 from nsqext.protocol.commands import NOP
 from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address
 from tests.client.scripted import obey, scripted_node, until
 
 pytestmark = pytest.mark.anyio
@@ -115,3 +116,18 @@ async def test_closing_sends_what_is_written() -> None:
         await pool.aclose()
         await peer.expect_nop()
         await peer.expect_end()
+
+
+async def test_a_node_that_takes_nothing_more_does_not_keep_the_others_open() -> None:
+    async with scripted_node() as stuck, scripted_node() as idle:
+        pool = NodePool(ConnectionOptions())
+        connections = []
+        for node in (stuck, idle):
+            connections.append(await pool.connection(pool.node(node.address)))
+            (await node.accept()).stop_reading()
+        connections[0].write(b"x" * 20_000_000)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.aclose)
+            await anyio.wait_all_tasks_blocked()
+            pool.node(Address("127.0.0.1", 1))  # somebody learns of a node meanwhile
+        assert [connection.closed for connection in connections] == [True, True]

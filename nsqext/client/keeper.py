@@ -152,6 +152,7 @@ class Keeper:
             address = _address(view, place.key) if view is not None else None
             if address is None or view is None:
                 del self._places[place.key]  # it comes back with a view that lists it
+                place.moved.set()  # nobody else will tell who waits for this one
                 return
             started = _clock()
             error = await self._subscribe(place, address, view)

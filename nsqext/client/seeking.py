@@ -47,7 +47,10 @@ class Seeker:
         if not place.fresh or start is None:
             return
         http = _http(view, place.partition, address)
-        if self._options.start_existing or not await channel_exists(http, self._topic, place.partition, self._channel):
+        wanted = self._options.start_existing or not await channel_exists(
+            http, self._topic, place.partition, self._channel
+        )
+        if wanted and place.pending is None:  # somebody may have sought elsewhere meanwhile
             place.pending = start
         place.fresh = False
 
@@ -57,28 +60,30 @@ class Seeker:
         Raises:
             PartitionUnavailable: the node cannot be reached, or refuses.
         """
-        if place.pending is None:
-            return
-        http = _http(view, place.partition, subscription.plan.address)
-        subscription.start = position = place.pending
-        await move_channel(http, self._topic, place.partition, self._channel, position)
-        if place.pending is position:
-            place.pending = None
-            place.moved.set()
+        while place.pending is not None:
+            http = _http(view, place.partition, subscription.plan.address)
+            subscription.start = position = place.pending
+            await move_channel(http, self._topic, place.partition, self._channel, position)
+            if place.pending is position:  # otherwise somebody sought elsewhere meanwhile
+                place.pending = None
+                place.moved.set()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Let the channel read on from a place; returns when it does at all partitions.
 
-        When it is cancelled, it does so all the same, as soon as it can.
+        Of several at the same time the last one counts, and all return then. When it is cancelled, it does so all the
+        same, as soon as it can.
 
         Raises:
             InvalidPartition: a partition that is not consumed here.
             InvalidSetting: the original NSQ cannot seek.
-            InvalidState: the consumer ended meanwhile.
+            InvalidState: the consumer ended meanwhile, or the topic lost the partition.
         """
         places = self._chosen(self._places if partitions is None else partitions)
         for place in places:
-            place.pending, place.moved = position, anyio.Event()
+            place.pending = position
+            if place.moved.is_set():
+                place.moved = anyio.Event()
         subscriptions = [self._live[place.key] for place in places if place.key in self._live]
         try:
             for subscription in subscriptions:
@@ -90,10 +95,13 @@ class Seeker:
                 subscription.flush()
                 subscription.end()
         for place in places:
-            await place.moved.wait()
-            if place.pending is position:
+            moved = place.moved
+            await moved.wait()
+            if place.pending is not None and place.moved is moved:
                 raise InvalidState(
-                    "the consumer ended before it could seek", topic=self._topic, partition=place.partition
+                    "the consumer ended, or the topic lost the partition, before it could seek",
+                    topic=self._topic,
+                    partition=place.partition,
                 )
 
     def _chosen(self, keys: Iterable[Key]) -> list[Place]:

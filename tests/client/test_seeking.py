@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Consumer, Position
+from nsqext import Consumer, LookupOptions, Position
+from nsqext.client import seeking
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from tests.client.consuming import QUICK, eventually, opened, publish, quick, take
-from tests.client.scripted import PLAIN, obey, scripted_node
+from tests.client.scripted import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
@@ -105,3 +108,97 @@ async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> No
             await consumer.seek(Position.latest())
     assert seen == ["ended"]
     cluster.restart(cluster.leader(topic))
+
+
+class _Gate:
+    """Holds calls of a function back, and writes down their last arguments."""
+
+    def __init__(self, function: Callable[..., Awaitable[object]]) -> None:
+        self._function = function
+        self.calls: list[str] = []
+        self.open = anyio.Event()
+
+    async def __call__(self, *given: object) -> object:
+        self.calls.append(str(given[-1]))
+        await self.open.wait()
+        return await self._function(*given)
+
+
+async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    publish(cluster, topic, b"1", b"2")
+    async with opened(topic, cluster, quick(queue_position=True)) as consumer, anyio.create_task_group() as tasks:
+        assert await take(consumer, 2) == [b"1", b"2"]
+        gate = _Gate(seeking.move_channel)
+        monkeypatch.setattr(seeking, "move_channel", gate)
+        with anyio.fail_after(10):
+            tasks.start_soon(consumer.seek, Position.latest())
+            await eventually(lambda: gate.calls)
+            tasks.start_soon(consumer.seek, Position.message(2))
+            await anyio.wait_all_tasks_blocked()
+            gate.open.set()
+            assert await take(consumer, 1) == [b"2"]
+        assert gate.calls == ["special:-1", "msgcount:2"]
+
+
+async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    ended: list[Position] = []
+
+    async def seek(consumer: Consumer, position: Position) -> None:
+        with pytest.raises(InvalidState, match="ended"):
+            await consumer.seek(position)
+        ended.append(position)
+
+    positions = [Position.latest(), Position.message(2)]
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(10):
+            async with opened(topic, cluster) as consumer:
+                cluster.kill(cluster.leader(topic))
+                await eventually(lambda: not consumer.connections)
+                for position in positions:
+                    tasks.start_soon(seek, consumer, position)
+                    await anyio.wait_all_tasks_blocked()
+    assert sorted(map(str, ended)) == sorted(map(str, positions))
+    cluster.restart(cluster.leader(topic))
+
+
+@pytest.mark.parametrize("step", ["channel_exists", "move_channel"])
+async def test_a_seek_goes_before_a_start_that_is_still_being_seen_to(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    cluster.create_topic(topic, channels=["other"])
+    publish(cluster, topic, b"1", b"2", b"3")
+    gate = _Gate(getattr(seeking, step))
+    monkeypatch.setattr(seeking, step, gate)
+    options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
+    async with opened(topic, cluster, options) as consumer, anyio.create_task_group() as tasks:
+        with anyio.fail_after(10):
+            await eventually(lambda: gate.calls)
+            tasks.start_soon(consumer.seek, Position.message(3))
+            await anyio.wait_all_tasks_blocked()
+            gate.open.set()
+            taken = await take(consumer, 1)
+            if taken != [b"3"]:  # the server delivers what it had read ahead once more
+                taken = await take(consumer, 1)
+            assert taken == [b"3"]
+
+
+async def test_a_seek_ends_with_its_partition() -> None:
+    async with scripted_node(obey({"SUB": [ok(), error("E_FAILED_ON_NOT_LEADER")]})) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node, 1: node}, num=2)
+        options = quick(lookup=LookupOptions(poll_interval=0.05, max_pause=0.05))
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            with anyio.fail_after(10):
+                await eventually(lambda: consumer.connections)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_seek_in_vain, consumer)
+                    await anyio.wait_all_tasks_blocked()
+                    lookup.tell({0: node}, num=1)  # deleted, and made anew with fewer
+
+
+async def _seek_in_vain(consumer: Consumer) -> None:
+    with pytest.raises(InvalidState, match="lost the partition"):
+        await consumer.seek(_EARLIEST, [1])

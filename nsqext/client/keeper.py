@@ -113,9 +113,9 @@ class Keeper:
             try:
                 view = await self._directory.resolve(self._topic, "r")
                 reason: object = "no partition has a leader"
-            except LookupFailed:
-                raise
             except NsqError as error:
+                if isinstance(error, LookupFailed) and not told:
+                    raise  # an address that was never right is told at once
                 view, reason = None, error
             if view is not None and (view.leaders or view.nodes):
                 return view

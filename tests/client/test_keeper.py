@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqext.broker import Cluster
+    from tests.client.scripted import ScriptedLookup
 
 
 pytestmark = pytest.mark.anyio
@@ -264,3 +266,19 @@ async def test_a_node_that_never_answers_the_subscription_is_left_for_another_tr
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             await eventually(lambda: consumer.connections)
         assert len(node.peers) == 2
+
+
+async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails() -> None:
+    async with scripted_node(obey()) as node, scripted_lookup() as lookup:
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.01)) as consumer:
+            asked = partial(_times_asked, lookup)
+            await eventually(lambda: asked() > 1)  # so that the first answer has been understood
+            lookup.refuse(500, "no leader among the lookup nodes")
+            before = asked()
+            await eventually(lambda: asked() > before + 1)
+            lookup.tell({0: node}, num=1)
+            await eventually(lambda: consumer.connections)
+
+
+def _times_asked(lookup: ScriptedLookup) -> int:
+    return sum(question.startswith("/lookup?") for question in lookup.questions)

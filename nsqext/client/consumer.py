@@ -170,7 +170,8 @@ class Consumer:
             ProtocolError: no address is that of an nsqd.
             ServerError: the server refuses the subscription for good.
 
-        When it is cancelled, handlers that run may go on for ``options.grace`` seconds.
+        When it is cancelled, handlers that run may go on for ``options.grace`` seconds; then they are cancelled, and
+        their messages are requeued.
         """
         handler = self._handler
         if handler is None:

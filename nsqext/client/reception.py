@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nsqext.client.inbox import Inbox
-from nsqext.client.lanes import Lanes, key_reader
+from nsqext.client.lanes import LaneOwner, Lanes, key_reader
 from nsqext.client.stall import StallWatch
 from nsqext.client.touch import Toucher
 from nsqext.client.verdict import LocalDelays, Verdict
@@ -148,8 +148,19 @@ class Reception:
             self.give_back()
 
     def give_back(self) -> None:
-        """Requeue what nobody has begun with: the original NSQ would keep it until its timeout has passed."""
+        """Requeue what nobody has begun with, and what handlers were cut off from.
+
+        The original NSQ would keep it until its timeout has passed; the redesigned one takes back what nobody has begun
+        with when the connection ends. On ordered channels everything is left to that.
+        """
         self._leaving = True
+        for message in self._workers.take_cut_off() if self._workers is not None else ():
+            if message.answered or message.in_order or message.expired:
+                continue
+            if isinstance(message.owner, LaneOwner):
+                message.owner.give_back([message])
+            else:
+                message.requeue_now(0.0, backoff=False)
         if self._lanes is not None:
             self._lanes.give_back(lambda message: is_text_id(message.id))
         left, self._left = self._left, []
@@ -163,6 +174,6 @@ class Reception:
             await self._workers.wait()
 
     def cancel(self) -> None:
-        """Cancel the handlers; their messages stay unanswered."""
+        """Cancel the handlers; `give_back` requeues their messages."""
         if self._workers is not None:
             self._workers.cancel()

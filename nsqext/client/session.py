@@ -36,6 +36,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _clock = time.monotonic
 _SLICE = 0.02
 """Seconds after which an iteration that never waits lets everything else have a turn."""
+_LAST = 2.0
+"""Seconds that handlers which were cancelled may take to end before the connections are closed without them."""
 
 
 class Session:
@@ -131,7 +133,7 @@ class Session:
             self.fail(first_error(errors))
 
     async def _drain(self) -> None:
-        """RDY 0; handlers end; answers go out; CLS; then the sockets."""
+        """RDY 0; handlers end, or are cut off; answers go out, what was not handled goes back; CLS; then the sockets."""
         self.flow.paused = True
         self.upkeep.level()
         self.upkeep.flush()
@@ -140,6 +142,10 @@ class Session:
             await self.reception.wait()
         if scope.cancelled_caught:
             logger.warning("handlers did not end within %g s", self._options.grace, extra={"topic": self._topic})
+            self.reception.cancel()
+            # while the connections still work, so that their messages come again at once
+            with anyio.move_on_after(_LAST):
+                await self.reception.wait()
         self.reception.give_back()
         await self.keeper.close()
 

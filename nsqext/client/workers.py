@@ -58,6 +58,7 @@ class Workers:
         self._slots: list[_Slot] = []
         self._busy = 0
         self._ended = anyio.Event()
+        self._cut_off: list[Message] = []
 
     def start(self, tasks: TaskGroup, inboxes: Sequence[Inbox]) -> None:
         """Start one for each of these inboxes. They are shielded: only `cancel` ends them early."""
@@ -79,15 +80,22 @@ class Workers:
             await self._ended.wait()
 
     def cancel(self) -> None:
-        """Cancel the handlers; their messages stay unanswered."""
+        """Cancel the handlers; see `take_cut_off` for their messages."""
         for slot in self._slots:
             slot.scope.cancel()
+
+    def take_cut_off(self) -> list[Message]:
+        """Return the messages whose handlers did not come to their end, oldest first, and forget them."""
+        cut_off, self._cut_off = self._cut_off, []
+        return cut_off
 
     async def _run(self, slot: _Slot) -> None:
         try:
             with slot.scope:
                 await self._work(slot)
         finally:
+            if slot.message is not None:
+                self._cut_off.append(slot.message)
             slot.message = None
             self._busy -= 1
             self._ended.set()

@@ -149,7 +149,7 @@ class Delivery:
     async def _attempt(self, target: Target | None) -> list[Receipt]:
         sender, publication = self._sender, self._publication
         if target is None or self._route is None:
-            route = self._route = await sender.route(publication.topic)
+            route = self._route = await sender.find(publication.topic)
             try:
                 target = sender.choose(route, publication, self._tried)
             except NsqError as error:

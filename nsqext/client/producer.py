@@ -180,7 +180,7 @@ class Producer:
 
         Raises:
             InvalidInput: something given cannot be right; nothing was sent.
-            TopicNotFound: lookup does not know the topic.
+            TopicNotFound: lookup does not know the topic, and knows nodes.
             LookupFailed: no lookup address answers.
             PublishFailed: not stored within ``options.timeout``, although it was tried again.
             DeliveryUnknown: possibly stored.
@@ -283,8 +283,9 @@ class Producer:
         Raises:
             InvalidInput: a message cannot be right, its ``index`` tells which; nothing was sent.
             BatchFailed: not all were stored; its ``outcomes`` tell for each message.
-            TopicNotFound: lookup does not know the topic.
+            TopicNotFound: lookup does not know the topic, and knows nodes.
             LookupFailed: no lookup address answers.
+            PublishFailed: lookup knew of no node at all for ``options.timeout``.
 
         When it is cancelled, any of the batches may be stored or not.
         """

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.publication import read_receipt, refuse
-from nsqext.client.retry import RetryPolicy
+from nsqext.client.retry import RetryPolicy, given_up
 from nsqext.client.routes import Route
 from nsqext.client.tracelog import trace_log
-from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError, ProtocolError, TopicNotFound
+from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError, PartitionUnavailable, ProtocolError, TopicNotFound
 from nsqext.lookup.table import TopicView
 from nsqext.protocol.hashing import key_hash
 
@@ -78,11 +78,30 @@ class Sender:
         return route if route is not None and route.view is self.directory.peek(topic, "w") else None
 
     async def route(self, topic: str) -> Route:
+        """Return the route of a topic, waiting while lookup knows of no node: the cluster is only starting then.
+
+        Raises:
+            TopicNotFound: lookup works and does not know the topic.
+            LookupFailed: no lookup address gave a usable answer.
+            PublishFailed: no node came up within ``options.timeout``.
+        """
+        errors: list[NsqError] = []
+        with anyio.move_on_after(self.options.timeout):
+            while True:
+                try:
+                    return await self.find(topic)
+                except PartitionUnavailable as error:
+                    errors = [error]
+                await anyio.sleep(self.options.retry_wait)
+        raise given_up(f"within {self.options.timeout:g} s", errors, in_doubt=False).at(topic=topic)
+
+    async def find(self, topic: str) -> Route:
         """Return the route of a topic, asking lookup where nothing is known.
 
         Raises:
             TopicNotFound: lookup works and does not know the topic.
             LookupFailed: no lookup address gave a usable answer.
+            PartitionUnavailable: lookup knows neither the topic nor any node.
         """
         view = self.directory.peek(topic, "w")
         if view is None or not (view.leaders or view.nodes):
@@ -134,12 +153,22 @@ class Sender:
         return found
 
     async def _any_nodes(self, topic: str) -> TopicView | None:
-        """Return all nodes where they are of the original NSQ, which makes topics when they are first published to."""
+        """Return all nodes where they are of the original NSQ, which makes topics when they are first published to.
+
+        Raises:
+            PartitionUnavailable: there is none, of no generation.
+        """
         try:
             nodes = await self.directory.nodes()
         except LookupFailed:
             return None
-        if not nodes or any("HA" in node.version for node in nodes):
+        if not nodes:
+            raise PartitionUnavailable(
+                "the lookup service knows of no node at all",
+                topic=topic,
+                hint="is an nsqd up, and does it register at this lookup service?",
+            )
+        if any("HA" in node.version for node in nodes):
             return None
         return TopicView(topic, "w", nodes=tuple(node.tcp for node in nodes))
 

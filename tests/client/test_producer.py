@@ -262,6 +262,32 @@ async def test_a_topic_that_lookup_does_not_know_yet_goes_to_the_nodes_of_the_or
                 await producer.publish("new", b"x")
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(many: bool) -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.refuse(404, "TOPIC_NOT_FOUND")
+        lookup.tell_path("/nodes", {"producers": []})
+        async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
+            if many:
+                tasks.start_soon(producer.publish_many, "new", [b"x"])
+            else:
+                tasks.start_soon(producer.publish, "new", b"x")
+            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 2)
+            lookup.tell_path("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+        assert len(node.commands) == 1
+
+
+async def test_where_no_node_comes_up_the_error_says_so() -> None:
+    async with bounded(), scripted_lookup() as lookup:
+        lookup.refuse(404, "TOPIC_NOT_FOUND")
+        lookup.tell_path("/nodes", {"producers": []})
+        async with Producer(str(lookup), options=options_of(timeout=0.3)) as producer:
+            with pytest.raises(PublishFailed, match="not stored within .* no node at all .*topic new.*is an nsqd up"):
+                await producer.publish("new", b"x")
+            with pytest.raises(PublishFailed, match="not stored within .* no node at all .*topic new.*is an nsqd up"):
+                await producer.publish_many("new", [b"x"])
+
+
 async def test_several_nodes_without_lookup() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as one, scripted_node(obey(), granted=PLAIN) as two:
         async with scripted_node() as gone:

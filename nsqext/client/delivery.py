@@ -24,13 +24,19 @@ _MOVES = 3
 _clock = time.monotonic
 
 
-async def deliver(sender: Sender, publication: Publication) -> list[Receipt]:
+async def deliver(sender: Sender, publication: Publication, started: float | None = None) -> list[Receipt]:
     """Publish; returns a receipt for each message.
+
+    Args:
+        sender: sends it.
+        publication: what is published.
+        started: when the publish began, in seconds of the monotonic clock, where that was before now.
 
     Raises:
         NsqError: see `nsqext.client.producer.Producer.publish`.
     """
-    started = _clock()
+    if started is None:
+        started = _clock()
     route = sender.current(publication.topic)
     if route is None:
         return await Delivery(sender, publication, started).run()
@@ -97,7 +103,8 @@ class Delivery:
         self._sender.running.add(self._scope)
         try:
             with self._scope:
-                self._scope.deadline = anyio.current_time() + max(0.0, left)
+                # a connection that closing broke leaves an outcome to tell, and nothing to try again
+                self._scope.deadline = anyio.current_time() + (0.0 if self._sender.closed else max(0.0, left))
                 return await self._run(target if failure is None else None)
         finally:
             self._sender.running.discard(self._scope)

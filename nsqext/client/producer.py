@@ -216,12 +216,13 @@ class Producer:
         publication.partition = partition
         if key is None:
             return (await deliver(self._sender, publication))[0]
+        started = _clock()
         publication.key = key_bytes(key)
         turn = (publication.topic, publication.key)
         if not self._turns.try_enter(turn):
             await self._turns.enter_all([turn], [], self.options.timeout)
         try:
-            return (await deliver(self._sender, publication))[0]
+            return (await deliver(self._sender, publication, started))[0]
         finally:
             self._turns.leave(turn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -277,6 +278,25 @@ async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(man
         assert len(node.commands) == 1
 
 
+async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
+    async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        options = options_of(timeout=30.0)
+        async with Producer(str(lookup), options=options) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(_publish_keyed, producer, b"x")
+            peer = await node.accept()
+            await peer.expect("PUB")
+            tasks.start_soon(_publish_keyed, producer, b"y")
+            await anyio.wait_all_tasks_blocked()
+            begun_by = time.monotonic()
+            await anyio.sleep(0.01)
+            await peer.answer()
+            await peer.expect("PUB")
+            (reply,) = producer._pool.node(node.address).connection.protocol._pending  # type: ignore[union-attr]
+            assert reply.deadline <= begun_by + options.timeout
+            await peer.answer()
+
+
 async def test_where_no_node_comes_up_the_error_says_so() -> None:
     async with bounded(), scripted_lookup() as lookup:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
@@ -374,6 +394,23 @@ async def test_a_closed_producer_refuses() -> None:
                 pass
         with pytest.raises(InvalidState):
             producer.batcher("t")
+
+
+async def test_what_closing_cuts_off_is_not_tried_again() -> None:
+    outcomes: list[NsqError] = []
+
+    async def publish(producer: Producer) -> None:
+        with pytest.raises(DeliveryUnknown, match="before the producer was closed") as caught:
+            await producer.publish("t", b"late")
+        outcomes.append(caught.value)
+
+    async with bounded(), scripted_node(obey({"PUB": [ok(), None]})) as node, anyio.create_task_group() as tasks:
+        async with Producer(nsqd=str(node), options=options_of(close_timeout=0.05, retry_wait=5.0)) as producer:
+            await producer.publish("t", b"x")
+            tasks.start_soon(publish, producer)
+            await until(lambda: len(node.commands) == 2)
+    assert len(outcomes) == 1
+    assert bodies(node) == [b"x", b"late"]
 
 
 async def test_the_error_of_the_block_is_kept() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqext.client.consumer import Consumer
@@ -13,7 +12,7 @@ from nsqext.client.producer import Producer
 from nsqext.client.publication import Draft
 from nsqext.client.workers import Handler
 from nsqext.errors import InvalidSetting
-from nsqext.observability.observer import Observer, Processing, Publishing
+from nsqext.observability.observer import Observed, Observer, Processing, Publishing
 
 if TYPE_CHECKING:
     from nsqext.client.consumer_options import ConsumerOptions
@@ -55,11 +54,8 @@ class ObservedProducer(Producer):
         super().__init__(lookupd, nsqd=nsqd, options=options)
         self._observers = _checked(observers)
 
-    def _surrounding(self, publishing: Publishing) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        for observer in self._observers:
-            stack.enter_context(observer.publishing(publishing))
-        return stack
+    def _surrounding(self, publishing: Publishing) -> Observed:
+        return Observed(functools.partial(observer.publishing, publishing) for observer in self._observers)
 
     async def publish(
         self,
@@ -141,9 +137,7 @@ class ObservedConsumer(Consumer):
         @functools.wraps(function, updated=())
         async def handle(message: Message) -> None:
             processing = Processing(message, self.channel)
-            with ExitStack() as stack:
-                for observer in self._observers:
-                    stack.enter_context(observer.processing(processing))
+            with Observed(functools.partial(observer.processing, processing) for observer in self._observers):
                 await function(message)
 
         super().handler(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from secrets import token_hex
 from typing import Any
 
@@ -20,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from nsqext import App, BackoffOptions, ConsumerOptions, Draft, FailureOptions, InvalidInput, Message, Requeue
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from nsqext.observability import LogObserver, ObservedConsumer, ObservedProducer, Observer
+from nsqext.observability import LogObserver, ObservedConsumer, ObservedProducer, Observer, Processing, Publishing
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 from nsqext.observability.prometheus import Prometheus
 
@@ -205,6 +206,44 @@ async def test_prometheus(cluster: Cluster, topic: str) -> None:
     assert value("handler_seconds_count", channel="ch") == 5
     assert value("handler_failures_total", channel="ch", error="RuntimeError") == 1
     assert value("running_handlers", channel="ch") == 0
+
+
+class Broken:
+    """An observer that fails at the beginning, or at the end, or takes errors for its own."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    @contextmanager
+    def _observe(self) -> Iterator[None]:
+        if self._how == "beginning":
+            raise ZeroDivisionError
+        try:
+            yield
+        except Exception:
+            if self._how != "suppresses":
+                raise
+        if self._how == "end":
+            raise ZeroDivisionError
+
+    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
+        return self._observe()
+
+    def processing(self, processing: Processing) -> AbstractContextManager[object]:
+        return self._observe()
+
+
+@pytest.mark.parametrize("how", ["beginning", "end", "suppresses"])
+async def test_a_broken_observer_changes_nothing(
+    cluster: Cluster, topic: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = CollectorRegistry()
+    await journey(cluster, topic, [Prometheus(registry), Broken(how), LogObserver()])
+    assert registry.get_sample_value("nsqext_published_messages_total", {"topic": topic}) == 3
+    labels = {"topic": topic, "channel": "ch"}
+    assert registry.get_sample_value("nsqext_handled_messages_total", labels) == 5
+    told = [record for record in caplog.records if record.name == "nsqext.observability"]
+    assert bool(told) == (how != "suppresses")
 
 
 async def test_an_app_with_observers(cluster: Cluster, topic: str) -> None:

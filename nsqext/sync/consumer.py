@@ -147,8 +147,10 @@ class Consumer(Opened):
             signals: react to SIGTERM and SIGINT, where this is the main thread. After the first of them they have
                 their usual effect again.
 
-        Errors are those of `nsqext.Consumer.run`.
+        Errors are those of `nsqext.Consumer.run`; `InvalidState` as well where it is open already.
         """
+        if self._portal is not None:
+            raise InvalidState("the consumer is open already", topic=self.topic)
         with shared_loop.entered() as portal:
             self._portal = portal
             try:

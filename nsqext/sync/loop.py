@@ -20,21 +20,41 @@ T = TypeVar("T")
 
 
 class SharedLoop:
-    """The event loop of all who have entered it: it is started for the first and ended after the last."""
+    """The event loop of all who have entered it: it is started for the first and ended after the last.
+
+    Attributes:
+        left_behind: ways to loops whose threads stayed in the parent when this process was forked: nobody answers there.
+    """
 
     def __init__(self) -> None:
+        self.left_behind: tuple[BlockingPortal, ...] = ()
+        self._portal: BlockingPortal | None = None
         self._renew()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)  # the loop's thread stays behind in the parent
+            os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            self.left_behind = (*self.left_behind, portal)
+            # what cleans up behind it, at the end of the interpreter at the latest, would wait for ever
+            vars(portal)["start_task_soon"] = _refuse
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     @contextmanager
     def entered(self) -> Iterator[BlockingPortal]:
         """Keep it running."""
-        with self._provider as portal:
+        provider = self._provider
+        portal = self._portal = provider.__enter__()
+        try:
             yield portal
+        finally:
+            if portal not in self.left_behind:
+                provider.__exit__(None, None, None)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("the event loop stayed in the parent when this process was forked")
 
 
 shared_loop: SharedLoop = SharedLoop()
@@ -51,12 +71,15 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
         args: its arguments.
 
     Raises:
-        InvalidState: the object is not open, or this is the event loop's own thread.
+        InvalidState: the object is not open, this is the event loop's own thread, or a child of the process that
+            opened the object.
 
     Whatever interrupts the waiting thread (Ctrl+C) cancels what it waits for.
     """
     if portal is None:
         raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")
+    if portal in shared_loop.left_behind:
+        raise InvalidState(f"the {what} was opened before this process was forked", hint="make a new one after the fork")
     try:
         future: Future[T] = portal.start_task_soon(function, *args)
     except RuntimeError as error:
@@ -101,6 +124,8 @@ class Opened:
             self._closing = stack.pop_all()
 
     def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._portal in shared_loop.left_behind:
+            self._closing.pop_all()  # it is the parent's to close
         try:
             self._closing.__exit__(kind, error, trace)
         finally:

@@ -209,3 +209,12 @@ def test_pause_seek_and_connections(cluster: Cluster, topic: str) -> None:
             message = next(consumer)
             message.finish()
             again.add(message.body)
+
+
+def test_a_consumer_that_is_open_does_not_run_as_well(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1)
+    with make(cluster, topic) as consumer:
+        consumer.handler(lambda message: None)
+        with pytest.raises(InvalidState, match="open already"):
+            consumer.run()
+        next(consumer).finish()

@@ -179,3 +179,31 @@ with sync.Producer({cluster.lookupd!r}) as producer:
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_what_was_opened_before_a_fork_says_so_in_the_child_and_works_in_the_parent(
+    cluster: Cluster, topic: str
+) -> None:
+    import subprocess
+    import sys
+
+    program = f"""
+import os, signal
+from nsqext import sync
+from nsqext.errors import InvalidState
+with sync.Producer({cluster.lookupd!r}) as producer:
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        try:
+            producer.publish({topic!r}, b"child")
+        except InvalidState as error:
+            assert "forked" in str(error), error
+            raise SystemExit(7)  # leaves the block, and the interpreter, as a worker does
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    producer.publish({topic!r}, b"parent")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
+    assert run.returncode == 0, run.stderr

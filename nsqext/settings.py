@@ -142,13 +142,26 @@ def _setting(
 def redacted(url: str) -> str:
     """Return a URL that can be shown: without secrets."""
     parts = urlsplit(url)
+    if _cuts_secret(parts):
+        return f"{parts.scheme}://***"
     place = parts.netloc.rpartition("@")[2]
     shown = f"***@{place}" if "@" in parts.netloc else place
     query = "&".join(
-        f"{name}={'***' if name in _SECRETS else value}"
+        f"{name}={'***' if _is_secret(name) else value}"
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
     )
     return f"{parts.scheme}://{shown}{'?' if query else ''}{query}"
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether a name is that of a secret, or somebody took it for one."""
+    return name in _SECRETS or any(word in name.lower() for word in ("secret", "password", "token"))
+
+
+def _cuts_secret(parts: SplitResult) -> bool:
+    """Return whether a secret holds a character that ends the host, so that the rest of it stands somewhere else."""
+    behind = parts.path + parts.fragment + parts.query.partition("=")[0]
+    return "@" not in parts.netloc and (parts.netloc.startswith(":") or "@" in behind)
 
 
 def _text_of(value: str, setting: Setting, place: str) -> object:
@@ -192,6 +205,8 @@ def _split(url: str) -> SplitResult:
         raise InvalidSetting(
             f"a URL with the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
         )
+    if _cuts_secret(parts):
+        raise InvalidSetting(f"{redacted(url)}: no host behind the secret", hint="percent-encode /, ?, # and @ in it")
     if parts.path.strip("/") or parts.fragment:
         raise InvalidSetting(f"{redacted(url)}: a URL of settings has neither path nor fragment")
     return parts

@@ -133,6 +133,26 @@ def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, 
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nsq://h:4161?auth_secret=hush",
+        "nsq://h:4161?password=hush",
+        "nsq://:hu#sh@h:4161",
+        "nsq://:hu/sh@h:4161",
+        "nsq://:hu?sh@h:4161",
+        "nsq://somebody:hu/sh@h:4161",
+        "nsq://somebody:hu?sh@h:4161",
+        "nsq://:hush",
+    ],
+)
+def test_what_was_meant_as_a_secret_is_not_shown_either(url: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        nsqext.Producer.from_url(url)
+    assert "hu" not in str(caught.value)
+    assert "sh@" not in str(caught.value)
+
+
 def test_secrets_are_read_and_never_shown() -> None:
     options = produce("nsq://:hu%2Fsh@h")
     assert options.connection.auth_secret == "hu/sh"

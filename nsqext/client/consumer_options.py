@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import field, frozen
 
+from nsqext.client.options import check_groups
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.headers import KEY_HEADER
@@ -223,10 +224,13 @@ class ConsumerOptions:
     lookup: LookupOptions = field(factory=LookupOptions)
 
     def __attrs_post_init__(self) -> None:
-        if not 0 <= self.sample_rate <= 99:
+        rate = self.sample_rate
+        if isinstance(rate, bool) or not isinstance(rate, int) or not 0 <= rate <= 99:
             raise InvalidSetting(f"sample_rate={self.sample_rate!r} is not within 0..99")
         if self.ordered and self.sample_rate:
             raise InvalidSetting("ordered and sample_rate contradict each other", hint="servers refuse them together")
+        if self.msg_timeout is not None:
+            _check_times(self, "msg_timeout")
         if self.msg_timeout is not None and not 1 <= self.msg_timeout <= 900:
             raise InvalidSetting(f"msg_timeout={self.msg_timeout!r} is not within 1..900 seconds")
         self._check_buffer()
@@ -243,9 +247,26 @@ class ConsumerOptions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")
             for partition in self.partitions:
                 check_partition(partition)
-        if self.start_existing and self.start is None:
-            raise InvalidSetting("start_existing needs start")
+        self._check_start()
         _check_times(self, "reconnect_wait", "max_reconnect_wait", "start_timeout", "grace")
+        check_groups(self)
+
+    def _check_start(self) -> None:
+        if self.start is None:
+            if self.start_existing:
+                raise InvalidSetting("start_existing needs start")
+            return
+        # loads what asks over HTTP, which nobody needs who begins where the server does
+        from nsqext.client.positions import Position
+
+        starts = self.start if isinstance(self.start, Mapping) else {0: self.start}
+        for partition, position in starts.items():
+            check_partition(partition)
+            if not isinstance(position, Position):
+                raise InvalidSetting(
+                    f"start={self.start!r} is no Position, nor one for each partition",
+                    hint="Position.earliest(), for example",
+                )
 
     def _check_buffer(self) -> None:
         timeout, size = self.output_buffer_timeout, self.output_buffer_size

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
@@ -13,7 +13,10 @@ from nsqext.protocol.compression import Codec, check_codec
 from nsqext.protocol.hashing import KeyHash, key_hash
 from nsqext.transport.options import ConnectionOptions
 
-__all__ = ("ProducerOptions",)
+if TYPE_CHECKING:
+    from attrs import AttrsInstance
+
+__all__ = ("ProducerOptions", "check_groups")
 
 _CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
 _POSITIVE = (
@@ -25,6 +28,20 @@ _POSITIVE = (
     "max_retry_wait",
     "forget_after",
 )
+_COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression_min")
+
+
+def check_groups(options: AttrsInstance) -> None:
+    """Raise where a member that is a group of options of its own holds something else.
+
+    Raises:
+        InvalidSetting: so it is.
+    """
+    for member in fields(type(options)):
+        kind = getattr(member.default, "factory", None)
+        value = getattr(options, member.name)
+        if kind is not None and not isinstance(value, kind):
+            raise InvalidSetting(f"{member.name}={value!r} is no {kind.__name__}")
 
 
 @frozen
@@ -76,9 +93,10 @@ class ProducerOptions:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is not positive")
-        for name in ("compression_min", "close_timeout"):
-            if not getattr(self, name) >= 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is negative")
+        for name in (*_POSITIVE, "compression_min", "close_timeout"):
+            value, kinds = getattr(self, name), int if name in _COUNTS else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise InvalidSetting(f"{name}={value!r} is no {'whole number' if kinds is int else 'number'}")
+            if not value >= 0 or (name in _POSITIVE and not value):
+                raise InvalidSetting(f"{name}={value!r} is {'not positive' if name in _POSITIVE else 'negative'}")
+        check_groups(self)

@@ -133,7 +133,7 @@ class Session:
             self.fail(first_error(errors))
 
     async def _drain(self) -> None:
-        """RDY 0; handlers end, or are cut off; answers go out, what was not handled goes back; CLS; then the sockets."""
+        """RDY 0; handlers end, or are cut off; answers go out; what was not handled goes back; CLS; the sockets."""
         self.flow.paused = True
         self.upkeep.level()
         self.upkeep.flush()

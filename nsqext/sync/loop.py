@@ -23,7 +23,7 @@ class SharedLoop:
     """The event loop of all who have entered it: it is started for the first and ended after the last.
 
     Attributes:
-        left_behind: ways to loops whose threads stayed in the parent when this process was forked: nobody answers there.
+        left_behind: ways to loops whose threads stayed in the parent when this process was forked: nobody answers.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
     if portal is None:
         raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")
     if portal in shared_loop.left_behind:
-        raise InvalidState(f"the {what} was opened before this process was forked", hint="make a new one after the fork")
+        raise InvalidState(f"the {what} was opened before this process was forked", hint="make a new one in the child")
     try:
         future: Future[T] = portal.start_task_soon(function, *args)
     except RuntimeError as error:

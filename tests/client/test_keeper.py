@@ -269,15 +269,18 @@ async def test_a_node_that_never_answers_the_subscription_is_left_for_another_tr
 
 
 async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails() -> None:
-    async with scripted_node(obey()) as node, scripted_lookup() as lookup:
-        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.01)) as consumer:
-            asked = partial(_times_asked, lookup)
-            await eventually(lambda: asked() > 1)  # so that the first answer has been understood
-            lookup.refuse(500, "no leader among the lookup nodes")
-            before = asked()
-            await eventually(lambda: asked() > before + 1)
-            lookup.tell({0: node}, num=1)
-            await eventually(lambda: consumer.connections)
+    async with (
+        scripted_node(obey()) as node,
+        scripted_lookup() as lookup,
+        Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.01)) as consumer,
+    ):
+        asked = partial(_times_asked, lookup)
+        await eventually(lambda: asked() > 1)  # so that the first answer has been understood
+        lookup.refuse(500, "no leader among the lookup nodes")
+        before = asked()
+        await eventually(lambda: asked() > before + 1)
+        lookup.tell({0: node}, num=1)
+        await eventually(lambda: consumer.connections)
 
 
 def _times_asked(lookup: ScriptedLookup) -> int:

@@ -302,9 +302,9 @@ async def test_where_no_node_comes_up_the_error_says_so() -> None:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
         lookup.tell_path("/nodes", {"producers": []})
         async with Producer(str(lookup), options=options_of(timeout=0.3)) as producer:
-            with pytest.raises(PublishFailed, match="not stored within .* no node at all .*topic new.*is an nsqd up"):
+            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
                 await producer.publish("new", b"x")
-            with pytest.raises(PublishFailed, match="not stored within .* no node at all .*topic new.*is an nsqd up"):
+            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
                 await producer.publish_many("new", [b"x"])
 
 
@@ -404,11 +404,16 @@ async def test_what_closing_cuts_off_is_not_tried_again() -> None:
             await producer.publish("t", b"late")
         outcomes.append(caught.value)
 
-    async with bounded(), scripted_node(obey({"PUB": [ok(), None]})) as node, anyio.create_task_group() as tasks:
-        async with Producer(nsqd=str(node), options=options_of(close_timeout=0.05, retry_wait=5.0)) as producer:
-            await producer.publish("t", b"x")
-            tasks.start_soon(publish, producer)
-            await until(lambda: len(node.commands) == 2)
+    options = options_of(close_timeout=0.05, retry_wait=5.0)
+    async with (
+        bounded(),
+        scripted_node(obey({"PUB": [ok(), None]})) as node,
+        anyio.create_task_group() as tasks,
+        Producer(nsqd=str(node), options=options) as producer,
+    ):
+        await producer.publish("t", b"x")
+        tasks.start_soon(publish, producer)
+        await until(lambda: len(node.commands) == 2)
     assert len(outcomes) == 1
     assert bodies(node) == [b"x", b"late"]
 

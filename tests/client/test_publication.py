@@ -115,7 +115,19 @@ def test_batches_split_by_partition_count_and_size() -> None:
 
 @pytest.mark.parametrize(
     "members",
-    [{"timeout": 0}, {"balance": "fastest"}, {"on_unknown": "x"}, {"compression": "zstd"}, {"close_timeout": -1}],
+    [
+        {"timeout": 0},
+        {"timeout": "5"},
+        {"timeout": True},
+        {"timeout": float("nan")},
+        {"max_batch_count": 2.5},
+        {"compression_min": None},
+        {"balance": "fastest"},
+        {"on_unknown": "x"},
+        {"compression": "zstd"},
+        {"close_timeout": -1},
+        {"lookup": {"poll_interval": 5}},
+    ],
 )
 def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):

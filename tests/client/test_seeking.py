@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from nsqext import Consumer, LookupOptions, Position
-from nsqext.client import seeking
+from nsqext.client import positions, seeking
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from tests.client.consuming import QUICK, eventually, opened, publish, quick, take
 from tests.client.scripted import PLAIN, error, obey, ok, scripted_lookup, scripted_node
@@ -131,7 +131,7 @@ async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
     publish(cluster, topic, b"1", b"2")
     async with opened(topic, cluster, quick(queue_position=True)) as consumer, anyio.create_task_group() as tasks:
         assert await take(consumer, 2) == [b"1", b"2"]
-        gate = _Gate(seeking.move_channel)
+        gate = _Gate(positions.move_channel)
         monkeypatch.setattr(seeking, "move_channel", gate)
         with anyio.fail_after(10):
             tasks.start_soon(consumer.seek, Position.latest())
@@ -171,7 +171,7 @@ async def test_a_seek_goes_before_a_start_that_is_still_being_seen_to(
 ) -> None:
     cluster.create_topic(topic, channels=["other"])
     publish(cluster, topic, b"1", b"2", b"3")
-    gate = _Gate(getattr(seeking, step))
+    gate = _Gate(getattr(positions, step))
     monkeypatch.setattr(seeking, step, gate)
     options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
     async with opened(topic, cluster, options) as consumer, anyio.create_task_group() as tasks:
@@ -187,7 +187,8 @@ async def test_a_seek_goes_before_a_start_that_is_still_being_seen_to(
 
 
 async def test_a_seek_ends_with_its_partition() -> None:
-    async with scripted_node(obey({"SUB": [ok(), error("E_FAILED_ON_NOT_LEADER")]})) as node, scripted_lookup() as lookup:
+    answers = [ok(), error("E_FAILED_ON_NOT_LEADER")]
+    async with scripted_node(obey({"SUB": answers})) as node, scripted_lookup() as lookup:
         lookup.tell({0: node, 1: node}, num=2)
         options = quick(lookup=LookupOptions(poll_interval=0.05, max_pause=0.05))
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:

@@ -49,13 +49,18 @@ def addresses(url: str | None, lookupd: str | None, nsqd: str | None) -> dict[st
     return given
 
 
-def lookup_addresses(url: str | None, lookupd: str | None) -> Sequence[str]:
+def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] = ()) -> Sequence[str]:
     """Return the addresses of the lookup service.
+
+    Args:
+        url: what was given.
+        lookupd: what was given besides.
+        usual: where it is if nobody says so.
 
     Raises:
         InvalidSetting: nobody says where it is.
     """
-    found: Sequence[str] = load_producer(url, {"lookupd": lookupd} if lookupd else {}).lookupd or ()
+    found: Sequence[str] = load_producer(url, {"lookupd": lookupd} if lookupd else {}).lookupd or usual
     if not found:
         raise InvalidSetting("nobody says where lookup is", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD")
     return found

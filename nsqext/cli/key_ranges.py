@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from nsqext.cli.common import Lookupd, Url, lookup_addresses
+from nsqext.cli.common import Url, lookup_addresses
 from nsqext.cli.key_ranges_watch import PartitionKeys, RangeWatch
 from nsqext.lookup.directory import Directory
 from nsqext.protocol.names import check_channel, check_topic
@@ -22,13 +22,19 @@ __all__ = ("make_table", "run")
 
 _BARS = 10, 40
 _OTHERS = 66  # columns of a terminal that everything but the bar takes
+_USUAL = ("127.0.0.1:4161",)
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def run(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
-    lookupd: Lookupd = None,
+    lookupd: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD, or 127.0.0.1:4161."
+        ),
+    ] = None,
     url: Url = None,
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
@@ -36,7 +42,7 @@ def run(
     """Show ranges, rates and the replay set of a key_failover channel as they move, until Ctrl+C."""
     check_topic(topic)
     check_channel(channel)
-    found = lookup_addresses(url, lookupd)
+    found = lookup_addresses(url, lookupd, _USUAL)
     try:
         anyio.run(_show, topic, channel, found, interval, once)
     except KeyboardInterrupt:

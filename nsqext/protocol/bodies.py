@@ -148,7 +148,7 @@ def _cut_header(body: bytes) -> bytes:
 def _read(header: bytes) -> tuple[int | None, bool]:
     """Return the trace id in a header, if there is one, and whether all its names are internal."""
     try:
-        members = read_header(header)
+        members = read_header(header, TRACE_ID_HEADER)
     except UnreadableHeader as error:
         raise Fault("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
     internal = all(name.startswith(RESERVED_PREFIX) or name == "zan_test" for name in members)

@@ -13,8 +13,6 @@ from typing import Any, NoReturn
 
 import orjson
 
-from nsqext.protocol.headers import TRACE_ID_HEADER
-
 __all__ = ("UnreadableHeader", "quote", "read_header", "read_leniently")
 
 _MAX_DEPTH = 300
@@ -35,7 +33,7 @@ class UnreadableHeader(ValueError):
     """The server cannot read the header; its text says why."""
 
 
-def read_header(header: bytes, name: str = TRACE_ID_HEADER) -> dict[str, Any]:
+def read_header(header: bytes, name: str) -> dict[str, Any]:
     """Return the members of a header; any JSON value passes, and what is no object has none (captured: pub_ext).
 
     Args:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.protocol.extjson import UnreadableHeader, quote, read_header, read_leniently
+from nsqext.protocol.headers import TRACE_ID_HEADER
 
 
 @pytest.mark.parametrize(
@@ -43,22 +44,22 @@ def test_numbers_and_control_characters_are_forgiven() -> None:
 
 
 def test_the_first_of_equal_names_counts() -> None:
-    assert read_header(b'{"##trace_id":"1","##trace_id":"2"}') == {"##trace_id": "1"}
-    assert read_header(b'{"\\u0023#trace_id":"7","n":nan}') == {"##trace_id": "7", "n": None}
+    assert read_header(b'{"##trace_id":"1","##trace_id":"2"}', TRACE_ID_HEADER) == {"##trace_id": "1"}
+    assert read_header(b'{"\\u0023#trace_id":"7","n":nan}', TRACE_ID_HEADER) == {"##trace_id": "7", "n": None}
     assert read_header(b'{"a":"1","a":"2"}', "a") == {"a": "1"}
 
 
 @pytest.mark.parametrize("header", [b"[1,2]", b'"text"', b"12", b"null", b" [ ] "])
 def test_what_is_no_object_has_no_members(header: bytes) -> None:
-    assert read_header(header) == {}
+    assert read_header(header, TRACE_ID_HEADER) == {}
 
 
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(UnreadableHeader, match="exceeds 300"):
         read_leniently(b"[" * 1000)
     with pytest.raises(UnreadableHeader, match="exceeds 300"):
-        read_header(b'{"a":' * 300 + b"1" + b"}" * 300)
-    assert read_header(b'{"a":' * 299 + b"1" + b"}" * 299).keys() == {"a"}
+        read_header(b'{"a":' * 300 + b"1" + b"}" * 300, "a")
+    assert read_header(b'{"a":' * 299 + b"1" + b"}" * 299, "b").keys() == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,14 @@ def test_deep_nesting_is_refused() -> None:
 )
 def test_the_text_says_where_in_nested_values(header: bytes, text: str) -> None:
     with pytest.raises(UnreadableHeader) as caught:
-        read_header(header)
+        read_header(header, TRACE_ID_HEADER)
     assert text in str(caught.value)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]",:\\ntf01-e. ', max_size=40).map(str.encode))
 def test_any_bytes_give_a_value_or_the_documented_error(header: bytes) -> None:
     try:
-        read_header(header)
+        read_header(header, TRACE_ID_HEADER)
         read_leniently(header)
     except UnreadableHeader as error:
         assert str(error)

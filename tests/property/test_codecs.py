@@ -183,7 +183,7 @@ _HEADER_BYTES = st.binary(max_size=40) | st.text('{}[]",:\\ntf01-e.# _drace', ma
 
 _DECODERS: list[tuple[Callable[[bytes], object], type[Exception]]] = [
     (decode_headers, ProtocolError),
-    (read_header, UnreadableHeader),
+    (lambda data: read_header(data, "##trace_id"), UnreadableHeader),
     (lambda data: read_fields(data, {"a": str, "b": {"c": int}, "d": [{"e": bool}]}), UnreadableFields),
     (decode_trace_reply, ProtocolError),
     (PeerInfo.decode, ProtocolError),

@@ -140,9 +140,15 @@ class _Routes:
         name, node = call.arg("topic", "MISSING_ARG_TOPIC"), call.arg("node", "MISSING_ARG_NODE")
         if call.arg("restore") == "true":
             self.lookupd.hidden.get(name, set()).discard(node)
-        elif any(peer.address == node for peer in self.lookupd.sight.peers().values()):
+        elif node in self._writers(name):
             self.lookupd.hidden.setdefault(name, set()).add(node)
         return None
+
+    def _writers(self, name: str) -> set[str]:
+        """Return the addresses of the nodes that take the messages of a topic."""
+        topic, peers = self.lookupd.sight.topic(name), self.lookupd.sight.peers()
+        registered = [seen.registered for seen in topic.partitions.values()] if topic else []
+        return {peers[node].address for node in registered if node in peers}
 
     # --- registered channels --------------------------------------------------------------------------------------
 

@@ -208,6 +208,19 @@ async def test_tombstones_hide_a_node_from_writers() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_tombstone_needs_a_node_that_leads_the_topic_at_that_time() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t", "partition_num=1&replicator=2")
+        add_channel(coordinator, "t")
+        state = coordinator.sets["t", 0].state
+        other = next(name for name in state.replicas if name != state.leader)
+        await client.post(f"/topic/tombstone?topic=t&node=127.0.0.1:{coordinator.members[other].http.port}")
+        coordinator.elect(coordinator.sets["t", 0], other)
+        found = (await client.get("/lookup?topic=t&access=w", headers=V1)).json()
+        assert found["producers"] == [entry(coordinator, "t")]
+
+
+@pytest.mark.anyio
 async def test_lists() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.sight import TopicView
 
 __all__ = ("lookupd_app",)
 
@@ -46,7 +47,7 @@ class _Routes:
 
     def topics(self, call: Call) -> object:
         sight = self.lookupd.sight
-        names = sight.names()
+        names = [name for name in sight.names() if _is_listed(sight.topic(name))]
         if call.arg("metaInfo") != "true":
             return {"topics": names}
         infos = []
@@ -148,7 +149,7 @@ class _Routes:
         """Return the addresses of the nodes that take the messages of a topic."""
         topic, peers = self.lookupd.sight.topic(name), self.lookupd.sight.peers()
         registered = [seen.registered for seen in topic.partitions.values()] if topic else []
-        return {peers[node].address for node in registered if node in peers}
+        return {peers[node].address for node in registered if node is not None and node in peers}
 
     # --- registered channels --------------------------------------------------------------------------------------
 
@@ -211,6 +212,12 @@ class _Routes:
             return handler(call)
 
         return answer
+
+
+def _is_listed(topic: TopicView | None) -> bool:
+    """Return whether `/topics` shows a topic: a leader that takes no writes takes it back, one that died does not."""
+    seen = topic.partitions.values() if topic else ()
+    return any(found.registered for found in seen) or not any(found.reader for found in seen)
 
 
 def _given(value: int) -> int | None:

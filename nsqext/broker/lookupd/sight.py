@@ -37,7 +37,7 @@ class PartitionView:
     Attributes:
         registered: the node that told lookup that it leads it, and is connected; it takes writes.
         reader: the node that consumers are sent to; it may take no writes at the moment.
-        channels: its channels, as its leader told.
+        channels: its channels, as its leader told; none while it takes no writes.
     """
 
     registered: str | None
@@ -111,8 +111,9 @@ class Live:
         leader = replicas.state.leader
         if not self.coordinator.members[leader].alive:
             return PartitionView(None, None, ())
-        registered = leader if self.coordinator.writable(replicas) else None
-        return PartitionView(registered, leader, tuple(replicas.leader.channels))
+        if not self.coordinator.writable(replicas):  # its leader takes back what it told, the channels too
+            return PartitionView(None, leader, ())
+        return PartitionView(leader, leader, tuple(replicas.leader.channels))
 
 
 class Picture:

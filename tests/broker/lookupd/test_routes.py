@@ -247,6 +247,37 @@ async def test_lists() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_leader_without_a_majority_takes_its_topic_and_channels_back() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t", "partition_num=1&replicator=2")
+        add_channel(coordinator, "t")
+        state = coordinator.sets["t", 0].state
+        state.in_sync.remove(next(name for name in state.replicas if name != state.leader))
+        node = entry(coordinator, "t")
+        found = (await client.get("/lookup?topic=t", headers=V1)).json()
+        assert found == {"channels": [], "partitions": {"0": node}, "producers": [node]}
+        found = (await client.get("/lookup?topic=t&access=w", headers=V1)).json()
+        assert found == {"channels": [], "partitions": {}, "producers": []}
+        assert (await client.get("/channels?topic=t", headers=V1)).json() == {"channels": []}
+        assert (await client.get("/topics", headers=V1)).json() == {"topics": []}
+        assert (await client.get("/topics?metaInfo=true", headers=V1)).json() == {"meta_info": None, "topics": []}
+        assert not any(found["topics"] for found in (await client.get("/nodes", headers=V1)).json()["producers"])
+
+
+@pytest.mark.anyio
+async def test_a_leader_that_died_leaves_its_topic_in_the_list() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "t")
+        add_channel(coordinator, "t")
+        coordinator.members[coordinator.sets["t", 0].state.leader].alive = False
+        assert (await client.get("/topics", headers=V1)).json() == {"topics": ["t"]}
+        for access in "rw":
+            found = (await client.get(f"/lookup?topic=t&access={access}", headers=V1)).json()
+            assert found == {"channels": [], "partitions": {}, "producers": []}
+        assert len((await client.get("/cluster/stats")).json()["node_stat_list"]) == 2
+
+
+@pytest.mark.anyio
 async def test_information() -> None:
     leader = {"ID": "127.0.0.1:4161:4160:nsqlookup", "NodeIP": "127.0.0.1", "TcpPort": "4160", "HttpPort": "4161"}
     leader |= {"RpcPort": "4161"}

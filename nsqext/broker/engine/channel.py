@@ -263,13 +263,15 @@ class Channel(Dispatcher):
             state: the state.
             delayed: what its delayed queue held.
         """
-        end_offset, end_count = self._partition.log.end_offset, self._partition.log.end_count
+        log = self._partition.log
+        # the queue may have let go more than was written down, when the disk was full
+        offset, count = max((state.offset, state.count), (log.start_offset, log.start_count))
         self.paused: bool = state.paused
         self.skipped: bool = state.skipped
-        self.confirmed.restore(state.offset, state.count, state.intervals)
+        self.confirmed.restore(offset, count, state.intervals)
         for message in delayed:
             self.backlog.delayed.restore(message)
-        self.cut(end_offset, end_count)
+        self.cut(log.end_offset, log.end_count)
         self._partition.note_restored()
 
     def cut(self, offset: int, count: int) -> None:

@@ -40,7 +40,11 @@ class Confirmed:
         if offset < self.offset:
             return False
         self._merge(offset, offset + size, count)
-        if starts[0] > self.offset:
+        return self._move_on()
+
+    def _move_on(self) -> bool:
+        starts = self.starts
+        if not starts or starts[0] > self.offset:
             return False
         self.offset, self.count = self._ends[0], self._counts[0]
         del starts[0], self._ends[0], self._counts[0]
@@ -72,11 +76,12 @@ class Confirmed:
         self._counts.clear()
 
     def restore(self, offset: int, count: int, intervals: list[tuple[int, int, int]]) -> None:
-        """Take over a position and intervals that were kept elsewhere."""
+        """Take over a position and intervals that were kept elsewhere; what they have before the position is done."""
         self.reset(offset, count)
         for start, end, last in intervals:
-            if start >= offset:
-                self._merge(start, end, last)
+            if end > offset:
+                self._merge(max(start, offset), end, last)
+        self._move_on()
 
     def cut(self, offset: int, count: int) -> None:
         """Forget what lies at or behind an offset, because the queue ends there now."""

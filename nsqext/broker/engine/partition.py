@@ -383,9 +383,9 @@ class Partition:
         )
 
     def _save(self, storage: Storage) -> None:
-        """Write the state, and only then let go what no channel needs by it."""
-        if storage.save(self.state()):
-            self._trim(self.options.disk.retention_bytes)
+        """Write the state, and then let go what no channel needs; where there is no room for it, that makes some."""
+        storage.save(self.state())
+        self._trim(self.options.disk.retention_bytes)
 
     def journal(self, channel: str) -> Journal | None:
         """Return where changes of a channel's delayed queue are kept; None without a disk."""

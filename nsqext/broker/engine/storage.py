@@ -197,16 +197,15 @@ class Storage:
         """Return the journal of a channel's delayed queue."""
         return ChannelJournal(self._journal, channel)
 
-    def save(self, state: PartitionState) -> bool:
-        """Write the state; returns whether the disk took it. If not, it is tried again with the next interval."""
+    def save(self, state: PartitionState) -> None:
+        """Write the state; what the disk does not take is tried again with the next interval."""
         try:
             write_atomically(self._path, state.encode(), sync=self._options.fsync != "never")
         except OSError as error:
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
             self.dirty = True
-            return False
+            return
         self.dirty = False
-        return True
 
     def is_due(self, now: float) -> bool:
         """Return whether it is time to write what changed; then the next interval begins."""

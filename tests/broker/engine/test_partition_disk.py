@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -170,6 +171,32 @@ def test_the_journal_of_the_delayed_queue_does_not_grow_for_ever(
     assert journal.stat().st_size < 10_000
     again = on_disk(tmp_path)
     assert sorted(again.channel().backlog.delayed.messages) == [2, 3, 4]
+
+
+def test_a_full_disk_has_room_again_when_messages_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskOptions(max_file_bytes=1000, retention_bytes=0)
+    bench = on_disk(tmp_path, disk=disk, memory_bytes=20_000)
+    consumer = bench.consume(ready=2500)
+    for _ in range(100):
+        bench.publish("x" * 100)
+    files = list(tmp_path.rglob("*.dat"))
+    bench.finish(consumer, range(90, 101))
+    bench.wait(1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.write_atomically", refuse)
+        bench.finish(consumer, range(2, 80))
+        bench.wait(1)
+        assert len(list(tmp_path.rglob("*.dat"))) < len(files)
+        again = on_disk(tmp_path, disk=disk).consume(ready=2500)
+        left = {message.internal_id for message in again.take()}
+        assert left >= set(range(80, 90)) | {101}
+        assert not left & set(range(90, 101))
+    bench.wait(1)
+    assert on_disk(tmp_path, disk=disk).channel().confirmed.count == 78
 
 
 def test_a_topic_that_nobody_wants_takes_no_more_of_the_disk_than_is_retained(tmp_path: Path) -> None:

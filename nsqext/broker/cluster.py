@@ -199,16 +199,17 @@ class Cluster:
 
         Raises:
             InvalidSetting: there is no such dispatch.
-            InvalidInput: a bad name, no or too many partitions, too few nodes, or the topic exists with another shape.
+            InvalidInput: a bad name or number, too few nodes, a dispatch that an ordered topic or a consumer of the
+                channel rules out, or the topic exists with another shape.
         """
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
-        if not 1 <= partitions <= _MAX_PARTITIONS or replicas < 1:
-            raise InvalidInput(
-                f"partitions={partitions} and replicas={replicas} make no topic",
-                topic=name,
-                hint=f"a topic has 1 to {_MAX_PARTITIONS} partitions, and one copy of each at least",
-            )
+        for what, number, most in (
+            ("partitions", partitions, _MAX_PARTITIONS),
+            ("replicas", replicas, _MAX_PARTITIONS),
+        ):
+            if not (isinstance(number, int) and 1 <= number <= most):
+                raise InvalidInput(f"{what}={number!r} is not a number from 1 to {most}", topic=name)
         names = tuple(check_channel(channel) for channel in channels)
         spec = TopicSpec(
             partition_num=partitions,

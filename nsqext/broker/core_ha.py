@@ -18,6 +18,7 @@ from nsqext.broker.engine.kinds import admit, make_kind
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.negotiate import ServerLimits
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class CoordinatedCore(Core):
             kind = make_kind(dispatch, fixed=True)
         except Refusal as refusal:
             raise InvalidSetting(refusal.text) from refusal
+        if kind is not None and kind.type == KEY_FAILOVER and spec.ordered:
+            raise InvalidInput("the channels of an ordered topic cannot be dispatched by key_failover", topic=name)
         try:
             admin.create_topic(self.coordinator, name, spec)
         except admin.Refused as error:
@@ -99,7 +102,10 @@ class CoordinatedCore(Core):
                 leader = self.coordinator.members[replicas.state.leader].node
                 hosted = leader.hosted[name, replicas.partition]
                 leader.channel(hosted, channel)
-                admit(hosted.partition, channel, kind)
+                try:
+                    admit(hosted.partition, channel, kind)
+                except Refusal as refusal:
+                    raise InvalidInput(refusal.text, topic=name) from refusal
             while not self.coordinator.writable(replicas):
                 await replicas.wait()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from typing import Any
 
 import anyio
 import httpx
@@ -325,3 +326,24 @@ def test_channels_of_a_dispatch_type() -> None:
         url = f"http://{cluster.nodes['n1'].http}/stats"
         stats = httpx.get(url, params={"format": "json", "topic": "keyed"}).text
         assert '"key_failover"' in stats
+
+
+def test_a_dispatch_that_cannot_be_is_refused_clearly() -> None:
+    with Cluster(1) as cluster:
+        with pytest.raises(InvalidInput, match="ordered topic"):
+            cluster.create_topic("t", ordered=True, channels=["ch"], dispatch="key_failover")
+        assert lookup(cluster.lookupd[0], "/topics") == {"topics": []}
+        cluster.create_topic("t", channels=["ch"])
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.subscribe("t") == b"OK"
+            with pytest.raises(InvalidInput, match="channel ch of topic t is dispatched by shared, not key_failover"):
+                cluster.create_topic("t", channels=["ch"], dispatch="key_failover")
+
+
+@pytest.mark.parametrize("numbers", [{"partitions": 0}, {"partitions": -1}, {"replicas": 0}, {"partitions": 1.5}])
+@pytest.mark.parametrize("generation", ["ha", "nsq"])
+def test_topics_have_partitions_and_replicas(numbers: dict[str, Any], generation: str) -> None:
+    with Cluster(1, generation=generation) as cluster:
+        with pytest.raises(InvalidInput, match="not a number from 1"):
+            cluster.create_topic("t", **numbers)
+        cluster.create_topic("t")

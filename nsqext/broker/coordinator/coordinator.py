@@ -198,10 +198,22 @@ class Coordinator:
             raise
         topic.partitions[partition] = state
         self.sets[topic.name, partition] = replicas
+        self._prefer_whole(replicas)
         for channel in topic.registered:
             replicas.leader.channel(channel)
         self.apply(replicas)
         self.settle(replicas)
+
+    def _prefer_whole(self, replicas: ReplicaSet) -> None:
+        """Have another copy that is in sync lead when the leader's was cut off on its disk: it has all of it."""
+        before, state = replicas.leader, replicas.state
+        counts = {
+            name: replicas.hosts[name].partition.log.end_count for name in state.in_sync if name in replicas.hosts
+        }
+        longest = max(counts, key=lambda name: counts[name])
+        if counts[longest] > counts[state.leader]:
+            decisions.take_office(state, longest, self.present())
+            pass_channels(before, replicas.leader)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
         """Have a node hold a copy of a partition, as a follower at first.

@@ -131,6 +131,27 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         Cluster(1, data_path=tmp_path).start()
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_copy_that_is_whole_makes_good_for_one_that_was_cut_off(tmp_path: Path, damaged: int) -> None:
+    sent = [b"%d" % number for number in range(10)]
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        publish(cluster, "t", *sent)
+        assert consume(cluster, "t", 2) == sent[:2]
+        name = cluster.in_sync("t")[damaged]
+    file = tmp_path / name / "t" / "t-0.diskqueue.000000.dat"
+    data = bytearray(file.read_bytes())
+    data[5 * 31 : 5 * 31 + 4] = b"\xff" * 4
+    file.write_bytes(data)
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.wait_writable("t")
+        assert cluster.leader("t") != name
+        assert consume(cluster, "t", 8) == sent[2:]
+    with Cluster(3, data_path=tmp_path) as cluster:
+        assert sorted(cluster.in_sync("t")) == ["n1", "n2", "n3"]
+    assert file.stat().st_size == len(data)
+
+
 @pytest.mark.parametrize("away", [1, 2])
 def test_copies_that_were_not_in_sync_catch_up_after_a_restart(tmp_path: Path, away: int) -> None:
     with Cluster(3, data_path=tmp_path) as cluster:

@@ -7,6 +7,7 @@ way; the message that the channel has read ahead already is not here and so is n
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
 
 __all__ = ("Backlog",)
+
+_LOG = logging.getLogger(__name__)
 
 
 class Backlog:
@@ -71,6 +74,7 @@ class Backlog:
         self._window = partition.options.rules.confirm_window
         self._on_dropped = on_dropped
         self._ahead: Flight | None = None  # read while something that came back was taken
+        self._unread = -1  # messages before the one that the disk did not give
         self._rewind: bool | None = None  # to be done before the next message is taken; True forgets the intervals
 
     # forwards
@@ -95,7 +99,11 @@ class Backlog:
         partition = self._partition
         if self.count >= partition.readable or self._must_wait():
             return None
-        entry = partition.log.at(self.count + 1)
+        try:
+            entry = partition.log.at(self.count + 1)
+        except Refusal as refusal:
+            self._complain(refusal)
+            return None
         if entry is None:  # the queue begins behind the position
             self.jump(partition.log.start_offset, partition.log.start_count)
             entry = partition.log.at(self.count + 1)
@@ -105,6 +113,12 @@ class Backlog:
         self.offset = entry.offset + entry.size
         self.timestamp = entry.record.timestamp
         return Flight(entry)
+
+    def _complain(self, refusal: Refusal) -> None:
+        """Say once for each message that the disk does not give it; the channel waits for it."""
+        if self._unread != self.count:
+            self._unread = self.count
+            _LOG.warning("%s", refusal.text)
 
     def _must_wait(self) -> bool:
         return (self.ordered and bool(self.flights.table or self.back)) or self.is_full()

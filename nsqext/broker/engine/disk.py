@@ -228,22 +228,30 @@ class DiskStore:
             self._out = -1
 
     def load(self, first: tuple[int, int], end: int) -> list[Entry]:
-        """Return the records from a position (offset, messages before it) to an end offset."""
+        """Return the records from a position (offset, messages before it) to an end offset.
+
+        Raises:
+            Refusal: they cannot be read any more.
+        """
         offset, count = first
         entries: list[Entry] = []
         for file in self._files:
             if file.end <= offset or file.offset >= end:
                 continue
-            with file.path.open("rb") as source:
-                source.seek(offset - file.offset)
-                data = source.read(min(end, file.end) - offset)
-            position = 0
-            while position < len(data):
-                record, stop = decode_record(data, position)
-                count += 1
-                entries.append(Entry(record, offset + position, stop - position, count))
-                position = stop
-            offset += len(data)
+            wanted = min(end, file.end) - offset
+            try:
+                with file.path.open("rb") as source:
+                    source.seek(offset - file.offset)
+                    data = source.read(wanted)
+                position = 0
+                while position < wanted:
+                    record, stop = decode_record(data, position)
+                    count += 1
+                    entries.append(Entry(record, offset + position, stop - position, count))
+                    position = stop
+            except (OSError, ProtocolError) as error:
+                raise Refusal(f"{file.path} cannot be read: {error}") from error
+            offset += wanted
         return entries
 
     def trim(self, offset: int) -> None:

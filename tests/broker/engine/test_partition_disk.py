@@ -138,6 +138,31 @@ def test_more_than_the_memory_holds(tmp_path: Path) -> None:
     assert got == list(range(5000))
 
 
+@pytest.mark.parametrize("damage", ["gone", "short", "garbled"])
+def test_a_channel_waits_for_what_the_disk_does_not_give(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = on_disk(tmp_path, memory_bytes=20_000, disk=DiskOptions(max_file_bytes=5000))
+    bench.channel()
+    for number in range(500):
+        bench.publish(f"{number:0200}")
+    file = sorted(tmp_path.rglob("*.dat"))[5]
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(data[:700] if damage == "short" else b"\0" * len(data))
+    consumer = bench.consume(ready=2500)
+    for _ in range(3):
+        bench.wait(1)
+    got = consumer.bodies()
+    assert 0 < len(got) < 500
+    assert caplog.text.count("cannot be read") == 1
+    bench.publish("more")
+    file.write_bytes(data)
+    bench.wait(1)
+    assert [*got, *consumer.bodies()] == [*(f"{number:0200}" for number in range(500)), "more"]
+
+
 def test_a_slow_channel_does_not_keep_in_memory_what_a_fast_one_reads(tmp_path: Path) -> None:
     bench = on_disk(tmp_path, memory_bytes=200_000)
     bench.channel("slow")

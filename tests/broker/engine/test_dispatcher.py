@@ -66,6 +66,8 @@ def test_tags_mean_nothing_on_plain_topics() -> None:
     ("header", "version", "goes_to_tagged"),
     [
         (b'{"##client_dispatch_tag":"t"}', EXT_JSON, True),
+        (b'{"##client_dispatch_tag":"t","a":"\xff"}', EXT_JSON, True),  # not quite JSON; seen on the real server
+        (b'{"a":"x\ny","##client_dispatch_tag":"t"}', EXT_JSON, True),
         (b'{"##client_dispatch_tag":5}', EXT_JSON, False),
         (b'{"##client_dispatch_tag":', EXT_JSON, False),
         (b"[]", EXT_JSON, False),

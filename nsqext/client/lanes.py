@@ -196,6 +196,20 @@ class Lanes:
         lane.messages.extend(others)
         self.waiting += 1 + len(held.behind)
 
+    def missed(self, message: Message) -> None:
+        """Give back what waits behind a message of its key that timed out in their lane: it comes again, and goes first."""
+        owner, key = message.owner, self._read(message)
+        lane = self.rows[self._ranges.get_consumer(key) or 0]
+        behind: list[Message] = []
+        others: list[Message] = []
+        for other in lane.messages:
+            ours = other.owner is owner and other.received >= owner.horizon
+            (behind if ours and self._read(other) == key else others).append(other)
+        if behind and isinstance(owner, LaneOwner):
+            lane.messages.clear()
+            lane.messages.extend(others)
+            owner.give_back(behind)
+
     def tick(self, now: float) -> None:
         """Let keys go on whose delay has passed, and ask for more time for those that are held."""
         stopped = self.rows[0].stopped

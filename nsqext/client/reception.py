@@ -120,8 +120,12 @@ class Reception:
         name = getattr(handler, "__qualname__", type(handler).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
         verdict = Verdict(options.failure, hook, self._delays)
-        self._workers = Workers(handler, verdict, self._stall, flush)
+        self._workers = Workers(handler, verdict, self._stall, flush, self._missed)
         self._workers.start(tasks, self._rows(concurrency))
+
+    def _missed(self, message: Message) -> None:
+        if self._lanes is not None:
+            self._lanes.missed(message)
 
     def _rows(self, concurrency: int) -> list[Inbox]:
         """Return where each of the workers takes its messages from."""

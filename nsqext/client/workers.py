@@ -48,13 +48,22 @@ class Workers:
         verdict: decides about messages whose handler raised.
         stall: told of handlers that took long.
         flush: sends all answers.
+        missed: told of messages that were no longer ours when their turn came.
     """
 
-    def __init__(self, handler: Handler, verdict: Verdict, stall: StallWatch, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        verdict: Verdict,
+        stall: StallWatch,
+        flush: Callable[[], None],
+        missed: Callable[[Message], None],
+    ) -> None:
         self._handler = handler
         self._verdict = verdict
         self._stall = stall
         self._flush = flush
+        self._missed = missed
         self._slots: list[_Slot] = []
         self._busy = 0
         self._ended = anyio.Event()
@@ -112,7 +121,8 @@ class Workers:
                 continue
             message = messages.popleft()
             if message.received < message.owner.horizon:
-                continue  # it waited here too long, or its connection is gone: it comes again
+                self._missed(message)  # it waited here too long, or its connection is gone: it comes again
+                continue
             slot.message = message
             try:
                 if message.attempts > 1 and worn_out(message):

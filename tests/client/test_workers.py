@@ -26,7 +26,8 @@ def workers(handler: Handler, **members: int) -> tuple[Workers, list[str]]:
     """Return workers, and where their flushes are counted."""
     flushes: list[str] = []
     verdict = Verdict(FailureOptions(requeue_delay=0, **members), None, LocalDelays())  # type: ignore[arg-type]
-    return Workers(handler, verdict, StallWatch(0.0, "it"), lambda: flushes.append("flush")), flushes
+    missed = [].append
+    return Workers(handler, verdict, StallWatch(0.0, "it"), lambda: flushes.append("flush"), missed), flushes
 
 
 async def _drain(subject: Workers, inbox: Inbox) -> None:

@@ -12,6 +12,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from attrs import define, field
 
 from nsqext.broker.lookupd.session import MAGIC_V1
+from nsqext.broker.outgoing import load_http_client
 from nsqext.broker.ports import split_address
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_ephemeral
@@ -197,7 +198,8 @@ class Registrar:
         addresses = [_http_address(peer) for peer in self._peers.values() if peer.info.get("broadcast_address")]
         if not addresses:
             return
-        import httpx  # a quarter of the time that the program takes to start
+        await load_http_client()
+        import httpx
 
         if self._http is None:
             self._http = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)

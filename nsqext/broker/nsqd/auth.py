@@ -11,6 +11,7 @@ import orjson
 from attrs import frozen
 
 from nsqext.broker.nsqd.texts import decode, quote
+from nsqext.broker.outgoing import load_http_client
 from nsqext.broker.web import dump
 from nsqext.protocol.faults import Fault
 
@@ -115,7 +116,8 @@ async def query(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) ->
         peer: ``host:port`` of the client.
         tls: the client's connection is encrypted.
     """
-    import httpx  # only nodes with an auth server need it
+    await load_http_client()  # only nodes with an auth server need it
+    import httpx
 
     values = {"remote_ip": peer.rpartition(":")[0].strip("[]"), "tls": "true" if tls else "false"}
     values["secret"] = decode(secret)

@@ -51,7 +51,7 @@ class Channel(Dispatcher):
         client.finished += 1
         if client.errors:
             client.recover()
-        self._groups.offer(client)
+        self._groups.renew(client)
         self.pump()
 
     def finish_forced(self, internal_id: int) -> None:

@@ -156,7 +156,7 @@ class Dispatcher:
         client = self.clients.get(subscriber.id)
         if client is not None:
             client.refresh()
-            self._groups.offer(client)
+            self._groups.renew(client)
             self.pump()
 
     def set_client_limit(self, prefix: str, limit: int) -> None:
@@ -165,7 +165,7 @@ class Dispatcher:
             if client.subscriber.name.startswith(prefix):
                 client.limit = limit
                 client.refresh()
-                self._groups.offer(client)
+                self._groups.renew(client)
         self.pump()
 
     def is_stalled(self, subscriber: Subscriber) -> bool:
@@ -183,7 +183,7 @@ class Dispatcher:
         if client is not None:
             client.in_flight -= 1
             client.requeued += 1
-            self._groups.offer(client)
+            self._groups.renew(client)
 
     # handing out
 
@@ -286,7 +286,7 @@ class Dispatcher:
             client.in_flight -= 1
             client.timed_out += 1
             self._failed(client)
-            self._groups.offer(client)
+            self._groups.renew(client)
         self.backlog.give_back(flight)
 
     def _failed(self, client: Client) -> None:

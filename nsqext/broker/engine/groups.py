@@ -53,6 +53,16 @@ class Groups:
             client.queued = True
             self._lines[client.tag].append(client)
 
+    def renew(self, client: Client) -> None:
+        """Put a client at the end of its line, because it got room or another RDY: it waits anew (captured: turns)."""
+        if not client.queued:
+            self.offer(client)
+            return
+        line = self._lines[client.tag]
+        if line[-1] is not client:
+            line.remove(client)
+            line.append(client)
+
     def pick(self, tag: str) -> Client | None:
         """Take the client out of line that is to get a message with this tag; None when nobody can take it now."""
         line = self._lines.get(tag)

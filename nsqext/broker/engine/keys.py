@@ -144,6 +144,10 @@ class KeyGroups(Groups):
         if client.in_flight < client.window and client in self._heaps:
             self._free[client] = self._ready[client] = None
 
+    def renew(self, client: Client) -> None:
+        """Note that a client can take a message, if it can; nobody waits in line here."""
+        self.offer(client)
+
     @property
     def hungry(self) -> bool:
         """Whether any client can take a message."""

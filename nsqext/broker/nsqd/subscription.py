@@ -86,7 +86,9 @@ class Subscription:
             body = middle + body
         frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
         client = self.client
-        self.session.hold(frame, full=client is None or client.in_flight >= client.window)
+        # the real server does not hold back what an ordered channel sends
+        full = client is None or client.in_flight >= client.window or self.channel.ordered
+        self.session.hold(frame, full=full)
 
     def closed(self) -> None:
         """The channel is gone: close the connection."""

@@ -268,3 +268,20 @@ def test_a_subscriber_may_answer_while_it_is_given_a_message() -> None:
     bench.channel().set_ready(eager, 1)
     bench.publish(*"abcdef")
     assert eager.bodies() == list("abcdef")
+
+
+@pytest.mark.parametrize("act", ["finish", "requeue", "ready"])
+def test_a_client_that_waits_anew_lets_others_go_first(act: str) -> None:
+    bench = Bench()
+    first = bench.consume(1, ready=5)
+    bench.publish("m0")
+    second = bench.consume(2, ready=5)
+    channel = bench.channel()
+    if act == "finish":
+        channel.finish(first, 2)
+    elif act == "requeue":
+        channel.requeue(first, 2, 0)
+    else:
+        channel.set_ready(first, 4)
+    bench.publish("m1")
+    assert second.bodies() == (["m0"] if act == "requeue" else ["m1"])

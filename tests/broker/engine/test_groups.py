@@ -47,6 +47,26 @@ def test_tags_have_their_own_lines_while_somebody_stands_there() -> None:
     assert groups.pick("a") is plain
 
 
+def test_who_waits_anew_comes_last() -> None:
+    groups, first, second = Groups(), client(1, ready=2), client(2)
+    groups.add(first)
+    groups.add(second)
+    groups.renew(first)
+    assert [groups.pick(""), groups.pick("")] == [second, first]
+    groups.renew(first)
+    groups.renew(first)
+    assert [groups.pick(""), groups.pick("")] == [first, None]
+
+
+def test_who_left_does_not_wait_anew() -> None:
+    groups, member = Groups(), client(1, "a")
+    groups.add(member)
+    groups.remove(member)
+    member.leave()
+    groups.renew(member)
+    assert groups.pick("a") is None
+
+
 def test_who_leaves_stands_in_no_line() -> None:
     groups, member = Groups(), client(1)
     groups.add(member)

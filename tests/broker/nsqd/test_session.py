@@ -548,3 +548,13 @@ def test_nothing_is_said_where_no_body_is_cut_off(sent: bytes) -> None:
     client.send(sent)
     client.session.no_more()
     assert client.receive() == []
+
+
+def test_what_an_ordered_channel_sends_is_not_held_back() -> None:
+    node = make_node()
+    host(node, ordered=True)
+    client = Client(node)
+    assert client.ask(b"SUB_ORDERED t ch 0\n") == "OK"
+    client.send(b"RDY 5\n")
+    assert Client(node).ask(sized("PUB t 0", b"one")) == "OK"
+    assert len(client.messages()) == 1

@@ -1,4 +1,4 @@
-r"""Where a header filter looks in an extend header (captured: filter_paths).
+r"""Where a header filter looks in an extend header.
 
 The server takes the name of a filter as a path: a dot leads into an object, or to a place in an array; ``*`` and ``?``
 stand for any characters of a name, unless a backslash is before them. What is found first counts, so the first of equal

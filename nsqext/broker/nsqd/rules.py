@@ -95,7 +95,7 @@ class Rules:
         return None
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Refuse a body that is cut off (captured: half_close)."""
+        """Refuse a body that is cut off."""
         if batch is not None:
             batch.check_end()
         small = words[0] in _SMALL

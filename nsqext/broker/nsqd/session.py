@@ -289,7 +289,7 @@ class Session:
     # --- time and end ---------------------------------------------------------------------------------------------
 
     def identified(self) -> None:
-        """Let deliveries and heartbeats follow what was negotiated; they do so once (captured: identify_again)."""
+        """Let deliveries and heartbeats follow what was negotiated, once (captured: identify_heartbeat_later)."""
         if self.sending is self.settings:
             self.sending = evolve(self.settings)
             self._due = self.clock() + self.sending.heartbeat_interval

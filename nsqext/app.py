@@ -12,6 +12,7 @@ import anyio
 from nsqext.client.consumer import Consumer
 from nsqext.client.producer import Producer
 from nsqext.client.signals import stop_on_signals
+from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.shared import Lookup
@@ -201,7 +202,10 @@ class App:
             await stack.enter_async_context(self._producer)
             for lifespan in self._lifespans:
                 await stack.enter_async_context(lifespan(self))
-            await self._consume(signals=signals)
+            try:
+                await self._consume(signals=signals)
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
         if self._errors:
             raise self._errors[0]
 

@@ -163,3 +163,23 @@ def test_run_until_a_signal(cluster: Cluster, topics: tuple[str, str], backend: 
 
     app.run(backend=backend)
     assert left == ["yes"]
+
+
+class Wreck(BaseException):
+    """What no handler may raise, such as SystemExit, without what asyncio makes of that."""
+
+
+async def test_what_a_handler_may_not_raise_comes_out_as_it_is(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        raise Wreck
+
+    @app.lifespan
+    async def publish(given: App) -> AsyncIterator[None]:
+        await app.producer.publish(topics[0], b"x")
+        yield
+
+    with anyio.fail_after(15), pytest.raises(Wreck):
+        await app.serve(signals=False)

@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import pytest
 
 import nsqext
 from nsqext import sync
-from nsqext.errors import BatchFailed, InvalidBody, InvalidState, TopicNotFound
+from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidBody, InvalidState, TopicNotFound
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -83,6 +84,40 @@ def test_many_threads_share_one_producer(cluster: Cluster, topic: str) -> None:
     with sync.Producer(cluster.lookupd) as producer, ThreadPoolExecutor(8) as threads:
         receipts = list(threads.map(lambda number: producer.publish(topic, b"%d" % number, trace_id=number), range(64)))
     assert [receipt.trace_id for receipt in receipts] == list(range(64))
+
+
+class _Publishing:
+    """A function for threads, which publishes until the producer is closed."""
+
+    def __init__(self, producer: sync.Producer, topic: str) -> None:
+        self.told: list[nsqext.Receipt] = []
+        self.refused: list[nsqext.NsqError] = []
+        self._producer = producer
+        self._topic = topic
+
+    def __call__(self) -> None:
+        while not self.refused:
+            try:
+                self.told.extend(self._producer.publish_many(self._topic, [b"x"]))
+                self.told.append(self._producer.publish(self._topic, b"y", key="k"))
+            except nsqext.NsqError as error:
+                self.refused.append(error)
+
+
+def test_closing_under_the_hands_of_other_threads_hangs_none(cluster: Cluster, topic: str) -> None:
+    """Every call ends: with a receipt, or with an error that says that the producer is closed, or that nobody knows."""
+    for _ in range(5):
+        producer = sync.Producer(cluster.lookupd)
+        publishing = _Publishing(producer, topic)
+        with ThreadPoolExecutor(4) as threads:
+            with producer:
+                ends = [threads.submit(publishing) for _ in range(4)]
+                while len(publishing.told) < 8:
+                    time.sleep(0.001)
+            for end in ends:
+                end.result(10)
+        assert publishing.refused
+        assert all(isinstance(error, (InvalidState, BatchFailed, DeliveryUnknown)) for error in publishing.refused)
 
 
 def test_everybody_shares_one_loop_which_ends_with_the_last(cluster: Cluster) -> None:

@@ -84,7 +84,7 @@ class Call:
 
     @cached_property
     def readable_args(self) -> Mapping[str, str]:
-        """Like `args`, without what cannot be read in place of a fault: some real handlers do not care."""
+        """`args` without what cannot be read, in place of a fault; some real handlers do not care."""
         query = self.request.scope["query_string"].decode("latin-1")
         pairs = "&".join(pair for pair in query.split("&") if not _BAD_QUERY.search(pair))
         return first_values(pairs)

@@ -94,7 +94,7 @@ class Batch(Publication):
 
 
 Rows = list[list[Batch | PlainBatch]]
-"""Batches of one call: those of a row go one after the other, rows beside each other."""
+"""Batches of one call; those of a row go one after the other, rows beside each other."""
 
 
 class Sorter:

@@ -197,7 +197,7 @@ class Lanes:
         self.waiting += 1 + len(held.behind)
 
     def missed(self, message: Message) -> None:
-        """Give back what waits behind a message of its key that timed out in their lane: it comes again, and goes first."""
+        """Give back what waits behind a message of its key that timed out in its lane, to come again after it."""
         owner, key = message.owner, self._read(message)
         lane = self.rows[self._ranges.get_consumer(key) or 0]
         behind: list[Message] = []

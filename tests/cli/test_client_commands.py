@@ -158,7 +158,6 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
     [
         (("pub", "orders", "x"), "nobody says where the servers are: give --lookupd"),
         (("tail", "orders"), "nobody says where the servers are: give --lookupd"),
-        (("key-ranges", "orders", "billing"), "nobody says where lookup is: give --lookupd"),
         (("broker", "--data-path", "/dev/null/x"), "/dev/null/x"),
         (("broker", "--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),

@@ -26,8 +26,8 @@ def workers(handler: Handler, **members: int) -> tuple[Workers, list[str]]:
     """Return workers, and where their flushes are counted."""
     flushes: list[str] = []
     verdict = Verdict(FailureOptions(requeue_delay=0, **members), None, LocalDelays())  # type: ignore[arg-type]
-    missed = [].append
-    return Workers(handler, verdict, StallWatch(0.0, "it"), lambda: flushes.append("flush"), missed), flushes
+    missed: list[Message] = []
+    return Workers(handler, verdict, StallWatch(0.0, "it"), lambda: flushes.append("flush"), missed.append), flushes
 
 
 async def _drain(subject: Workers, inbox: Inbox) -> None:

@@ -1,0 +1,351 @@
+"""Turns, batcher, pool and seeker under schedules that nobody thought of: who comes when, fails, or is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqext import ConnectionOptions, ConsumerOptions, Draft, Position, ProducerOptions
+from nsqext.client import pool as pool_module
+from nsqext.client import seeking
+from nsqext.client.batcher import Batcher, BatcherLimits
+from nsqext.client.places import Place, Source
+from nsqext.client.pool import NodePool
+from nsqext.client.turns import KeyTurns
+from nsqext.errors import (
+    BatchFailed,
+    ConnectionFailed,
+    InvalidBody,
+    InvalidState,
+    NsqError,
+    PartitionUnavailable,
+    PublishFailed,
+)
+from nsqext.lookup.table import TopicView
+from nsqext.protocol.identify import Negotiated
+from nsqext.types import Address, Receipt
+
+_BACKENDS = ("asyncio", "trio")
+_FEW = settings(max_examples=60, deadline=None)
+_SOON = st.integers(0, 6)
+"""Turns of the event loop until something happens."""
+
+
+def _run(backend: str, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(5):
+            await function()
+
+    anyio.run(bounded, backend=backend)
+
+
+async def _wait(turns: int) -> None:
+    for _ in range(turns):
+        await checkpoint()
+
+
+@pytest.mark.parametrize("backend", _BACKENDS)
+@_FEW
+@given(st.lists(st.tuples(_SOON, st.lists(st.sampled_from("abc"), min_size=1, unique=True), _SOON, st.none() | _SOON)))
+def test_turns_are_exclusive_and_all_come_round(
+    backend: str, visits: list[tuple[int, list[str], int, int | None]]
+) -> None:
+    """Each visit: when it comes, to which keys, how long it stays, and when it is cancelled, if ever."""
+    turns = KeyTurns()
+    inside: set[tuple[str, bytes]] = set()
+    ended: list[int] = []
+
+    async def visit(number: int, come: int, keys: list[str], stay: int, cancel: int | None) -> None:
+        await _wait(come)
+        entered: list[tuple[str, bytes]] = []
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel, scope, cancel)
+                try:
+                    await turns.enter_all(sorted(("t", key.encode()) for key in keys), entered, 10.0)
+                    assert not inside.intersection(entered)
+                    inside.update(entered)
+                    try:
+                        await _wait(stay)
+                    finally:
+                        inside.difference_update(entered)
+                finally:
+                    for turn in entered:
+                        turns.leave(turn)
+                tasks.cancel_scope.cancel()
+        ended.append(number)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number, given_visit in enumerate(visits):
+                tasks.start_soon(visit, number, *given_visit)
+        assert len(ended) == len(visits)
+        assert len(turns) == 0
+
+    _run(backend, main)
+
+
+async def _cancel(scope: anyio.CancelScope, turns: int | None) -> None:
+    if turns is None:
+        await anyio.sleep_forever()
+    else:
+        await _wait(turns)
+        scope.cancel()
+
+
+class _Publisher:
+    """Takes batches, and lets each of them end as a list says."""
+
+    def __init__(self, ends: list[str]) -> None:
+        self.options = ProducerOptions()
+        self.calls: list[list[bytes | Draft]] = []
+        self.stored: list[bytes | Draft] = []
+        self._ends = ends
+
+    async def publish_many(self, topic: str, messages: Any) -> list[Receipt]:
+        self.calls.append(list(messages))
+        await checkpoint()
+        end = self._ends.pop(0) if self._ends else "stored"
+        receipt = Receipt(topic, 0, "n")
+        if end == "one is wrong":
+            wrong = InvalidBody("wrong")
+            wrong.index = len(messages) // 2
+            raise wrong
+        if end == "all fail":
+            raise PublishFailed("failed")
+        if end == "half fails":
+            half = len(messages) // 2
+            self.stored += messages[:half]
+            raise BatchFailed([*[receipt] * half, *[PublishFailed("failed")] * (len(messages) - half)])
+        self.stored += messages
+        return [receipt] * len(messages)
+
+
+@pytest.mark.parametrize("backend", _BACKENDS)
+@_FEW
+@given(
+    st.lists(st.integers(1, 7), max_size=6),
+    st.lists(st.sampled_from(["stored", "one is wrong", "all fail", "half fails"]), max_size=8),
+    st.integers(1, 5),
+    st.integers(3, 12),
+)
+def test_a_batcher_loses_nothing_and_keeps_the_order(
+    backend: str, adders: list[int], ends: list[str], max_count: int, max_pending: int
+) -> None:
+    """Each adder puts so many messages in; every message is stored or told as failed, and never both."""
+    publisher = _Publisher(list(ends))
+    limits = BatcherLimits(linger=0.0, max_count=max_count, max_pending=max_pending)
+    failed: list[bytes | Draft] = []
+    taken: list[bytes] = []
+    asked: dict[bytes, bool] = {}
+
+    async def add(batcher: Batcher, number: int, count: int) -> None:
+        for place in range(count):
+            body = b"%d.%d" % (number, place)
+            if place % 2:
+                try:
+                    await batcher.publish(body)
+                    asked[body] = True
+                except NsqError:
+                    asked[body] = False
+                continue
+            while True:
+                try:
+                    await batcher.add(body)
+                    break
+                except BatchFailed:
+                    failed.extend(message for message, _ in batcher.take_failed())
+            taken.append(body)
+            assert batcher.pending <= max_pending
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            batcher = Batcher(publisher, tasks, "t", limits)
+            try:
+                async with batcher, anyio.create_task_group() as adding:
+                    for number, count in enumerate(adders):
+                        adding.start_soon(add, batcher, number, count)
+            except BatchFailed:
+                failed.extend(message for message, _ in batcher.take_failed())
+            assert batcher.pending == 0
+
+    _run(backend, main)
+    stored = list(publisher.stored)
+    told = [body for body, kept in asked.items() if kept]
+    assert sorted(stored) == sorted([body for body in taken if body not in failed] + told)
+    assert set(failed).isdisjoint(stored)
+    for number in range(len(adders)):
+        mine = [body for body in stored if isinstance(body, bytes) and body.startswith(b"%d." % number)]
+        assert mine == sorted(mine, key=lambda body: int(body.partition(b".")[2]))
+
+
+class _Connection:
+    """A connection that can be closed."""
+
+    in_flight = 0
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    @property
+    def usable(self) -> bool:
+        return not self.closed
+
+    def tick(self) -> None:
+        """Nothing happens."""
+
+    async def drain(self) -> None:
+        await checkpoint()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("backend", _BACKENDS)
+@_FEW
+@given(
+    st.lists(st.tuples(_SOON, st.none() | _SOON), min_size=1, max_size=8),
+    st.lists(st.tuples(st.booleans(), _SOON), max_size=8),
+    st.none() | st.integers(0, 12),
+)
+def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
+    backend: str, callers: list[tuple[int, int | None]], attempts: list[tuple[bool, int]], close: int | None
+) -> None:
+    """Callers come and are cancelled; attempts to connect work or fail after a while; the pool is closed meanwhile."""
+    made: list[_Connection] = []
+    connecting: list[int] = []
+    plan = list(attempts)
+
+    async def open_connection(*_: object) -> tuple[_Connection, Negotiated]:
+        works, turns = plan.pop(0) if plan else (True, 1)
+        connecting.append(1)
+        assert len(connecting) == 1, "two connect at the same time"
+        try:
+            await _wait(turns)
+            if not works:
+                raise ConnectionFailed("refused")
+        finally:
+            connecting.pop()
+        assert all(connection.closed for connection in made), "there is one already"
+        made.append(_Connection())
+        return made[-1], Negotiated()
+
+    ended: list[str] = []
+
+    async def call(pool: NodePool, come: int, cancel: int | None) -> None:
+        await _wait(come)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel, scope, cancel)
+                try:
+                    connection = await pool.connection(pool.node(Address("n", 1)))
+                    ended.append("connected" if connection.usable else "stale")
+                except (ConnectionFailed, InvalidState):
+                    ended.append("failed")
+                tasks.cancel_scope.cancel()
+
+    async def main() -> None:
+        pool = NodePool(ConnectionOptions())
+        async with anyio.create_task_group() as tasks:
+            for come, cancel in callers:
+                tasks.start_soon(call, pool, come, cancel)
+            if close is not None:
+                await _wait(close)
+                await pool.aclose()
+        if close is None:
+            await pool.aclose()
+        pool.tick()
+        assert "stale" not in ended
+        assert all(connection.closed for connection in made)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "open_connection", open_connection)
+        _run(backend, main)
+
+
+class _Subscription:
+    """What a seeker knows of a subscription."""
+
+    def __init__(self) -> None:
+        self.plan = self
+        self.address = Address("n", 1)
+        self.start: Position | None = None
+        self.stopped = False
+        self.ended = anyio.Event()
+
+    async def close(self) -> None:
+        await checkpoint()
+        self.end()
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+    def end(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize("backend", _BACKENDS)
+@_FEW
+@given(
+    st.lists(st.tuples(_SOON, st.integers(1, 5), st.none() | _SOON), min_size=1, max_size=5),
+    st.lists(st.tuples(st.booleans(), _SOON), max_size=8),
+)
+def test_seeks_all_end_and_the_channel_is_where_the_last_one_wants_it(
+    backend: str, seeks: list[tuple[int, int, int | None]], moves: list[tuple[bool, int]]
+) -> None:
+    """Seeks come and are cancelled, while moves of the channel work or fail after a while."""
+    place = Place(0)
+    live: dict[Any, Any] = {}
+    seeker = seeking.Seeker(Source("t", "ch", None, ConsumerOptions()), {0: place}, live)
+    view = TopicView("t", "r", http={Address("n", 1): Address("n", 2)})
+    plan, moved, asked = list(moves), list[str](), list[str]()
+
+    async def move_channel(*given_words: object) -> None:
+        works, turns = plan.pop(0) if plan else (True, 1)
+        await _wait(turns)
+        if not works:
+            raise PartitionUnavailable("not now")
+        moved.append(str(given_words[-1]))
+
+    async def keep() -> None:
+        while True:
+            subscription = _Subscription()
+            await checkpoint()
+            try:
+                await seeker.move(place, subscription, view)  # type: ignore[arg-type]
+            except PartitionUnavailable:
+                continue
+            live[0] = subscription
+            await subscription.ended.wait()
+            live.pop(0)
+
+    async def seek(come: int, number: int, cancel: int | None) -> None:
+        await _wait(come)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel, scope, cancel)
+                asked.append(str(Position.message(number)))
+                await seeker.seek(Position.message(number), None)
+                assert place.pending is not None or moved[-1] == asked[-1]
+                tasks.cancel_scope.cancel()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as keeping:
+            keeping.start_soon(keep)
+            async with anyio.create_task_group() as seeking_tasks:
+                for given_seek in seeks:
+                    seeking_tasks.start_soon(seek, *given_seek)
+            while place.pending is not None:
+                await checkpoint()
+            assert moved[-1] == asked[-1]
+            keeping.cancel_scope.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seeking, "move_channel", move_channel)
+        _run(backend, main)

@@ -10,13 +10,13 @@ from anyio import create_task_group
 
 from nsqext import FailureOptions
 from nsqext.client.inbox import Inbox
-from nsqext.client.message import Message
 from nsqext.client.stall import StallWatch
 from nsqext.client.verdict import LocalDelays, Verdict
 from nsqext.client.workers import Workers
 from tests.client.owned import Book, made
 
 if TYPE_CHECKING:
+    from nsqext.client.message import Message
     from nsqext.client.workers import Handler
 
 pytestmark = pytest.mark.anyio

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import uvicorn
+from anyio.lowlevel import current_token
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -22,12 +25,46 @@ _MAX_HEAD = 1024 * 1024  # a request line with a long extend header; the real se
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers and without its ten wake-ups a second."""
+    """uvicorn without signal handlers, without its ten wake-ups a second, and on connections that are handed to it.
+
+    asyncio's own listening server loses a connection that it accepts just while it is closed: nobody ends that one.
+
+    Args:
+        config: of uvicorn.
+        stopping: ends the server.
+    """
 
     def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
         super().__init__(config)
         self.stopping = stopping
         self.grace = _GRACE
+        self._listener: socket | None = None
+        self._loop: Any = None
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        [self._listener] = sockets or []
+        self._loop = current_token().native_token
+        self._loop.add_reader(self._listener, self._accept, self._listener)
+        self.servers = []
+        self.started = True
+
+    def _accept(self, listener: socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it went again, or no file descriptors are left and it stays in the backlog
+        sock.setblocking(False)
+        task = self._loop.create_task(self._loop.connect_accepted_socket(self._protocol, sock, ssl=self.config.ssl))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(partial(self._accepted, sock))
+
+    def _accepted(self, sock: socket, task: Any) -> None:
+        self.server_state.tasks.discard(task)
+        if task.cancelled() or task.exception() is not None:  # of its TLS handshake, or because it went again
+            sock.close()
+
+    def _protocol(self) -> H11Protocol:
+        return H11Protocol(self.config, self.server_state, self.lifespan.state)
 
     def capture_signals(self) -> Any:
         return nullcontext()
@@ -35,9 +72,11 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.stopping.wait()
 
-    def close_listeners(self) -> None:
-        for server in self.servers:
-            server.close()
+    def close_listener(self) -> None:
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
 
     def abort(self) -> None:
         for connection in list(self.server_state.connections):
@@ -47,9 +86,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         state = self.server_state
-        self.close_listeners()
-        for listener in sockets or []:
-            listener.close()
+        self.close_listener()
         for connection in list(state.connections):
             connection.shutdown()
         with anyio.move_on_after(self.grace):
@@ -121,6 +158,6 @@ class HttpServer:
         """Close everything at once; answers that are not written yet are lost."""
         self._server.grace = 0
         if self._server.started:
-            self._server.close_listeners()
+            self._server.close_listener()
             self._server.abort()
         self._stopping.set()

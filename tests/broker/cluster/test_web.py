@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
@@ -260,6 +261,26 @@ async def test_a_server_ends_and_frees_its_port(how: str) -> None:
             getattr(server, how)()
     with pytest.raises(OSError, match=r"refused"):
         socket.create_connection((host, port), 1).close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_as_the_server_ends_is_dropped(turns: int) -> None:
+    listener = listen("127.0.0.1:0")
+    server = HttpServer(APP)
+    async with anyio.create_task_group() as group:
+        await group.start(server.serve, listener)
+        await anyio.wait_all_tasks_blocked()
+        late = socket.create_connection(listener.getsockname())
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        server.kill()
+    with late:
+        late.setblocking(False)
+        with anyio.fail_after(5):
+            await anyio.wait_readable(late)
+        with suppress(ConnectionResetError):
+            assert late.recv(1) == b""
 
 
 @pytest.mark.anyio

@@ -11,6 +11,7 @@ import pytest
 
 from nsqext.broker.nsqd.http import application
 from nsqext.protocol.commands import multi_body
+from nsqext.protocol.frames import FrameType
 from nsqext.protocol.negotiate import ServerLimits
 from tests.broker.nsqd.talking import Client, Clock, make_node, sized
 
@@ -320,3 +321,28 @@ async def test_debugging_acts_and_then_fails(method: str, path: str, answer: tup
 async def test_http_that_has_to_be_https(method: str) -> None:
     answer = await _web(_node(https_only=True)).request(method, "/ping")
     assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')
+
+
+@pytest.mark.parametrize(
+    ("sent", "refusal"),
+    [
+        (b"IDENTIFY\n\0\0", "E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\5{}", "E_BAD_BODY IDENTIFY failed to read body"),
+        (b"AUTH\n", "E_BAD_BODY AUTH failed to read body size"),
+        (b"AUTH\n\0\0\0\4a", "E_BAD_BODY AUTH failed to read body"),
+        (b"PUB t\n\0\0", "E_BAD_MESSAGE PUB failed to read message body size"),
+        (b"PUB t\n\0\0\0\5ab", "E_BAD_MESSAGE PUB failed to read message body"),
+        (b"DPUB t 1\n", "E_BAD_MESSAGE DPUB failed to read message body size"),
+        (b"DPUB t 1\n\0\0\0\4a", "E_BAD_MESSAGE DPUB failed to read message body"),
+        (b"MPUB t\n\0\0", "E_BAD_BODY MPUB failed to read body size"),
+        (b"MPUB t\n\0\0\0\x20\0\0", "E_BAD_BODY MPUB failed to read message count"),
+        (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\1a\0", "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
+        (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\5a", "E_BAD_MESSAGE MPUB failed to read message body"),
+    ],
+)
+def test_a_body_that_is_cut_off_is_refused_in_the_originals_words(sent: bytes, refusal: str) -> None:
+    client = Client(_node())
+    client.send(sent)
+    client.session.no_more()
+    assert client.receive() == [(FrameType.ERROR, refusal.encode())]
+    assert not client.open

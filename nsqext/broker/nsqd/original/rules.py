@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("OriginalRules", "parse_delay")
 
 _VERBS = frozenset((b"PUB", b"MPUB", b"DPUB"))
+_SINGLE = frozenset((b"PUB", b"DPUB"))
 _MS = 1_000_000
 
 
@@ -61,7 +62,13 @@ class OriginalRules(Rules):
         return millis / 1000
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Say nothing: the connection is closed."""
+        """Refuse a body that is cut off; publishes name their command here."""
+        if batch is not None:
+            batch.check_end()
+        name = words[0].decode()
+        single = words[0] in _SINGLE
+        code, what = ("E_BAD_MESSAGE", "message body") if single else ("E_BAD_BODY", "body")
+        raise Fault(code, f"{name} failed to read {what}{'' if sized else ' size'}")
 
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
         return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None

@@ -240,8 +240,13 @@ def _redirect(table: list[Route], request: Request) -> Response | None:
     return Response(text, 301, {"Location": target}, "text/html; charset=utf-8")
 
 
-def application(routes: Iterable[Route]) -> Starlette:
-    """Make the application of one server; unknown paths and wrong methods are answered as captured (wrong_routes)."""
+def application(routes: Iterable[Route], *, original: bool = False) -> Starlette:
+    """Make the application of one server; unknown paths and wrong methods are answered as captured (wrong_routes).
+
+    Args:
+        routes: all that it serves.
+        original: names OPTIONS among the other methods in ``Allow``, as the original generation does, not behind them.
+    """
     table = list(routes)
 
     async def refuse(request: Request, error: Exception) -> Response:
@@ -254,8 +259,9 @@ def application(routes: Iterable[Route]) -> Starlette:
             return _answer_v1(500, "INTERNAL_ERROR")
         fitting = [known for known in table if known.path_regex.match(request.scope["path"])]
         methods = sorted({method for known in fitting for method in known.methods or ()})
+        allowed = sorted([*methods, "OPTIONS"]) if original else [*methods, "OPTIONS"]
         answer = Response() if request.method == "OPTIONS" else _answer_v1(405, "METHOD_NOT_ALLOWED")
-        answer.headers["Allow"] = ", ".join([*methods, "OPTIONS"])
+        answer.headers["Allow"] = ", ".join(allowed)
         return answer
 
     app = Starlette(routes=table, exception_handlers={404: refuse, 405: refuse, Exception: refuse})

@@ -208,4 +208,5 @@ def original_app(lookupd: OriginalLookupd) -> Starlette:
         ("POST", "/topic/tombstone", routes.tombstone),
     ]
     ping = route("GET", "/ping", routes.late(lambda call: "OK"), Form.TEXT)
-    return application([ping, *(route(method, path, routes.late(handler)) for method, path, handler in table)])
+    late = [route(method, path, routes.late(handler)) for method, path, handler in table]
+    return application([ping, *late], original=True)

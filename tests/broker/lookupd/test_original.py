@@ -80,6 +80,12 @@ async def test_refusals(method: str, path: str, status: int, text: str) -> None:
 
 
 @pytest.mark.anyio
+async def test_methods_that_would_do_are_named_in_order() -> None:
+    async with talk() as (_, _, client):
+        assert (await client.get("/topic/create")).headers["allow"] == "OPTIONS, POST"
+
+
+@pytest.mark.anyio
 async def test_questions() -> None:
     cases: list[tuple[str, object]] = [
         ("/info", {"version": "1.3.0"}),

@@ -297,6 +297,16 @@ async def test_topology_is_told_to_clients_and_about_them() -> None:
     assert (found["topology_region"], found["topology_zone"]) == ("", "mine")
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"), [("/pub", "OPTIONS, POST"), ("/ping", "GET, OPTIONS"), ("/config/x", "GET, OPTIONS, PUT")]
+)
+async def test_methods_that_would_do_are_named_in_order(path: str, allowed: str) -> None:
+    web = _web(_node())
+    assert (await web.request("DELETE", path)).headers["allow"] == allowed
+    answer = await web.options(path)
+    assert (answer.status_code, answer.text, answer.headers["allow"]) == (200, "", allowed)
+
+
 async def test_null_empties_the_list_of_lookup_nodes() -> None:
     node = _node()
     node.switches.lookupd_addresses = ["127.0.0.1:1"]

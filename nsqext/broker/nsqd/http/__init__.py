@@ -35,7 +35,7 @@ def application(node: Node, addresses: Addresses, *, secure: bool = False) -> St
     if node.options.original:
         routes = [*original_routes(site), *config_routes(site), *original_stats_routes(site)]
         refuse_all = node.options.https_only and not secure
-        return web.application(refusing_routes(site) if refuse_all else routes)
+        return web.application(refusing_routes(site) if refuse_all else routes, original=True)
     return web.application(
         [
             *admin_routes(site),

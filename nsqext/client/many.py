@@ -43,11 +43,15 @@ class ManyPublisher:
         self, topic: str, messages: Iterable[bytes | Draft], key: str | bytes | None, partition: int | None
     ) -> list[Receipt]:
         """Publish; see `nsqext.client.producer.Producer.publish_many`."""
-        check_topic(topic)
-        check_choice(key, partition)
-        given = _listed(messages, topic)
         sender = self._sender
-        route = sender.current(topic) or await sender.route(topic)
+        route = sender.current(topic) if isinstance(topic, str) else None
+        if route is None:
+            check_topic(topic)
+        if key is not None or partition is not None:
+            check_choice(key, partition)
+        given = messages if type(messages) is list else _listed(messages, topic)
+        if route is None:
+            route = await sender.route(topic)
         if not given:
             return []
         if key is None:

@@ -18,9 +18,11 @@ from nsqext.errors import (
     server_error,
 )
 from nsqext.protocol.commands import NOP
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, HEARTBEAT, Frame, FrameParser
+from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, HEARTBEAT, Frame, FrameParser, encode_frame
 
 __all__ = ("ClientProtocol", "Reply")
+
+_LONE_OK = encode_frame(0, b"OK")
 
 
 class Reply:
@@ -97,6 +99,13 @@ class ClientProtocol:
         messages: list[bytes] = []
         pending = self._pending
         parser = self._parser
+        if data == _LONE_OK and pending and not parser.buffered:
+            # what a producer that waits for each answer gets: nothing is cut up for it
+            reply = pending.popleft()
+            reply.data = b"OK"
+            if reply.wake is not None:
+                reply.wake()
+            return messages
         frames = parser.feed(data)
         if parser.single:
             frames = self._answer_heartbeats(frames)

@@ -13,8 +13,8 @@ try:
     from opentelemetry import metrics, propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'nsqext[otel]'", name=error.name) from error
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[otel]'", name=_error.name) from _error
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting

@@ -11,8 +11,8 @@ from attrs import frozen
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: pip install 'nsqext[prometheus]'", name=error.name) from error
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[prometheus]'", name=_error.name) from _error
 
 from nsqext.observability.observer import Processing, Publishing, failure
 

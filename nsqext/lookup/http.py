@@ -39,6 +39,7 @@ class LookupHttp:
         self._given = client is not None
         self._client = client
         self._closed = False
+        self._asking: set[anyio.CancelScope] = set()
 
     async def ask(self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET") -> Any:
         """Return the data of an answer.
@@ -75,11 +76,15 @@ class LookupHttp:
         timeout = self._options.request_timeout
         node = str(address)
         try:
-            with anyio.fail_after(timeout):
-                url = f"http://{address}{path}"
-                asked = client.stream(method, url, params=dict(params), headers=self._headers, content=body or None)
-                async with asked as response:
-                    return response.status_code, await self._read(response, node)
+            with anyio.fail_after(timeout) as scope:
+                self._asking.add(scope)
+                try:
+                    url = f"http://{address}{path}"
+                    asked = client.stream(method, url, params=dict(params), headers=self._headers, content=body or None)
+                    async with asked as response:
+                        return response.status_code, await self._read(response, node)
+                finally:
+                    self._asking.discard(scope)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise LookupFailed(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error
         except httpx.RemoteProtocolError as error:
@@ -90,6 +95,7 @@ class LookupHttp:
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             raise LookupFailed(f"no answer: {_reason(error)}", node=node, hint="is the node up?") from error
+        raise InvalidState("the lookup client was closed before an answer came", node=node)
 
     async def _read(self, response: httpx.Response, node: str) -> bytes:
         if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -109,8 +115,10 @@ class LookupHttp:
         return bytes(body)
 
     async def aclose(self) -> None:
-        """Close the connections, if they are its own. Cancellation does not keep them open."""
+        """End all questions, and close the connections if they are its own. Cancellation does not keep them open."""
         self._closed = True
+        for scope in tuple(self._asking):
+            scope.cancel()
         if self._client is not None and not self._given:
             with anyio.CancelScope(shield=True):
                 await self._client.aclose()

@@ -335,6 +335,29 @@ async def test_closing_while_somebody_waits_for_an_answer() -> None:
 
 
 @pytest.mark.anyio
+async def test_closing_ends_questions_whatever_they_wait_for(nodes: LookupNodes) -> None:
+    asked = anyio.Event()
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    nodes.route("a:4161", "/listlookup", hang)
+    directory = directory_of(nodes)
+
+    async def resolve() -> None:
+        with pytest.raises(InvalidState, match="closed before an answer came"):
+            await directory.resolve("orders")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resolve)
+            await asked.wait()
+            await directory.aclose()
+
+
+@pytest.mark.anyio
 async def test_a_poll_ends_quietly_when_the_directory_is_closed_meanwhile(nodes: LookupNodes) -> None:
     asked, go_on = anyio.Event(), anyio.Event()
 

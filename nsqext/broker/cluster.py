@@ -14,7 +14,7 @@ from nsqext.broker.cluster_faults import ClusterFaults, coordinated
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
-from nsqext.protocol.names import check_channel, check_topic
+from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ("Cluster", "ClusterNode")
 
 T = TypeVar("T")
-
-_MAX_PARTITIONS = 254
 
 
 @frozen
@@ -205,8 +203,8 @@ class Cluster:
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
         for what, number, most in (
-            ("partitions", partitions, _MAX_PARTITIONS),
-            ("replicas", replicas, _MAX_PARTITIONS),
+            ("partitions", partitions, MAX_PARTITIONS),
+            ("replicas", replicas, MAX_PARTITIONS),
         ):
             if not (isinstance(number, int) and 1 <= number <= most):
                 raise InvalidInput(f"{what}={number!r} is not a number from 1 to {most}", topic=name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsqext.errors import InvalidInput, LookupFailed, TopicNotFound
 from nsqext.lookup.client import LookupClient, failure
 from nsqext.lookup.table import PartitionTable
-from nsqext.protocol.names import check_channel, check_topic
+from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
@@ -56,7 +56,7 @@ class LookupAdmin:
         """
         params: dict[str, str | int] = {
             "topic": check_topic(topic),
-            "partition_num": _within("partitions", partitions, 254),
+            "partition_num": _within("partitions", partitions, MAX_PARTITIONS),
             "replicator": _within("replicas", replicas, 5),
         }
         flags = {"extend": extend, "orderedmulti": ordered, "multipart": multipart}

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 import orjson
 
-__all__ = ("UnreadableHeader", "quote", "read_header", "read_leniently")
+__all__ = ("UnreadableHeader", "encodable", "quote", "read_header", "read_leniently")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 300
 _SHOWN = 80
 _BLANK = re.compile(rb"[ \n\t\r]*")
@@ -27,6 +28,11 @@ _ENDS = {b"{": b"}", b"[": b"]"}
 
 
 _ESCAPES = {7: "\\a", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t", 11: "\\v", 92: "\\\\", 34: '\\"'}
+
+
+def encodable(text: str) -> str:
+    """Return text with U+FFFD for every half of a surrogate pair, which JSON may hold and UTF-8 may not."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 class UnreadableHeader(ValueError):

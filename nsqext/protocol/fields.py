@@ -7,9 +7,10 @@ passed over; a value of another type spoils the whole; text that is not UTF-8 is
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
+
+from nsqext.protocol.extjson import encodable
 
 __all__ = ("Schema", "UnreadableFields", "read_fields")
 
@@ -17,7 +18,6 @@ Schema = Mapping[str, Any]
 """Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one schema."""
 
 _INT64 = (1 << 63) - 1
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableFields(ValueError):
@@ -70,7 +70,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
     if isinstance(kind, list) and isinstance(value, list):
         return [_object(_Members() if item is None else item, kind[0]) for item in value]
     if kind is str and isinstance(value, str):
-        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+        return encodable(value)
     if kind is bool and isinstance(value, bool):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from nsqext.errors import InvalidHeader, ProtocolError
-from nsqext.protocol.extjson import UnreadableHeader, read_leniently
+from nsqext.protocol.extjson import UnreadableHeader, encodable, read_leniently
 from nsqext.protocol.names import check_tag, check_trace_id
 
 __all__ = (
@@ -36,7 +36,6 @@ MAX_HEADER_BYTES = 60_000
 
 # The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def encode_headers(
@@ -148,13 +147,8 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
             odd = read_leniently(encoded)
         except UnreadableHeader:
             raise ProtocolError(f"extend header is not JSON: {error}") from error
-        return {_text(name): _text(text) for name, text in odd.items()}
+        return {encodable(name): encodable(text) if isinstance(text, str) else text for name, text in odd.items()}
     return value if isinstance(value, dict) else {}
-
-
-def _text(found: Any) -> Any:
-    """Return text that can be encoded, and anything else as it is."""
-    return _SURROGATE.sub("\ufffd", found) if isinstance(found, str) else found
 
 
 def tag_of(headers: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ from nsqext.errors import InvalidInput, InvalidName, InvalidPartition
 __all__ = (
     "MAX_NAME_LENGTH",
     "MAX_PARTITION",
+    "MAX_PARTITIONS",
     "MAX_TAG_BYTES",
     "check_channel",
     "check_partition",
@@ -25,7 +26,9 @@ __all__ = (
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_PARTITION = 1023
-"""Clients of every generation refuse partitions above 1024; servers make at most 254."""
+"""Clients of every generation refuse partitions above 1024; servers make fewer, see `MAX_PARTITIONS`."""
+MAX_PARTITIONS = 254
+"""Partitions that servers make for a topic at most."""
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 _TAG = re.compile(r"[a-zA-Z0-9_-]+")

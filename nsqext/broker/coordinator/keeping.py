@@ -12,6 +12,7 @@ from attrs import asdict
 
 from nsqext.broker.coordinator import decisions
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
+from nsqext.broker.engine.folders import write_atomically
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -37,19 +38,23 @@ class Keeper:
         self._coordinator = coordinator
         self._path = path
         self._written = b""
+        self._owed = False
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Try again what the disk did not take, until cancelled."""
         task_status.started()
         while True:
             await anyio.sleep(_AGAIN)
-            self.save()
+            if self._owed:
+                self.save()
 
     def save(self) -> None:
         """Write the file, if anything changed; what the disk does not take is tried again."""
+        self._owed = False
         try:
             self._save()
         except OSError as error:
+            self._owed = True
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
 
     def _save(self) -> None:
@@ -65,9 +70,7 @@ class Keeper:
         if data == self._written:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(data)
-        fresh.replace(self._path)
+        write_atomically(self._path, data, sync=False)
         self._written = data
 
     def load(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nsqext.broker.engine.delayed import Delayed
+from nsqext.broker.engine.folders import write_atomically
 from nsqext.broker.engine.log import Entry
 from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.record import decode_record, encode_record
@@ -65,12 +66,10 @@ class DelayedJournal:
         Raises:
             OSError: the disk does not take it; the file is as it was.
         """
-        lines = [_put(channel, delayed) for channel, messages in held for delayed in messages]
-        fresh = self._path.with_name(self._path.name + ".new")
-        fresh.write_bytes(b"".join(lines))
-        fresh.replace(self._path)
+        data = b"".join(_put(channel, delayed) for channel, messages in held for delayed in messages)
+        write_atomically(self._path, data, sync=False)
         self._release()
-        self._size = self._kept = sum(map(len, lines))
+        self._size = self._kept = len(data)
 
     @property
     def is_overgrown(self) -> bool:

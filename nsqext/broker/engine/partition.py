@@ -115,7 +115,7 @@ class Partition:
         """Append messages to the queue; channels see them when they are committed.
 
         Raises:
-            Refusal: what the slowest channel has before it fills the memory , the disk is full, or the
+            Refusal: what the slowest channel has before it fills the memory, the disk is full, or the
                 partition is closed.
         """
         if self._closed:

@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 
 from nsqext.broker.web import HttpFault
+from nsqext.protocol.extjson import encodable
 
 __all__ = ("read_object", "write_json")
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
@@ -59,7 +59,7 @@ def read_object(data: bytes) -> dict[str, Any] | None:
 
 def _mended(value: Any) -> Any:
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
+        return encodable(value)
     if isinstance(value, list):
         return [_mended(item) for item in value]
     if isinstance(value, dict):

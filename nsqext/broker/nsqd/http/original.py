@@ -14,7 +14,8 @@ from nsqext.broker.engine.refusal import Refusal
 from nsqext.broker.nsqd.http.publish import read_lines
 from nsqext.broker.nsqd.http.site import Site
 from nsqext.broker.nsqd.texts import parse_int, wrap
-from nsqext.broker.web import Call, Form, HttpFault, route
+from nsqext.broker.profiling import check_block_rate
+from nsqext.broker.web import Call, Form, HttpFault, HttpPanic, route
 from nsqext.protocol.bodies import Target, parse_publish
 from nsqext.protocol.faults import Fault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
@@ -150,12 +151,6 @@ class _Topics(Site):
         change(channel)
 
 
-def _no_answer() -> Response:
-    """Answer as the original program does where it acted and then finds that it has no text to send."""
-    headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
-    return Response('{"message":"INTERNAL_ERROR"}', 500, headers, "application/json; charset=utf-8")
-
-
 class _Operator(Site):
     def ping(self, _: Call) -> str:
         return "OK"
@@ -177,15 +172,12 @@ class _Operator(Site):
             "topology_region": limits.topology_region,
         }
 
-    def set_block_rate(self, call: Call) -> Response:
-        try:
-            parse_int(call.arg("rate"))
-        except ValueError as error:
-            raise HttpFault(400, f"invalid block rate : {error}") from None
-        return _no_answer()
+    def set_block_rate(self, call: Call) -> None:
+        check_block_rate(call.arg("rate"))
+        raise HttpPanic  # the original program acts, and then finds that it has no text to send
 
-    def free_memory(self, _: Call) -> Response:
-        return _no_answer()
+    def free_memory(self, _: Call) -> None:
+        raise HttpPanic  # as above
 
 
 def original_routes(site: Site) -> list[Route]:

@@ -11,11 +11,11 @@ import anyio
 from nsqext.client.message import Message
 from nsqext.client.order import OrderCheck
 from nsqext.client.tracelog import trace_log
-from nsqext.errors import ConnectionLost, InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
+from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.protocol.commands import CLS, rdy, sub
 from nsqext.protocol.compression import COMPRESS_HEADER
 from nsqext.protocol.messages import decode_into
-from nsqext.transport.handshake import open_connection
+from nsqext.transport.handshake import open_connection, subscribe
 
 if TYPE_CHECKING:
     from nsqext.client.backoff import Backoff
@@ -120,7 +120,8 @@ class Subscription:
             plan.check(negotiated)
             connection.read_size = _READ_SIZE
             connection.on_messages = self._deliver
-            await self._subscribe(connection)
+            command = sub(plan.topic, plan.channel, plan.partition, verb=plan.verb)
+            await subscribe(connection, command, plan.options.connection.request_timeout)
         except NsqError as error:
             connection.close()
             error = plan.explain(error)
@@ -135,16 +136,6 @@ class Subscription:
         self.msg_timeout = negotiated.msg_timeout
         self.max_msg_timeout = negotiated.max_msg_timeout
         self.live = True
-
-    async def _subscribe(self, connection: Connection) -> None:
-        plan = self.plan
-        timeout = plan.options.connection.request_timeout
-        try:
-            # nobody looks after the connection yet, who would give it up
-            with anyio.fail_after(timeout):
-                await connection.request(sub(plan.topic, plan.channel, plan.partition, verb=plan.verb))
-        except TimeoutError as error:
-            raise ConnectionLost(f"no answer to {plan.verb} within {timeout:g} s") from error
 
     async def read(self) -> None:
         """Read until the connection ends.

@@ -10,7 +10,7 @@ from nsqext.errors import ChannelNotRegistered, NsqError
 from nsqext.protocol.commands import sub
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.protocol.names import MAX_NAME_LENGTH
-from nsqext.transport.handshake import open_connection
+from nsqext.transport.handshake import open_connection, subscribe
 
 if TYPE_CHECKING:
     from nsqext.protocol.identify import Negotiated
@@ -82,7 +82,7 @@ async def open_scratch(
     try:
         connection, negotiated = await open_connection(leader.tcp, options, request)
         verb = "SUB_ORDERED" if meta.ordered else "SUB_ADVANCED"
-        await connection.request(sub(topic, channel, partition, verb=verb))
+        await subscribe(connection, sub(topic, channel, partition, verb=verb), options.request_timeout)
     except NsqError as error:
         if connection is not None:
             connection.close()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
-__all__ = ("open_connection",)
+__all__ = ("open_connection", "subscribe")
 
 
 async def open_connection(
@@ -69,6 +69,28 @@ async def open_connection(
         node=str(address),
         hint="is this nsqd's TCP port?",
     )
+
+
+async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
+    """Send a subscribe command and wait until it is granted, while nobody looks after the connection yet.
+
+    Args:
+        connection: as `open_connection` returned it.
+        command: the command.
+        timeout: seconds after which a node that does not answer is given up.
+
+    Raises:
+        ServerError: the server refuses the subscription.
+        ConnectionLost: the connection broke, or no answer came in time.
+
+    Cancellation leaves the connection open.
+    """
+    try:
+        with anyio.fail_after(timeout):
+            await connection.request(command)
+    except TimeoutError as error:
+        verb = command.split(b" ", 1)[0].decode()
+        raise ConnectionLost(f"no answer to {verb} within {timeout:g} s") from error
 
 
 def _reason(error: NsqError) -> NsqError:

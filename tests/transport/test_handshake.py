@@ -19,15 +19,16 @@ from nsqext.errors import (
     AuthFailed,
     AuthRequired,
     ConnectionFailed,
+    ConnectionLost,
     InvalidSetting,
     NegotiationFailed,
     NsqError,
     ProtocolError,
 )
-from nsqext.protocol.commands import sized
+from nsqext.protocol.commands import sized, sub
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.protocol.negotiate import ServerLimits
-from nsqext.transport.handshake import open_connection
+from nsqext.transport.handshake import open_connection, subscribe
 from nsqext.types import Address
 from tests.client.scripted import REDESIGNED, Peer, error, obey, ok, scripted_node
 
@@ -210,6 +211,15 @@ async def test_cancelling_anywhere_closes_the_socket(secured: Cluster, authority
                 await anyio.sleep(0.0005)
             tasks.cancel_scope.cancel()
         await connect()
+
+
+async def test_a_node_that_falls_silent_before_it_grants_a_subscription() -> None:
+    async with scripted_node() as node:
+        connection, _ = await open_connection(node.address, ConnectionOptions())
+        with anyio.fail_after(5):
+            with pytest.raises(ConnectionLost, match=r"no answer to SUB_ORDERED within 0\.1 s"):
+                await subscribe(connection, sub("t", "ch", 0, verb="SUB_ORDERED"), 0.1)
+        connection.close()
 
 
 async def test_a_request_after_all_of_it(secured: Cluster, authority: trustme.CA) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import anyio
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.anyio
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """Only event loops that keep a socket registered have waiters."""
     return request.param
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    near, far = socket.socketpair()
-    with near, far:
-        near.setblocking(False)
-        yield near, far
 
 
 async def _waiting(sock: socket.socket, wake: Callable[[list[Waiter]], None]) -> tuple[Watch, list[Waiter]]:

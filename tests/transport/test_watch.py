@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import anyio
 import anyio.lowlevel
@@ -12,14 +11,6 @@ import pytest
 from nsqext.transport.watch import Watch, watch_readable
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    near, far = socket.socketpair()
-    with near, far:
-        near.setblocking(False)
-        yield near, far
 
 
 async def _watched(sock: socket.socket, got: list[bytes], news: anyio.Event) -> Watch | None:

@@ -17,7 +17,7 @@ from itertools import accumulate
 import anyio
 from anyio import create_task_group
 
-from nsqext import Consumer, ConsumerOptions, Draft, Message, Producer
+from nsqext import Consumer, ConsumerOptions, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 
 LANES = 8
@@ -28,11 +28,11 @@ OPTIONS = ConsumerOptions(reconnect_wait=0.01, grace=1.0)
 Handle = Callable[[Message], Awaitable[None]]
 
 
-def make_drafts(count: int, weights: list[float]) -> list[Draft]:
+def make_drafts(count: int, weights: list[float]) -> list[OutgoingMessage]:
     """Return messages whose keys are drawn with these weights."""
     chance = random.Random(7)
     keys = chance.choices(range(len(weights)), cum_weights=list(accumulate(weights)), k=count)
-    return [Draft(b"%d" % number, key=f"key-{key}") for number, key in enumerate(keys)]
+    return [OutgoingMessage(b"%d" % number, key=f"key-{key}") for number, key in enumerate(keys)]
 
 
 def out_of_order(done: list[tuple[str, int]]) -> int:
@@ -45,7 +45,9 @@ def out_of_order(done: list[tuple[str, int]]) -> int:
     return wrong
 
 
-async def measure(cluster: Cluster, name: str, drafts: list[Draft], make: Callable[[], list[Consumer]]) -> float:
+async def measure(
+    cluster: Cluster, name: str, drafts: list[OutgoingMessage], make: Callable[[], list[Consumer]]
+) -> float:
     """Consume everything with these consumers; prints and returns messages a second."""
     done: list[tuple[str, int]] = []
     finished = anyio.Event()

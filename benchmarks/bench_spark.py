@@ -162,7 +162,7 @@ async def _publish(lookupd: str, topic: str, rows: int) -> None:
     async with nsqext.Producer(lookupd=lookupd) as producer:
         for first in range(1, rows + 1, _BATCH):
             # with trace ids, as the sink does it
-            drafts = [nsqext.Draft(BODY, trace_id=number) for number in range(first, first + _BATCH)]
+            drafts = [nsqext.OutgoingMessage(BODY, trace_id=number) for number in range(first, first + _BATCH)]
             await producer.publish_many(topic, drafts)
 
 

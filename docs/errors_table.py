@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from nsqext.errors import SERVER_ERRORS, NsqError
+from nsqext.errors import NsqError
+from nsqext.errors.server import SERVER_ERRORS
 
 PAGE = Path(__file__).parent / "reference" / "errors.md"
 BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"

@@ -7,8 +7,8 @@ import sys
 from inspect import cleandoc
 from pathlib import Path
 
-from nsqext.client.configure import consumer_settings, producer_settings
-from nsqext.client.consumer import Consumer
+from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.from_url import consumer_settings, producer_settings
 from nsqext.settings import PREFIX, Setting
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"

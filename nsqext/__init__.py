@@ -14,16 +14,16 @@ from nsqext._version import __version__
 if _typing.TYPE_CHECKING:
     from nsqext import errors
     from nsqext.app import App
-    from nsqext.client.batcher import Batcher
-    from nsqext.client.consumer import Consumer, ConsumerConnection
-    from nsqext.client.consumer_options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
-    from nsqext.client.control import Finish, GiveUp, Requeue
-    from nsqext.client.message import Message
-    from nsqext.client.options import ProducerOptions
-    from nsqext.client.positions import Position
-    from nsqext.client.producer import Producer
-    from nsqext.client.publication import Draft
-    from nsqext.client.tracelog import trace_log
+    from nsqext.client.consumer.consumer import Consumer, ConsumerConnection
+    from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
+    from nsqext.client.consumer.position import Position
+    from nsqext.client.producer.batcher import Batcher
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.producer import Producer
+    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.options import LookupOptions
     from nsqext.lookup.shared import Lookup
@@ -43,21 +43,21 @@ __all__ = (
     "ConsumerOptions",
     "DeliveryOptions",
     "DeliveryUnknown",
-    "Draft",
     "ExtFilter",
     "FailureOptions",
     "Finish",
-    "GiveUp",
     "InvalidInput",
     "Lookup",
     "LookupOptions",
     "Message",
     "NsqError",
+    "OutgoingMessage",
     "Position",
     "Producer",
     "ProducerOptions",
     "PublishFailed",
     "Receipt",
+    "Reject",
     "Requeue",
     "ServerError",
     "TopicMeta",
@@ -68,16 +68,16 @@ __all__ = (
 
 _HOMES = {
     "nsqext.app": ("App",),
-    "nsqext.client.batcher": ("Batcher",),
-    "nsqext.client.consumer": ("Consumer", "ConsumerConnection"),
-    "nsqext.client.consumer_options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
-    "nsqext.client.control": ("Finish", "GiveUp", "Requeue"),
-    "nsqext.client.message": ("Message",),
-    "nsqext.client.options": ("ProducerOptions",),
-    "nsqext.client.positions": ("Position",),
-    "nsqext.client.producer": ("Producer",),
-    "nsqext.client.publication": ("Draft",),
-    "nsqext.client.tracelog": ("trace_log",),
+    "nsqext.client.producer.batcher": ("Batcher",),
+    "nsqext.client.consumer.consumer": ("Consumer", "ConsumerConnection"),
+    "nsqext.client.consumer.options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
+    "nsqext.client.consumer.handler_signals": ("Finish", "Reject", "Requeue"),
+    "nsqext.client.consumer.message": ("Message",),
+    "nsqext.client.producer.options": ("ProducerOptions",),
+    "nsqext.client.consumer.position": ("Position",),
+    "nsqext.client.producer.producer": ("Producer",),
+    "nsqext.client.producer.request": ("OutgoingMessage",),
+    "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),
     "nsqext.lookup.shared": ("Lookup",),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
-from nsqext.client.consumer import Consumer
-from nsqext.client.producer import Producer
+from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.producer.producer import Producer
 from nsqext.client.signals import stop_on_signals
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
@@ -18,9 +18,9 @@ from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.shared import Lookup
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer_options import ConsumerOptions
-    from nsqext.client.options import ProducerOptions
-    from nsqext.client.workers import Handler
+    from nsqext.client.consumer.handlers.workers import Handler
+    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.producer.options import ProducerOptions
     from nsqext.observability.observer import Observer
 
 __all__ = ("App",)
@@ -97,7 +97,7 @@ class App:
         Raises:
             InvalidSetting: an unknown setting, or settings that contradict each other.
         """
-        from nsqext.client.configure import load_producer
+        from nsqext.client.from_url import load_producer
 
         found = load_producer(url, settings)
         return cls(found.lookupd, nsqd=found.nsqd, producer_options=found.options, observers=observers)

@@ -8,7 +8,8 @@ import pickle
 import pytest
 
 from nsqext import errors
-from nsqext.errors import SERVER_ERRORS, NotLeader, NsqError, ServerError, TooManyConnections, server_error
+from nsqext.errors import NsqError, ServerError
+from nsqext.errors.server import SERVER_ERRORS, NotLeader, TooManyConnections, server_error
 
 _CLASSES = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, NsqError)]
 

@@ -14,7 +14,7 @@ import trustme
 
 import nsqext
 from nsqext import ConnectionOptions, ConsumerOptions, LookupOptions, Position, ProducerOptions, sync
-from nsqext.client.configure import consumer_settings, load_consumer, load_producer, producer_settings
+from nsqext.client.from_url import consumer_settings, load_consumer, load_producer, producer_settings
 from nsqext.errors import InvalidSetting
 from nsqext.settings import redacted
 

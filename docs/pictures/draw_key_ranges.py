@@ -18,11 +18,11 @@ import matplotlib.pyplot as plt
 from anyio import create_task_group
 from attrs import define, field
 
-from nsqext import Consumer, Draft, Message, Producer
+from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.cli.key_ranges_watch import RangeLine, RangeWatch
 from nsqext.dispatch import position_of
-from nsqext.lookup.directory import Directory
+from nsqext.lookup.metadata import MetadataCache
 
 STEP = 4.0
 """Seconds between two events."""
@@ -62,13 +62,13 @@ async def publish(cluster: Cluster) -> None:
     async with Producer(cluster.lookupd) as producer:
         while True:
             drawn = chance.choices(keys, weights, k=40)
-            await producer.publish_many(TOPIC, [Draft(b"x", key=key) for key in drawn])
+            await producer.publish_many(TOPIC, [OutgoingMessage(b"x", key=key) for key in drawn])
             await anyio.sleep(0.04)
 
 
 async def look(cluster: Cluster, record: Record, started: float) -> None:
     """Write down the ranges, ten times a second."""
-    directory = Directory(lookupd=cluster.lookupd)
+    directory = MetadataCache(lookupd=cluster.lookupd)
     async with aclosing(directory), httpx.AsyncClient(trust_env=False) as web:
         watch = RangeWatch(directory, web, TOPIC, CHANNEL)
         while True:

@@ -44,10 +44,10 @@ class Flight:
         return str(self.columns["tailnum"] or f"{self.columns['carrier']}{self.columns['flight']}")
 
     @property
-    def draft(self) -> nsqext.Draft:
+    def draft(self) -> nsqext.OutgoingMessage:
         """The message: the row as JSON, three of its columns as headers."""
         body = orjson.dumps({"number": self.number, **self.columns})
-        return nsqext.Draft(body, headers={name: str(self.columns[name]) for name in _HEADERS}, key=self.key)
+        return nsqext.OutgoingMessage(body, headers={name: str(self.columns[name]) for name in _HEADERS}, key=self.key)
 
 
 def flights_file() -> Path:
@@ -87,7 +87,7 @@ def _value(name: str, cell: str) -> int | str | None:
     return cell if name in _TEXT else int(float(cell))
 
 
-def closing_word(last: Flight) -> nsqext.Draft:
+def closing_word(last: Flight) -> nsqext.OutgoingMessage:
     """Return a message which says that nothing comes any more.
 
     The hours of a stream close when something later is seen, so the last ones would stay open for ever. The message is
@@ -95,4 +95,4 @@ def closing_word(last: Flight) -> nsqext.Draft:
     """
     end = datetime.fromisoformat(str(last.columns["time_hour"])) + _BEHIND
     row = {"number": 0, "carrier": _NOBODY, "time_hour": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    return nsqext.Draft(orjson.dumps(row), headers={"carrier": _NOBODY})
+    return nsqext.OutgoingMessage(orjson.dumps(row), headers={"carrier": _NOBODY})

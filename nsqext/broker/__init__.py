@@ -10,17 +10,17 @@ from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
     from nsqext.broker.cluster import Cluster, ClusterNode
-    from nsqext.broker.cluster_faults import ClusterFaults, ScriptedClock
+    from nsqext.broker.cluster_fault_injection import ClusterFaults, ScriptedClock
     from nsqext.broker.options import ClusterOptions
 
 __all__ = ("Cluster", "ClusterFaults", "ClusterNode", "ClusterOptions", "ScriptedClock")
 
 _HOME = {
     "Cluster": "nsqext.broker.cluster",
-    "ClusterFaults": "nsqext.broker.cluster_faults",
+    "ClusterFaults": "nsqext.broker.cluster_fault_injection",
     "ClusterNode": "nsqext.broker.cluster",
     "ClusterOptions": "nsqext.broker.options",
-    "ScriptedClock": "nsqext.broker.cluster_faults",
+    "ScriptedClock": "nsqext.broker.cluster_fault_injection",
 }
 
 

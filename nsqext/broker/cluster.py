@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attrs import frozen
 
-from nsqext.broker.cluster_faults import ClusterFaults, coordinated
+from nsqext.broker.cluster_fault_injection import ClusterFaults, coordinated
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
@@ -19,7 +19,7 @@ from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from nsqext.broker.core import Core
+    from nsqext.broker.runtime import Runtime
 
 __all__ = ("Cluster", "ClusterNode")
 
@@ -73,7 +73,7 @@ class Cluster:
     ) -> None:
         self._shape = ClusterShape(nodes, lookupds, generation, Path(data_path) if data_path is not None else None)
         self._options = options or ClusterOptions()
-        self._core: Core | None = None
+        self._core: Runtime | None = None
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
         self._ended: Any = None
@@ -102,15 +102,15 @@ class Cluster:
             raise
         return self
 
-    async def _make(self) -> Core:
+    async def _make(self) -> Runtime:
         try:
             if self._shape.generation == "nsq":
-                from nsqext.broker.core_nsq import OriginalCore
+                from nsqext.broker.runtime_classic import RuntimeClassic
 
-                return OriginalCore(self._shape, self._options)
-            from nsqext.broker.core_ha import CoordinatedCore
+                return RuntimeClassic(self._shape, self._options)
+            from nsqext.broker.runtime_ha import RuntimeHa
 
-            return CoordinatedCore(self._shape, self._options)
+            return RuntimeHa(self._shape, self._options)
         except ModuleNotFoundError as error:
             if error.name not in ("starlette", "uvicorn"):
                 raise
@@ -141,7 +141,7 @@ class Cluster:
     ) -> None:
         self.stop()
 
-    def _run(self, function: Callable[[Core], Any]) -> Any:
+    def _run(self, function: Callable[[Runtime], Any]) -> Any:
         if self._portal is None or self._core is None:
             raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
         return self._portal.call(function, self._core)
@@ -162,7 +162,7 @@ class Cluster:
         }
 
     @property
-    def _known(self) -> Core:
+    def _known(self) -> Runtime:
         if self._core is None:
             raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
         return self._core

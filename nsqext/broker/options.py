@@ -11,7 +11,7 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    from nsqext.protocol.negotiate import ServerLimits
+    from nsqext.protocol.server.negotiate import ServerLimits
 
 __all__ = ("ClusterOptions",)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsqext.broker.nsqd.texts import parse_int
-from nsqext.broker.web import Call, HttpFault, first_values
+from nsqext.broker.http_api import Call, HttpFault, first_values
+from nsqext.broker.nsqd.go_format import parse_int
 
 __all__ = ("check_block_rate", "set_block_rate")
 

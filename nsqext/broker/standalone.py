@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import evolve, field, frozen
 
-from nsqext.broker.locking import locked
+from nsqext.broker.data_lock import locked
 from nsqext.broker.ports import split_address
 from nsqext.errors import InvalidSetting
-from nsqext.protocol.negotiate import ServerLimits
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address
 
 if TYPE_CHECKING:
@@ -209,12 +209,12 @@ async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
 
 
 async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> None:
-    from nsqext.broker.lookupd.registrar import Registrar
+    from nsqext.broker.lookupd.registration_client import RegistrationClient
 
     found = [split_address(tcp), split_address(http)]
     told = [Address(at.host, port or at.port) for at, port in zip(found, settings.broadcast_ports, strict=True)]
     ha = _is_redesigned(settings.generation)
-    await Registrar(node, told[0], told[1], settings.lookup_ping, partitions=ha).run()
+    await RegistrationClient(node, told[0], told[1], settings.lookup_ping, partitions=ha).run()
 
 
 @frozen
@@ -249,12 +249,12 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
         InvalidSetting: a setting makes no sense.
         OSError: an address cannot be had.
     """
-    from nsqext.broker.listening import listen
-    from nsqext.broker.lookupd.original import OriginalLookupd, original_app
+    from nsqext.broker.listeners import listen
+    from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
     from nsqext.broker.lookupd.registry import Registry
     from nsqext.broker.lookupd.standalone import standalone_app
-    from nsqext.broker.lookupd.tcp import LookupTcp
-    from nsqext.broker.serving import HttpServer
+    from nsqext.broker.lookupd.tcp_server import LookupTcpServer
+    from nsqext.broker.uvicorn_server import HttpServer
 
     ha = _is_redesigned(settings.generation)
     tcp = listen(settings.tcp)
@@ -267,11 +267,11 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
     registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
     version = (ServerLimits() if ha else ServerLimits.original()).version
     names = ("nsqlookupd", registry, version, settings.broadcast_address)
-    lookupd = OriginalLookupd(*names, tcp=addresses[0], http=addresses[1])
+    lookupd = ClassicLookupd(*names, tcp=addresses[0], http=addresses[1])
     try:
         async with anyio.create_task_group() as tasks:
-            await tasks.start(LookupTcp(lookupd, partitions=ha).serve, tcp)
-            app = standalone_app(lookupd) if ha else original_app(lookupd)
+            await tasks.start(LookupTcpServer(lookupd, partitions=ha).serve, tcp)
+            app = standalone_app(lookupd) if ha else classic_app(lookupd)
             await tasks.start(HttpServer(app).serve, http)
             log("INFO", f"TCP: listening on {addresses[0]}")
             log("INFO", f"HTTP: listening on {addresses[1]}")

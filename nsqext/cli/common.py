@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from nsqext import LookupOptions, NsqError
-from nsqext.client.configure import load_producer
+from nsqext.client.from_url import load_producer
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.client import LookupClient

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from nsqext.cli.common import Url, lookup_addresses
 from nsqext.cli.key_ranges_watch import PartitionKeys, RangeWatch
-from nsqext.lookup.directory import Directory
+from nsqext.lookup.metadata import MetadataCache
 from nsqext.protocol.names import check_channel, check_topic
 
 __all__ = ("make_table", "run")
@@ -51,7 +51,7 @@ def run(
 
 async def _show(topic: str, channel: str, lookupd: Sequence[str], interval: float, once: bool) -> None:
     console = Console()
-    directory = Directory(lookupd=lookupd)
+    directory = MetadataCache(lookupd=lookupd)
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as web:
         watch = RangeWatch(directory, web, topic, channel)
         name = f"{topic} / {channel}"

@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 from attrs import field, frozen
 
-from nsqext.errors import BadChannel, InvalidSetting, ProtocolError
-from nsqext.lookup.directory import Directory
-from nsqext.lookup.table import TopicView
+from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.errors.server import BadChannel
+from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.partition_map import PartitionMap
 
 __all__ = ("PartitionKeys", "RangeLine", "RangeWatch")
 
@@ -70,7 +71,7 @@ class RangeWatch:
         channel: name of the channel.
     """
 
-    def __init__(self, directory: Directory, web: httpx.AsyncClient, topic: str, channel: str) -> None:
+    def __init__(self, directory: MetadataCache, web: httpx.AsyncClient, topic: str, channel: str) -> None:
         self._directory = directory
         self._web = web
         self._topic = topic
@@ -97,7 +98,7 @@ class RangeWatch:
             raise BadChannel(f"no partition has the channel {self._channel}", topic=self._topic)
         return found
 
-    async def _ask(self, view: TopicView, number: int) -> PartitionKeys:
+    async def _ask(self, view: PartitionMap, number: int) -> PartitionKeys:
         leader = view.leaders.get(number)
         http = view.http.get(leader) if leader is not None else None
         if http is None:

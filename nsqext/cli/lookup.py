@@ -10,12 +10,12 @@ import typer
 from nsqext.cli.common import Lookupd, Url, lookup_client, perform, show
 from nsqext.errors import NsqError
 from nsqext.lookup.client import failure
-from nsqext.lookup.table import PartitionTable, TopicView
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 
 __all__ = ("run",)
 
 
-def _show_view(view: TopicView) -> None:
+def _show_view(view: PartitionMap) -> None:
     meta = view.meta
     kind = ", ".join(name for name, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds)
     show(
@@ -57,7 +57,7 @@ def run(
         if not any(answer.found for answer in answers):
             errors: list[NsqError] = [answer.error for answer in answers if answer.error is not None]
             raise failure(errors, name)
-        table = PartitionTable(name, access)
+        table = PartitionMapMerger(name, access)
         table.merge(answers)
         _show_view(table.view)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nsqext.broker.listening import listen_early
+from nsqext.broker.listeners import listen_early
 from nsqext.cli.checks import check_nsqd, check_values
 from nsqext.cli.program import read_program, run_program
 from nsqext.cli.reported import reported

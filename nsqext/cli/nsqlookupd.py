@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from nsqext.broker.listening import listen_early
+from nsqext.broker.listeners import listen_early
 from nsqext.cli.checks import check_nsqlookupd
 from nsqext.cli.program import read_program, run_program
 

@@ -9,7 +9,7 @@ import anyio
 import attrs
 import typer
 
-from nsqext import Draft, Producer
+from nsqext import OutgoingMessage, Producer
 from nsqext.cli.common import Lookupd, Nsqd, Url, addresses, perform, show
 from nsqext.errors import InvalidSetting
 
@@ -66,7 +66,7 @@ def run(
             async for line in anyio.wrap_file(sys.stdin.buffer):
                 text = line.rstrip(b"\r\n")
                 if text:
-                    await batcher.add(Draft(text, headers, tag, trace_id, key))
+                    await batcher.add(OutgoingMessage(text, headers, tag, trace_id, key))
                     count += 1
             await batcher.flush()
         show({"topic": topic, "published": count}, f"{count} messages stored in {topic}")

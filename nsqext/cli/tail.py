@@ -9,7 +9,7 @@ import typer
 
 from nsqext import Consumer, Message, Requeue
 from nsqext.cli.common import Lookupd, Nsqd, Url, addresses, body_fields, perform, show
-from nsqext.client.configure import read_position
+from nsqext.client.from_url import read_position
 from nsqext.errors import InvalidSetting
 
 __all__ = ("run",)

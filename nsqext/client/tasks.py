@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ("OrderlyTasks", "first_error")
+__all__ = ("OrderedTasks", "first_error")
 
 E = TypeVar("E", bound=BaseException)
 
@@ -22,7 +22,7 @@ def first_error(errors: BaseExceptionGroup[E]) -> E:
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-class OrderlyTasks:
+class OrderedTasks:
     """A task group, and tasks in it that outlive its cancellation until `leave`.
 
     Attributes:

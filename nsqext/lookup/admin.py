@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from nsqext.errors import InvalidInput, LookupFailed, TopicNotFound
 from nsqext.lookup.client import LookupClient, failure
-from nsqext.lookup.table import PartitionTable
+from nsqext.lookup.partition_map import PartitionMapMerger
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
-    from nsqext.lookup.table import TopicView
+    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
 __all__ = ("LookupAdmin",)
@@ -93,11 +93,11 @@ class LookupAdmin:
         for node in view.nodes:
             await self._post(_http(view, node), "/channel/create", params)
 
-    async def _find(self, topic: str) -> TopicView:
+    async def _find(self, topic: str) -> PartitionMap:
         answers = await self._client.lookup(topic, "r")
         if not any(answer.found for answer in answers):
             raise failure([answer.error for answer in answers if answer.error is not None], topic)
-        table = PartitionTable(topic, "r")
+        table = PartitionMapMerger(topic, "r")
         table.merge(answers)
         return table.view
 
@@ -126,7 +126,7 @@ class LookupAdmin:
         await self._client.http.ask(address, path, params, method="POST")
 
 
-def _http(view: TopicView, node: Address) -> Address:
+def _http(view: PartitionMap, node: Address) -> Address:
     address = view.http.get(node)
     if address is None:
         raise LookupFailed("lookup does not tell the node's HTTP address", topic=view.topic, node=str(node))

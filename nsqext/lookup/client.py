@@ -11,9 +11,17 @@ from attrs import define
 
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.addresses import parse_addresses
-from nsqext.lookup.answers import LookupAnswer, LookupNode, NodeInfo, read_lookup, read_lookup_nodes, read_node, unwrap
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.responses import (
+    LookupAnswer,
+    LookupNode,
+    NodeInfo,
+    read_lookup,
+    read_lookup_nodes,
+    read_node,
+    unwrap,
+)
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from nsqext.errors import InvalidState, LookupFailed
-from nsqext.lookup.answers import unwrap
+from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
     import httpx

@@ -10,11 +10,11 @@ import anyio
 
 from nsqext.errors import LookupFailed, NsqError
 from nsqext.lookup.client import failure
-from nsqext.lookup.table import PartitionTable, TopicView
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 
 if TYPE_CHECKING:
-    from nsqext.lookup.answers import LookupAnswer
     from nsqext.lookup.options import LookupOptions
+    from nsqext.lookup.responses import LookupAnswer
 
 __all__ = ("Pace", "Refresher")
 
@@ -73,16 +73,16 @@ class Refresher:
         access: str,
         ask: Callable[[], Awaitable[Sequence[LookupAnswer]]],
         options: LookupOptions,
-        changed: Callable[[TopicView], None],
+        changed: Callable[[PartitionMap], None],
     ) -> None:
         self.topic: str = topic
-        self.view: TopicView | None = None
+        self.view: PartitionMap | None = None
         """What is known; None until a lookup node has known the topic."""
         self.error: NsqError = LookupFailed("lookup was not asked yet", topic=topic)
         """Why the last round that failed did."""
         self.poll_at: float = float("inf")
         """When the next poll is due, in seconds of the event loop's clock."""
-        self._table = PartitionTable(topic, access)
+        self._table = PartitionMapMerger(topic, access)
         self._ask = ask
         self._options = options
         self._changed = changed
@@ -92,7 +92,7 @@ class Refresher:
         self._settled_at: float | None = None
 
     async def refresh(
-        self, failed: TopicView | None = None, partition: int | None = None, *, asked_for: bool = True
+        self, failed: PartitionMap | None = None, partition: int | None = None, *, asked_for: bool = True
     ) -> None:
         """Return when a round has ended that is newer than ``failed``; at once when there is such a view already.
 
@@ -121,7 +121,7 @@ class Refresher:
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
         """Ask others from now on, whose word replaces what is known as soon as they know the topic."""
         self._ask = ask
-        self._table = PartitionTable(self.topic, self._table.view.access, self._table.view.version)
+        self._table = PartitionMapMerger(self.topic, self._table.view.access, self._table.view.version)
         self._pace = Pace(self._options.max_pause)
         self.poll_at = float("-inf")
 

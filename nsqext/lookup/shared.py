@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.directory import Directory
+from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Lookup:
 
     def __init__(self, lookupd: str | Sequence[str], *, options: LookupOptions | None = None) -> None:
         self.options: LookupOptions = options or LookupOptions()
-        self._directory = Directory(lookupd, options=self.options)
+        self._directory = MetadataCache(lookupd, options=self.options)
 
     def __repr__(self) -> str:
         return f"Lookup({','.join(map(str, self.addresses))!r})"
@@ -44,7 +44,7 @@ class Lookup:
         return self._directory.addresses
 
     @property
-    def directory(self) -> Directory:
+    def directory(self) -> MetadataCache:
         """What its users find topics in."""
         return self._directory
 
@@ -65,7 +65,7 @@ class Lookup:
 
 def find_directory(
     lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str], options: LookupOptions
-) -> Directory:
+) -> MetadataCache:
     """Return the directory for somebody with these settings: a shared one, or one of its own.
 
     Raises:
@@ -73,7 +73,7 @@ def find_directory(
             has others.
     """
     if not isinstance(lookupd, Lookup):
-        return Directory(lookupd, nsqd, options)
+        return MetadataCache(lookupd, nsqd, options)
     if nsqd:
         raise InvalidSetting("both lookupd and nsqd are given", hint="give one of them")
     if options not in (lookupd.options, LookupOptions()):

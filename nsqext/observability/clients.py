@@ -7,17 +7,17 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsqext.client.consumer import Consumer
-from nsqext.client.producer import Producer
-from nsqext.client.publication import Draft
-from nsqext.client.workers import Handler
+from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.consumer.handlers.workers import Handler
+from nsqext.client.producer.producer import Producer
+from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import InvalidSetting
 from nsqext.observability.observer import Observed, Observer, Processing, Publishing
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer_options import ConsumerOptions
-    from nsqext.client.message import Message
-    from nsqext.client.options import ProducerOptions
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.producer.options import ProducerOptions
     from nsqext.lookup.shared import Lookup
     from nsqext.types import Receipt
 
@@ -70,7 +70,7 @@ class ObservedProducer(Producer):
         delay: float | None = None,
     ) -> Receipt:
         """Publish a message and wait until it is stored; see `nsqext.Producer.publish`."""
-        publishing = Publishing(topic, [Draft(body, headers, tag, trace_id, key)], batch=False)
+        publishing = Publishing(topic, [OutgoingMessage(body, headers, tag, trace_id, key)], batch=False)
         with self._surrounding(publishing):
             draft = publishing.drafts[0]
             receipt = await super().publish(
@@ -89,13 +89,13 @@ class ObservedProducer(Producer):
     async def publish_many(
         self,
         topic: str,
-        messages: Iterable[bytes | Draft],
+        messages: Iterable[bytes | OutgoingMessage],
         *,
         key: str | bytes | None = None,
         partition: int | None = None,
     ) -> list[Receipt]:
         """Publish messages in batches; see `nsqext.Producer.publish_many`."""
-        drafts = [message if isinstance(message, Draft) else Draft(message) for message in messages]
+        drafts = [message if isinstance(message, OutgoingMessage) else OutgoingMessage(message) for message in messages]
         publishing = Publishing(topic, drafts, batch=True)
         with self._surrounding(publishing):
             receipts = await super().publish_many(topic, publishing.drafts, key=key, partition=partition)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field
 
-from nsqext.client.control import HandlerSignal
-from nsqext.client.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
+from nsqext.client.consumer.handler_signals import HandlerSignal
+from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from nsqext.client.publication import Draft
+    from nsqext.client.producer.request import OutgoingMessage
     from nsqext.types import Receipt
 
 __all__ = ("Observed", "Observer", "Processing", "Publishing", "failure")
@@ -35,7 +35,7 @@ class Publishing:
     """
 
     topic: str
-    drafts: list[Draft]
+    drafts: list[OutgoingMessage]
     batch: bool
     receipts: Sequence[Receipt] = field(factory=tuple)
 

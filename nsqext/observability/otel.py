@@ -21,7 +21,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.observability.observer import Processing, Publishing, failure
 
 if TYPE_CHECKING:
-    from nsqext.client.publication import Draft
+    from nsqext.client.producer.request import OutgoingMessage
 
 __all__ = ("OpenTelemetry", "TelemetryOptions")
 
@@ -158,7 +158,7 @@ class OpenTelemetry:
             span.end()
         return links
 
-    def _inject(self, draft: Draft, context: Context | None) -> Draft:
+    def _inject(self, draft: OutgoingMessage, context: Context | None) -> OutgoingMessage:
         """Return the message with the context in its headers, where that is wanted."""
         mode = self._options.propagate
         if mode == "never" or (mode == "with_headers" and not draft.headers and draft.tag is None):
@@ -167,7 +167,7 @@ class OpenTelemetry:
         propagate.inject(carrier, context)
         return evolve(draft, headers={**(draft.headers or {}), **carrier}) if carrier else draft
 
-    def _of_draft(self, draft: Draft) -> Attributes:
+    def _of_draft(self, draft: OutgoingMessage) -> Attributes:
         attributes: Attributes = {}
         if draft.trace_id is not None:
             attributes[TRACE_ID] = str(draft.trace_id)

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.protocol.fields import UnreadableFields, read_fields
+from nsqext.protocol.go_structs import UnreadableFields, read_fields
 
 __all__ = (
     "DISPATCH_TYPES",

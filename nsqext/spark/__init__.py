@@ -10,15 +10,15 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
-    from nsqext.spark.deduplication import dedupe
     from nsqext.spark.registration import register
     from nsqext.spark.source import NsqDataSource
+    from nsqext.spark.write.dedupe import dedupe
 
 __all__ = ("NsqDataSource", "dedupe", "register")
 
 _HOME = {
     "NsqDataSource": "nsqext.spark.source",
-    "dedupe": "nsqext.spark.deduplication",
+    "dedupe": "nsqext.spark.write.dedupe",
     "register": "nsqext.spark.registration",
 }
 

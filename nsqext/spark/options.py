@@ -15,9 +15,9 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.addresses import parse_addresses
 from nsqext.protocol.names import check_topic
-from nsqext.spark.access import PREFIX, Access, unknown
-from nsqext.spark.scratch import MARK
-from nsqext.spark.values import (
+from nsqext.spark.cluster.client_config import PREFIX, Access, unknown
+from nsqext.spark.cluster.ephemeral_channel import MARK
+from nsqext.spark.option_values import (
     read_assignment,
     read_bool,
     read_channel,

@@ -52,7 +52,7 @@ class NsqDataSource(DataSource):
         Raises:
             InvalidSetting: the options cannot be right.
         """
-        from nsqext.spark.batch import NsqReader
+        from nsqext.spark.read.batch import NsqReader
 
         return NsqReader(self._read_options(schema))
 
@@ -65,8 +65,8 @@ class NsqDataSource(DataSource):
         Raises:
             PySparkNotImplementedError: ``readMode`` is ``channel``; Spark takes `simpleStreamReader` then.
         """
+        from nsqext.spark.read.stream import NsqStreamReader
         from nsqext.spark.refusing import RefusingReader
-        from nsqext.spark.stream import NsqStreamReader
 
         try:
             options = self._read_options(schema, streaming=True)
@@ -84,7 +84,7 @@ class NsqDataSource(DataSource):
         Raises:
             InvalidSetting: the options cannot be right.
         """
-        from nsqext.spark.fallback import NsqChannelReader
+        from nsqext.spark.read.channel_stream import NsqChannelReader
 
         return NsqChannelReader(self._read_options(schema, streaming=True))
 
@@ -94,7 +94,7 @@ class NsqDataSource(DataSource):
         Raises:
             InvalidSetting: the options or the columns cannot be right.
         """
-        from nsqext.spark.sink import NsqWriter
+        from nsqext.spark.write.sink import NsqWriter
 
         return NsqWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
@@ -104,7 +104,7 @@ class NsqDataSource(DataSource):
         Raises:
             InvalidSetting: the options or the columns cannot be right.
         """
-        from nsqext.spark.sink import NsqStreamWriter
+        from nsqext.spark.write.sink import NsqStreamWriter
 
         return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
@@ -130,6 +130,6 @@ class PushingDataSource(NsqDataSource):
         Raises:
             InvalidSetting: the options cannot be right.
         """
-        from nsqext.spark.batch import NsqPushingReader
+        from nsqext.spark.read.batch import NsqPushingReader
 
         return NsqPushingReader(self._read_options(schema))

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
-from nsqext.client.consumer import Consumer as AsyncConsumer
+from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.loop import Opened, shared_loop
 from nsqext.sync.message import Message
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer import ConsumerConnection
-    from nsqext.client.consumer_options import ConsumerOptions, KeyOptions
-    from nsqext.client.message import Message as AsyncMessage
-    from nsqext.client.positions import Position
+    from nsqext.client.consumer.consumer import ConsumerConnection
+    from nsqext.client.consumer.message import Message as AsyncMessage
+    from nsqext.client.consumer.options import ConsumerOptions, KeyOptions
+    from nsqext.client.consumer.position import Position
     from nsqext.lookup.shared import Lookup
 
 __all__ = ("Consumer",)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from nsqext.client.message import Message as AsyncMessage
+    from nsqext.client.consumer.message import Message as AsyncMessage
 
 __all__ = ("Message",)
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nsqext.client.producer import Producer as AsyncProducer
+from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.sync.loop import Opened
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from nsqext.client.batcher import Batcher as AsyncBatcher
-    from nsqext.client.options import ProducerOptions
-    from nsqext.client.publication import Draft
+    from nsqext.client.producer.batcher import Batcher as AsyncBatcher
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.request import OutgoingMessage
     from nsqext.errors import NsqError
     from nsqext.lookup.shared import Lookup
     from nsqext.types import Receipt
@@ -109,7 +109,7 @@ class Producer(Opened):
     def publish_many(
         self,
         topic: str,
-        messages: Iterable[bytes | Draft],
+        messages: Iterable[bytes | OutgoingMessage],
         *,
         key: str | bytes | None = None,
         partition: int | None = None,
@@ -170,14 +170,14 @@ class Batcher(Opened):
         """Number of messages that were taken and are not stored yet."""
         return self._batcher.pending
 
-    def add(self, message: bytes | Draft) -> None:
+    def add(self, message: bytes | OutgoingMessage) -> None:
         """Take a message; returns when there is room for it, which is before it is stored.
 
         Errors are those of `nsqext.Batcher.add`.
         """
         self._run(self._batcher.add, message)
 
-    def publish(self, message: bytes | Draft) -> Receipt:
+    def publish(self, message: bytes | OutgoingMessage) -> Receipt:
         """Take a message, and wait until it is stored; errors are those of `nsqext.Batcher.publish`."""
         return self._run(self._batcher.publish, message)
 
@@ -188,6 +188,6 @@ class Batcher(Opened):
         """
         self._run(self._batcher.flush)
 
-    def take_failed(self) -> list[tuple[bytes | Draft, NsqError]]:
+    def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
         """Return the messages that failed and their errors, oldest first, and forget them."""
         return self._run_now(self._batcher.take_failed)

@@ -17,8 +17,8 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
 
 from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError
-from nsqext.protocol.client import ClientProtocol, Reply
-from nsqext.transport.watch import Waiter, watch_readable
+from nsqext.protocol.client.session import ClientProtocol, Reply
+from nsqext.transport.event_loop import Waiter, watch_readable
 from nsqext.transport.wire import Wire
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import anyio
 from attrs import evolve
 
 from nsqext.errors import (
-    AuthRequired,
     ConnectionFailed,
     ConnectionLost,
     InvalidSetting,
@@ -16,7 +15,8 @@ from nsqext.errors import (
     NsqError,
     ProtocolError,
 )
-from nsqext.protocol.commands import MAGIC_V2, auth, identify
+from nsqext.errors.server import AuthRequired
+from nsqext.protocol.client.commands import MAGIC_V2, auth, identify
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from nsqext.transport.connection import Connection

@@ -16,7 +16,7 @@ from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
-    from nsqext.transport.watch import Watch
+    from nsqext.transport.event_loop import Watch
 
 __all__ = ("Wire",)
 

@@ -8,20 +8,21 @@ from itertools import pairwise
 
 import pytest
 
-from nsqext.errors import SERVER_ERRORS, ProtocolError, ServerError, server_error
-from nsqext.protocol.bodies import PublishItem, Target, parse_publish
-from nsqext.protocol.client import ClientProtocol, Reply
-from nsqext.protocol.commands import NOP
-from nsqext.protocol.faults import Fault
+from nsqext.errors import ProtocolError, ServerError
+from nsqext.errors.server import SERVER_ERRORS, server_error
+from nsqext.protocol.client.commands import NOP
+from nsqext.protocol.client.session import ClientProtocol, Reply
 from nsqext.protocol.frames import HEARTBEAT, FrameParser, FrameType, encode_frame
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.messages import RawMessage, decode_into, encode_message
-from nsqext.protocol.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from nsqext.protocol.record import decode_record, encode_record, raw_size
-from nsqext.protocol.replies import decode_trace_reply, encode_trace_reply
+from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
+from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.trace_reply import decode_trace_reply, encode_trace_reply
 from tests.captures import Conversation, Step, conversation, conversations, disk_records
-from tests.protocol.reading import OpenRules, read_commands, write_command
+from tests.support.command_reader import OpenRules, read_commands, write_command
 
 ALL = [pytest.param(one, id=one.name) for one in conversations()]
 _MAGIC = b"  V2"

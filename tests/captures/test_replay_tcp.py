@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqext.protocol.frames import FrameParser, FrameType
-from tests.broker.nsqd.talking import Client, Clock, host, make_node
 from tests.captures import Conversation, Step, conversations, edge_conversations
+from tests.support.nsqd_sessions import Client, Clock, host, make_node
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node

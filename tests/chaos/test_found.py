@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 from attrs import define
 
-from nsqext.broker.nsqd.publish import commit
-from nsqext.protocol.faults import Fault
+from nsqext.broker.nsqd.publish_commands import commit
+from nsqext.protocol.server.request_error import Fault
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from nsqext.broker import Cluster
-from tests.broker.cluster.talking import eventually
+from tests.support.blocking_client import eventually
 
 ROOT = str(Path(__file__).parents[2])
 _PATIENCE = 50.0

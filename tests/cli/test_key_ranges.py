@@ -11,13 +11,14 @@ import httpx
 import pytest
 from rich.console import Console
 
-from nsqext import Consumer, Draft, Producer
+from nsqext import Consumer, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.key_ranges import make_table
 from nsqext.cli.key_ranges_watch import PartitionKeys, RangeLine, RangeWatch
-from nsqext.errors import BadChannel, InvalidSetting
-from nsqext.lookup.directory import Directory
+from nsqext.errors import InvalidSetting
+from nsqext.errors.server import BadChannel
+from nsqext.lookup.metadata import MetadataCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def cluster() -> Iterator[Cluster]:
 async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest.FixtureRequest) -> None:
     topic = f"seen{abs(hash(request.node.nodeid)) % 10**9}"
     cluster.create_topic(topic, partitions=2, extend=True, channels=["ch"])
-    directory = Directory(lookupd=cluster.lookupd)
+    directory = MetadataCache(lookupd=cluster.lookupd)
 
     def make(most: int) -> Consumer:
         return Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most)
@@ -46,7 +47,9 @@ async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest
         watch = RangeWatch(directory, web, topic, "ch")
         assert {one.error for one in await watch.look()} == {"no consumer, and no type yet"}
         async with make(2), make(200), Producer(cluster.lookupd) as producer:
-            await producer.publish_many(topic, [Draft(b"x", key=f"k{number}") for number in range(50)], partition=0)
+            await producer.publish_many(
+                topic, [OutgoingMessage(b"x", key=f"k{number}") for number in range(50)], partition=0
+            )
             with anyio.fail_after(10):
                 while not (found := await watch.look())[0].replay:  # noqa: ASYNC110 - the broker tells nobody
                     await anyio.sleep(0.01)
@@ -57,7 +60,7 @@ async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest
 
 
 async def test_other_channels_are_refused(cluster: Cluster) -> None:
-    directory = Directory(lookupd=cluster.lookupd)
+    directory = MetadataCache(lookupd=cluster.lookupd)
     async with aclosing(directory), httpx.AsyncClient(trust_env=False) as web:
         with pytest.raises(BadChannel, match="no partition has the channel nothing"):
             await RangeWatch(directory, web, "plain", "nothing").look()

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 import nsqext
-from tests.broker.cluster.talking import Talker, eventually, lookup
+from tests.support.blocking_client import Talker, eventually, lookup
 
 LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
 

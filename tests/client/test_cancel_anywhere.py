@@ -10,21 +10,31 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from nsqext import Consumer, Draft, Lookup, LookupOptions, NsqError, Position, Producer, ProducerOptions, Receipt
+from nsqext import (
+    Consumer,
+    Lookup,
+    LookupOptions,
+    NsqError,
+    OutgoingMessage,
+    Position,
+    Producer,
+    ProducerOptions,
+    Receipt,
+)
 from nsqext.errors import InvalidState
-from tests.client.consuming import eventually, opened, quick, take
-from tests.client.consuming import publish as publish_over_http
-from tests.client.scripted import error, message, obey, ok, scripted_lookup, scripted_node, until
-from tests.client.stepping import Step, sweep
+from tests.support.cancellation import Step, sweep
+from tests.support.consumers import eventually, opened, quick, take
+from tests.support.consumers import publish as publish_over_http
+from tests.support.fake_nsqd import error, message, obey, ok, scripted_lookup, scripted_node, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nsqext.broker import Cluster
-    from nsqext.client.batcher import Batcher
-    from nsqext.lookup.table import TopicView
-    from nsqext.protocol.parser import Command
-    from tests.client.scripted import Peer, ScriptedLookup, ScriptedNode
+    from nsqext.client.producer.batcher import Batcher
+    from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.protocol.server.command_parser import Command
+    from tests.support.fake_nsqd import Peer, ScriptedLookup, ScriptedNode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -183,7 +193,7 @@ class Reluctant:
 async def test_publishing_that_is_tried_again(kind: str) -> None:
     async def publish(producer: Producer, body: bytes) -> None:
         if kind == "many":
-            await producer.publish_many("t", [Draft(body, key="k"), Draft(body, key="k")])
+            await producer.publish_many("t", [OutgoingMessage(body, key="k"), OutgoingMessage(body, key="k")])
         elif kind == "pinned":
             await producer.publish("t", body, partition=1)
         else:
@@ -328,7 +338,7 @@ async def test_a_directory(kind: str) -> None:
     async def once(step: Step) -> None:
         directory = Lookup(broker.lookup).directory
         directory.join()
-        seen: list[TopicView] = []
+        seen: list[PartitionMap] = []
         directory.watch("t", "r", seen.append)
         if kind == "resolve":
             await step.run(directory.resolve("t", "r"))
@@ -354,7 +364,7 @@ async def test_polling() -> None:
         directory.join()
         polls = 0
 
-        def answered(view: TopicView) -> None:
+        def answered(view: PartitionMap) -> None:
             nonlocal polls
             polls += 1
             broker.move()

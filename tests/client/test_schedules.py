@@ -11,13 +11,13 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqext import ConnectionOptions, ConsumerOptions, Draft, Position, ProducerOptions
-from nsqext.client import pool as pool_module
-from nsqext.client import seeking
-from nsqext.client.batcher import Batcher, BatcherLimits
-from nsqext.client.places import Place, Source
-from nsqext.client.pool import NodePool
-from nsqext.client.turns import KeyTurns
+from nsqext import ConnectionOptions, ConsumerOptions, OutgoingMessage, Position, ProducerOptions
+from nsqext.client.consumer.subscriptions import seek as seeking
+from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
+from nsqext.client.producer import connection_pool as pool_module
+from nsqext.client.producer.batcher import Batcher, BatcherLimits
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.key_lock import KeyLock
 from nsqext.errors import (
     BatchFailed,
     ConnectionFailed,
@@ -27,7 +27,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     PublishFailed,
 )
-from nsqext.lookup.table import TopicView
+from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.identify import Negotiated
 from nsqext.types import Address, Receipt
 
@@ -57,7 +57,7 @@ def test_turns_are_exclusive_and_all_come_round(
     backend: str, visits: list[tuple[int, list[str], int, int | None]]
 ) -> None:
     """Each visit: when it comes, to which keys, how long it stays, and when it is cancelled, if ever."""
-    turns = KeyTurns()
+    turns = KeyLock()
     inside: set[tuple[str, bytes]] = set()
     ended: list[int] = []
 
@@ -104,8 +104,8 @@ class _Publisher:
 
     def __init__(self, ends: list[str]) -> None:
         self.options = ProducerOptions()
-        self.calls: list[list[bytes | Draft]] = []
-        self.stored: list[bytes | Draft] = []
+        self.calls: list[list[bytes | OutgoingMessage]] = []
+        self.stored: list[bytes | OutgoingMessage] = []
         self._ends = ends
 
     async def publish_many(self, topic: str, messages: Any) -> list[Receipt]:
@@ -141,7 +141,7 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
     """Each adder puts so many messages in; every message is stored or told as failed, and never both."""
     publisher = _Publisher(list(ends))
     limits = BatcherLimits(linger=0.0, max_count=max_count, max_pending=max_pending)
-    failed: list[bytes | Draft] = []
+    failed: list[bytes | OutgoingMessage] = []
     taken: list[bytes] = []
     asked: dict[bytes, bool] = {}
 
@@ -238,7 +238,7 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
 
     ended: list[str] = []
 
-    async def call(pool: NodePool, come: int, cancel: int | None) -> None:
+    async def call(pool: ConnectionPool, come: int, cancel: int | None) -> None:
         await _wait(come)
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
@@ -251,7 +251,7 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
                 tasks.cancel_scope.cancel()
 
     async def main() -> None:
-        pool = NodePool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions())
         async with anyio.create_task_group() as tasks:
             for come, cancel in callers:
                 tasks.start_soon(call, pool, come, cancel)
@@ -300,10 +300,10 @@ def test_seeks_all_end_and_the_channel_is_where_the_last_one_wants_it(
     backend: str, seeks: list[tuple[int, int, int | None]], moves: list[tuple[bool, int]]
 ) -> None:
     """Seeks come and are cancelled, while moves of the channel work or fail after a while."""
-    place = Place(0)
+    place = Assignment(0)
     live: dict[Any, Any] = {}
-    seeker = seeking.Seeker(Source("t", "ch", None, ConsumerOptions()), {0: place}, live)
-    view = TopicView("t", "r", http={Address("n", 1): Address("n", 2)})
+    seeker = seeking.ChannelSeeker(SubscriptionSpec("t", "ch", None, ConsumerOptions()), {0: place}, live)
+    view = PartitionMap("t", "r", http={Address("n", 1): Address("n", 2)})
     plan, moved, asked = list(moves), list[str](), list[str]()
 
     async def move_channel(*given_words: object) -> None:

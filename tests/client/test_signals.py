@@ -13,7 +13,7 @@ from anyio import create_task_group, to_thread
 
 from nsqext import Consumer, Message
 from nsqext.client.signals import stop_on_signals
-from tests.client.consuming import QUICK, depth, eventually, publish
+from tests.support.consumers import QUICK, depth, eventually, publish
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster

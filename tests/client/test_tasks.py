@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from nsqext.client.tasks import OrderlyTasks, first_error
+from nsqext.client.tasks import OrderedTasks, first_error
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ def test_the_first_error_of_nested_groups() -> None:
 
 
 async def test_a_task_outlives_the_cancellation_until_it_is_left() -> None:
-    tasks = OrderlyTasks()
+    tasks = OrderedTasks()
     seen: list[str] = []
     started = anyio.Event()
 
@@ -43,7 +43,7 @@ async def test_the_error_of_a_task_comes_out_alone() -> None:
     async def fail() -> None:
         raise KeyError("mine")
 
-    tasks = OrderlyTasks()
+    tasks = OrderedTasks()
     await tasks.enter()
     tasks.start(fail)
     with anyio.CancelScope(shield=True):

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import pytest
 
-from tests.contract.servers import REAL, ClusterUnderTest, running_cluster
+from tests.support.cluster import REAL, ClusterUnderTest, running_cluster
 
 HERE = Path(__file__).parent
 _PATIENT = 240

@@ -9,10 +9,10 @@ import pytest
 
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, DeliveryOptions, FailureOptions, Message, Producer
 from nsqext.errors import InvalidState, MessageNotInFlight
-from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
-from tests.contract.relay import relaying
-from tests.contract.servers import PARTITIONS, ClusterUnderTest
-from tests.pauses import unless_paused
+from tests.support.cluster import PARTITIONS, ClusterUnderTest
+from tests.support.machine_pauses import unless_paused
+from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
+from tests.support.tcp_relay import relaying
 
 pytestmark = pytest.mark.anyio
 

@@ -22,8 +22,8 @@ from nsqext.broker import Cluster
 from nsqext.cli.flights_topic import TopicPlan, make_writable
 from nsqext.lookup.admin import LookupAdmin
 from nsqext.lookup.client import LookupClient
-from tests.contract.servers import REAL
-from tests.pauses import PauseWatch
+from tests.support.cluster import REAL
+from tests.support.machine_pauses import PauseWatch
 
 pytestmark = pytest.mark.anyio
 

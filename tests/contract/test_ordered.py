@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, Producer
-from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
-from tests.contract.servers import PARTITIONS, ClusterUnderTest
+from tests.support.cluster import PARTITIONS, ClusterUnderTest
+from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
 pytestmark = pytest.mark.anyio
 

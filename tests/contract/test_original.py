@@ -16,18 +16,18 @@ from nsqext import (
     Consumer,
     ConsumerOptions,
     DeliveryOptions,
-    Draft,
     LookupOptions,
     Message,
     NsqError,
+    OutgoingMessage,
     Position,
     Producer,
 )
 from nsqext.broker import Cluster
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
 from nsqext.lookup.client import LookupClient
-from tests.contract.collecting import DEADLINE, finish_all, nothing_for, subscribed, take
-from tests.pauses import unless_paused
+from tests.support.machine_pauses import unless_paused
+from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
 pytestmark = pytest.mark.anyio
 
@@ -236,7 +236,7 @@ async def test_what_it_does_not_have_is_refused_before_it_is_sent(original: Orig
             with anyio.fail_after(DEADLINE), pytest.raises(error):
                 await producer.publish(**{"topic": topic, "body": b"hi", **given})
         with pytest.raises(NsqError, match="header"):
-            await producer.publish_many(topic, [Draft(b"hi", headers={"a": "1"})])
+            await producer.publish_many(topic, [OutgoingMessage(b"hi", headers={"a": "1"})])
         await producer.publish(topic, b"last")
     async with Consumer(topic, "ch", lookupd=original.lookupd, options=_POLLING) as consumer:
         assert sorted(messages_of(await finish_all(consumer, 2))) == [b"first", b"last"]

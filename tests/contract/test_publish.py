@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerOptions, Draft, Producer, ProducerOptions, Receipt
+from nsqext import Consumer, ConsumerOptions, OutgoingMessage, Producer, ProducerOptions, Receipt
 from nsqext.protocol.hashing import java_string_partition, murmur3_partition
-from tests.contract.collecting import finish_all
-from tests.contract.servers import PARTITIONS, ClusterUnderTest
+from tests.support.cluster import PARTITIONS, ClusterUnderTest
+from tests.support.messages import finish_all
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +104,7 @@ async def test_many_of_nothing_is_nothing(cluster_under_test: ClusterUnderTest) 
 async def test_many_traced_messages_are_told_apart(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     options = ConsumerOptions(queue_position=True)
-    drafts = [Draft(b"x" * number, trace_id=number) for number in range(1, 6)]
+    drafts = [OutgoingMessage(b"x" * number, trace_id=number) for number in range(1, 6)]
     async with Consumer(topic, channel, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
         receipts = await producer.publish_many(topic, drafts, partition=0)
         messages = await finish_all(consumer, 5)
@@ -116,10 +116,10 @@ async def test_many_traced_messages_are_told_apart(cluster_under_test: ClusterUn
 async def test_many_mixed_messages_each_keep_what_they_have(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     drafts = [
-        Draft(b"bare"),
-        Draft(b"headed", headers={"a": "1"}),
-        Draft(b"tagged", tag="canary"),
-        Draft(b"traced", headers={"b": "2"}, trace_id=9),
+        OutgoingMessage(b"bare"),
+        OutgoingMessage(b"headed", headers={"a": "1"}),
+        OutgoingMessage(b"tagged", tag="canary"),
+        OutgoingMessage(b"traced", headers={"b": "2"}, trace_id=9),
     ]
     async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
         receipts = await producer.publish_many(topic, drafts, partition=1)
@@ -138,7 +138,7 @@ async def test_many_keyed_messages_go_where_their_keys_belong(
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     keys = [f"key {number % 5}" for number in range(20)]
-    drafts = [Draft(b"%d" % number, key=key) for number, key in enumerate(keys)]
+    drafts = [OutgoingMessage(b"%d" % number, key=key) for number, key in enumerate(keys)]
     async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
         receipts = await producer.publish_many(topic, drafts)
         messages = await finish_all(consumer, 20)

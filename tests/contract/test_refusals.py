@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from nsqext import BatchFailed, Consumer, ConsumerOptions, Draft, NsqError, Producer, ProducerOptions
+from nsqext import BatchFailed, Consumer, ConsumerOptions, NsqError, OutgoingMessage, Producer, ProducerOptions
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,
@@ -23,8 +23,8 @@ from nsqext.errors import (
     ProtocolError,
     PublishFailed,
 )
-from tests.contract.collecting import DEADLINE, finish_all
-from tests.contract.servers import PARTITIONS, ClusterUnderTest
+from tests.support.cluster import PARTITIONS, ClusterUnderTest
+from tests.support.messages import DEADLINE, finish_all
 
 pytestmark = pytest.mark.anyio
 
@@ -89,9 +89,9 @@ async def test_nothing_of_a_bad_batch_is_sent(cluster_under_test: ClusterUnderTe
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     batches: list[tuple[list[Any], type[InvalidInput]]] = [
         ([b"good", b""], InvalidBody),
-        ([b"good", Draft(b"bad", headers={"##mine": "1"})], InvalidHeader),
-        ([b"good", Draft(b"bad", tag="a b")], InvalidName),
-        ([b"good", Draft(b"bad", trace_id=-1)], InvalidInput),
+        ([b"good", OutgoingMessage(b"bad", headers={"##mine": "1"})], InvalidHeader),
+        ([b"good", OutgoingMessage(b"bad", tag="a b")], InvalidName),
+        ([b"good", OutgoingMessage(b"bad", trace_id=-1)], InvalidInput),
         ([b"good", b"x" * (MEGABYTE + 1)], InvalidBody),
     ]
     async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
@@ -105,7 +105,7 @@ async def test_nothing_of_a_bad_batch_is_sent(cluster_under_test: ClusterUnderTe
 async def test_headers_in_a_batch_for_a_plain_topic_are_refused(cluster_under_test: ClusterUnderTest) -> None:
     async with Producer(cluster_under_test.lookupd) as producer:
         with pytest.raises((ExtendNotSupported, BatchFailed), match="headers"):
-            await producer.publish_many(cluster_under_test.plain, [Draft(b"hi", headers={"a": "1"})])
+            await producer.publish_many(cluster_under_test.plain, [OutgoingMessage(b"hi", headers={"a": "1"})])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, "a#b"])

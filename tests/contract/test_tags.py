@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nsqext import Consumer, Producer
-from tests.contract.collecting import finish_all, nothing_for, subscribed
-from tests.contract.servers import PARTITIONS, ClusterUnderTest
+from tests.support.cluster import PARTITIONS, ClusterUnderTest
+from tests.support.messages import finish_all, nothing_for, subscribed
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ import pytest
 
 from nsqext import ConnectionOptions, Consumer, ConsumerOptions, LookupOptions, Message, Producer, ProducerOptions
 from nsqext.errors import ExtendNotSupported, LookupFailed, TopicNotFound
-from tests.contract.collecting import DEADLINE, finish_all
+from tests.support.messages import DEADLINE, finish_all
 
 if TYPE_CHECKING:
-    from tests.contract.servers import ClusterUnderTest
+    from tests.support.cluster import ClusterUnderTest
 
 pytestmark = pytest.mark.anyio
 

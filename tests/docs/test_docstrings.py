@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.programs import ROOT
+from tests.support.programs import ROOT
 
 _LITERAL = re.compile(r"`+[^`]*`+")
 _MODULES = sorted((ROOT / "nsqext").rglob("*.py"))

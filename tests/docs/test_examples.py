@@ -7,7 +7,7 @@ import csv
 import pytest
 
 from nsqext.broker import Cluster
-from tests.docs.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 
 EXAMPLES = ROOT / "examples"
 

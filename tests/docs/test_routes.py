@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.applications import Starlette
 
-from nsqext.broker import Cluster, web
-from tests.docs.programs import ROOT
+from nsqext.broker import Cluster
+from nsqext.broker import http_api as web
+from tests.support.programs import ROOT
 
 if TYPE_CHECKING:
     from starlette.routing import Route

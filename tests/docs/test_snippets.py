@@ -14,7 +14,7 @@ import pytest
 
 import nsqext
 from nsqext.broker import Cluster
-from tests.docs.programs import ADDRESS, ROOT, Run, Snippet, run_program, snippets_of
+from tests.support.programs import ADDRESS, ROOT, Run, Snippet, run_program, snippets_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]

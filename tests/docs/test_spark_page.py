@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import attrs
 import pytest
 
-from tests.docs.programs import ROOT
+from tests.support.programs import ROOT
 
 pytest.importorskip("pyspark", exc_type=ImportError)
 

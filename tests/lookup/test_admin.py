@@ -11,8 +11,8 @@ import pytest
 from nsqext.errors import InvalidInput, InvalidName, LookupFailed, TopicNotFound
 from nsqext.lookup.admin import LookupAdmin
 from nsqext.lookup.client import LookupClient
-from tests.lookup.answering import lookup_json
-from tests.lookup.serving import LookupNodes, not_found
+from tests.support.fake_lookupd import LookupNodes, not_found
+from tests.support.lookup_responses import lookup_json
 
 pytestmark = pytest.mark.anyio
 

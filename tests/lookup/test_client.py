@@ -14,8 +14,8 @@ from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidStat
 from nsqext.lookup.client import LookupClient, failure
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
-from tests.lookup.answering import lookup_json, recorded
-from tests.lookup.serving import LookupNodes, not_found
+from tests.support.fake_lookupd import LookupNodes, not_found
+from tests.support.lookup_responses import lookup_json, recorded
 
 pytestmark = pytest.mark.anyio
 

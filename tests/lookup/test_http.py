@@ -14,7 +14,7 @@ from nsqext.errors import InvalidState, LookupFailed
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
-from tests.lookup.serving import Handler, answering, http, serving
+from tests.support.fake_lookupd import Handler, answering, http, serving
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream

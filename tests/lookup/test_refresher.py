@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.refresher import Pace, Refresher
-from nsqext.lookup.table import TopicView
-from tests.lookup.answering import failed, tcp, told, unknown
+from tests.support.lookup_responses import failed, tcp, told, unknown
 
 if TYPE_CHECKING:
-    from nsqext.lookup.answers import LookupAnswer
+    from nsqext.lookup.responses import LookupAnswer
 
 
 class Lookup:
@@ -30,7 +30,7 @@ class Lookup:
         self.at_once = 0
         self.held = held
         self.open = anyio.Event()
-        self.views: list[TopicView] = []
+        self.views: list[PartitionMap] = []
         self.refresher = Refresher("orders", "w", self.ask, LookupOptions(**options), self.views.append)
 
     async def ask(self) -> Sequence[LookupAnswer]:
@@ -62,7 +62,7 @@ async def test_a_round_makes_a_view() -> None:
 async def test_a_topic_that_is_known_and_nowhere_has_a_view() -> None:
     lookup = Lookup(told("a"))
     await lookup.refresher.refresh()
-    assert lookup.refresher.view == TopicView("orders")
+    assert lookup.refresher.view == PartitionMap("orders")
 
 
 @pytest.mark.anyio

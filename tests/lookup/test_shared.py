@@ -12,11 +12,11 @@ import pytest
 
 from nsqext import Lookup, LookupOptions
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.directory import Directory
+from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.shared import find_directory
 from nsqext.types import Address
-from tests.lookup.answering import lookup_json
-from tests.lookup.serving import LookupNodes, eventually, not_found
+from tests.support.fake_lookupd import LookupNodes, eventually, not_found
+from tests.support.lookup_responses import lookup_json
 
 pytestmark = pytest.mark.anyio
 
@@ -38,9 +38,9 @@ def leads(name: str) -> dict[str, Any]:
     return lookup_json({0: f"{name}:4150"}, num=1)
 
 
-def directory_of(nodes: LookupNodes, **options: Any) -> Directory:
+def directory_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
     """Return a directory that asks node a."""
-    return Directory("a:4161", options=LookupOptions(**options), client=nodes.client)
+    return MetadataCache("a:4161", options=LookupOptions(**options), client=nodes.client)
 
 
 # Who gets what
@@ -84,7 +84,7 @@ async def test_the_last_one_out_closes_it_and_it_can_be_opened_again(nodes: Look
 
 
 async def test_fixed_nodes_can_be_used_again_too() -> None:
-    directory = Directory(nsqd="n1:4150")
+    directory = MetadataCache(nsqd="n1:4150")
     for _ in range(2):
         directory.join()
         assert (await directory.resolve("t")).nodes == (N1,)
@@ -92,7 +92,7 @@ async def test_fixed_nodes_can_be_used_again_too() -> None:
 
 
 async def test_closing_is_not_kept_from_by_a_cancellation() -> None:
-    directory = Directory("127.0.0.1:1")
+    directory = MetadataCache("127.0.0.1:1")
     directory.join()
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -216,4 +216,4 @@ async def test_switching_from_another_thread(nodes: LookupNodes) -> None:
 
 async def test_fixed_nodes_cannot_be_switched() -> None:
     with pytest.raises(InvalidSetting, match="no lookup to switch"):
-        Directory(nsqd="n1:4150").switch("a:4161")
+        MetadataCache(nsqd="n1:4150").switch("a:4161")

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
-from nsqext import App, BackoffOptions, ConsumerOptions, Draft, FailureOptions, InvalidInput, Message, Requeue
+from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, InvalidInput, Message, OutgoingMessage, Requeue
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.observability import LogObserver, ObservedConsumer, ObservedProducer, Observer, Processing, Publishing
@@ -49,7 +49,7 @@ async def journey(cluster: Cluster, topic: str, observers: Sequence[Observer]) -
     """Publish one message and a batch of two, and a bad one; handle all, two of them twice."""
     async with ObservedProducer(cluster.lookupd, observers=observers) as producer:
         await producer.publish(topic, b"one", tag=None, headers={"user": "42"}, trace_id=7)
-        await producer.publish_many(topic, [b"two", Draft(b"three", headers={"user": "43"})])
+        await producer.publish_many(topic, [b"two", OutgoingMessage(b"three", headers={"user": "43"})])
         with pytest.raises(InvalidInput):
             await producer.publish(topic, b"")
     consumer = ObservedConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, observers=observers)

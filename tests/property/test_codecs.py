@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.errors import ProtocolError, server_error
-from nsqext.protocol import commands
-from nsqext.protocol.bodies import PUBLISH_VERBS, Target, parse_publish
+from nsqext.errors import ProtocolError
+from nsqext.errors.server import server_error
+from nsqext.protocol.client import commands
 from nsqext.protocol.extjson import UnreadableHeader, read_header
-from nsqext.protocol.faults import Fault
-from nsqext.protocol.fields import UnreadableFields, read_fields
+from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.headers import decode_headers, encode_headers, tag_of
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
-from nsqext.protocol.lookupd import PeerInfo
+from nsqext.protocol.lookupd_tcp import PeerInfo
 from nsqext.protocol.messages import RawMessage, decode_into, encode_message, message_id
 from nsqext.protocol.names import is_valid_tag, is_valid_topic
-from nsqext.protocol.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from nsqext.protocol.record import Record, decode_record, encode_record
-from nsqext.protocol.replies import decode_trace_reply, encode_trace_reply
-from tests.property.strategies import (
+from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, Target, parse_publish
+from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.trace_reply import decode_trace_reply, encode_trace_reply
+from tests.support.strategies import (
     HEADERS,
     JSON,
     SMALL,

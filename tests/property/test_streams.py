@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import NsqError, ProtocolError, ServerError
-from nsqext.protocol.bodies import BatchReader, Target
-from nsqext.protocol.client import ClientProtocol, Reply
-from nsqext.protocol.commands import NOP
-from nsqext.protocol.faults import Fault
+from nsqext.protocol.client.commands import NOP
+from nsqext.protocol.client.session import ClientProtocol, Reply
 from nsqext.protocol.frames import HEARTBEAT, FrameParser, encode_frame
-from nsqext.protocol.lookupd import LookupCommandParser, LookupReplyParser
+from nsqext.protocol.lookupd_tcp import LookupCommandParser, LookupReplyParser
 from nsqext.protocol.messages import RawMessage, decode_into
-from nsqext.protocol.negotiate import ServerLimits
-from nsqext.protocol.parser import MAX_LINE
 from nsqext.protocol.record import decode_record
-from tests.property.strategies import (
+from nsqext.protocol.server.command_parser import MAX_LINE
+from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.publish_bodies import BatchReader, Target
+from nsqext.protocol.server.request_error import Fault
+from tests.support.command_reader import OpenRules, read_commands, write_command
+from tests.support.strategies import (
     COMMANDS,
     FRAMES,
     SMALL,
     hostile,
     pieces_of,
 )
-from tests.protocol.reading import OpenRules, read_commands, write_command
 
 # Pieces
 

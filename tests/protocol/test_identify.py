@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_MULTI, ExtFilter, IdentifyRequest, Negotiated
-from nsqext.protocol.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 
 
 def _members(request: IdentifyRequest) -> dict[str, Any]:

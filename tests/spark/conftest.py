@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.servers import REAL, Servers, running_servers
+from tests.support.spark_cluster import REAL, Servers, running_servers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

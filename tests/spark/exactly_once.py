@@ -29,11 +29,11 @@ from attrs import define, field
 
 from nsqext import ProducerOptions
 from nsqext.errors import DeliveryUnknown, NsqError
-from nsqext.spark.admin import Admin
+from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.options import Access
 from nsqext.sync import Producer
-from tests.spark.servers import Servers, running_servers
-from tests.spark.streaming import starting, wait_for
+from tests.support.spark_cluster import Servers, running_servers
+from tests.support.spark_queries import starting, wait_for
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster

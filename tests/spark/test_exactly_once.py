@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.exactly_once import Driver, Publishing, compare, run
 from tests.spark.exactly_once_driver import finish
-from tests.spark.servers import running_servers
+from tests.support.spark_cluster import running_servers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

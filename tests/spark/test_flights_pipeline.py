@@ -20,7 +20,7 @@ from examples.flights_pipeline.stream import Flow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.servers import Servers
+    from tests.support.spark_cluster import Servers
 
 ROWS = 5000
 

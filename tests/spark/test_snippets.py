@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from nsqext.broker import Cluster
-from tests.docs.programs import ADDRESS, Snippet
 from tests.docs.test_snippets import SNIPPETS, publish_one
+from tests.support.programs import ADDRESS, Snippet
 
 FOLDER = "/data/"
 """Where the pages keep files."""

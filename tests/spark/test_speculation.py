@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.spark.conftest import ROOT, java_version
-from tests.spark.servers import running_servers
 from tests.spark.speculating import SLOW
+from tests.support.spark_cluster import running_servers
 
 _MESSAGES = 600
 _PARTITIONS = 2

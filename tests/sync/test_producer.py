@@ -134,7 +134,7 @@ def test_the_batcher_publishes_in_the_background(cluster: Cluster, topic: str) -
         with producer.batcher(topic, linger=0.001) as batcher:
             for number in range(20):
                 batcher.add(b"%d" % number)
-            assert batcher.publish(nsqext.Draft(b"last", key="k")).topic == topic
+            assert batcher.publish(nsqext.OutgoingMessage(b"last", key="k")).topic == topic
             batcher.flush()
             assert batcher.pending == 0
         with pytest.raises(InvalidState):

@@ -10,14 +10,15 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 import pytest
 
-from nsqext.errors import BadMessage, ConnectionLost, HeartbeatMissed, InvalidState, NotLeader, NotSent, NsqError
+from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NotSent, NsqError
+from nsqext.errors.server import BadMessage, NotLeader
 from nsqext.protocol.frames import HEARTBEAT
 from nsqext.transport import connection as module
 from nsqext.transport.connection import Connection
 from nsqext.transport.handshake import open_connection
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
-from tests.client.scripted import Peer, error, message, ok, scripted_node
+from tests.support.fake_nsqd import Peer, error, message, ok, scripted_node
 
 pytestmark = pytest.mark.anyio
 

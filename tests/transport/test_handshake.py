@@ -16,8 +16,6 @@ from attrs import evolve
 from nsqext import ConnectionOptions, Producer, ProducerOptions
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import (
-    AuthFailed,
-    AuthRequired,
     ConnectionFailed,
     ConnectionLost,
     InvalidSetting,
@@ -25,12 +23,13 @@ from nsqext.errors import (
     NsqError,
     ProtocolError,
 )
-from nsqext.protocol.commands import sized, sub
+from nsqext.errors.server import AuthFailed, AuthRequired
+from nsqext.protocol.client.commands import sized, sub
 from nsqext.protocol.identify import IdentifyRequest
-from nsqext.protocol.negotiate import ServerLimits
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.transport.handshake import open_connection, subscribe
 from nsqext.types import Address
-from tests.client.scripted import REDESIGNED, Peer, error, obey, ok, scripted_node
+from tests.support.fake_nsqd import REDESIGNED, Peer, error, obey, ok, scripted_node
 
 pytestmark = pytest.mark.anyio
 

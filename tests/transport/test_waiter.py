@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext.transport.watch import Waiter, Watch, watch_readable
+from nsqext.transport.event_loop import Waiter, Watch, watch_readable
 from tests.conftest import WATCHING_BACKENDS
 
 pytestmark = pytest.mark.anyio

@@ -1,6 +1,6 @@
 """The coordinator's core: who is there, which topics exist, and every node told its role in every partition.
 
-Everything runs in the loop of the cluster. What is decided is in `nsqext.broker.coordinator.decisions`; it is carried
+Everything runs in the loop of the cluster. What is decided is in `nsqext.broker.coordinator.policy`; it is carried
 out here, in `membership` (nodes that come and go), `joining` (copies that catch up), `administration` (what operators
 ask).
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import frozen
 
-from nsqext.broker.coordinator import decisions
-from nsqext.broker.coordinator.handover import commit_all, mirror_channels, pass_channels
-from nsqext.broker.coordinator.replicas import ReplicaSet
+from nsqext.broker.coordinator import policy as decisions
+from nsqext.broker.coordinator.leader_handover import commit_all, mirror_channels, pass_channels
+from nsqext.broker.coordinator.replication import ReplicaSet
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:

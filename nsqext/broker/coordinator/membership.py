@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.broker.coordinator import decisions
+from nsqext.broker.coordinator import policy as decisions
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.coordinator.replicas import ReplicaSet
+    from nsqext.broker.coordinator.replication import ReplicaSet
 
 __all__ = ("left", "returned", "silent", "thawed")
 

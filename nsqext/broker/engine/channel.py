@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.client import Client, Subscriber
+from nsqext.broker.engine.consumer_state import Client, Subscriber
 from nsqext.broker.engine.dispatcher import Dispatcher
-from nsqext.broker.engine.position import AT_END, StartPosition
-from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.start_position import AT_END, StartPosition
 from nsqext.broker.engine.stats import ChannelStats, channel_stats
-from nsqext.broker.engine.storage import ChannelState
+from nsqext.broker.engine.storage.partition_store import ChannelState
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nsqext.broker.engine.delayed import Delayed
-    from nsqext.broker.engine.flight import Flight
+    from nsqext.broker.engine.in_flight import Flight
+    from nsqext.broker.engine.storage.delayed_queue import Delayed
 
 __all__ = ("Channel", "Refusal", "Subscriber")
 

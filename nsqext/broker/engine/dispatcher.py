@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.backlog import Backlog
-from nsqext.broker.engine.client import Client, Subscriber
-from nsqext.broker.engine.groups import Groups
-from nsqext.broker.engine.kinds import PLAIN
-from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.engine.channel_types import PLAIN
+from nsqext.broker.engine.consumer_state import Client, Subscriber
+from nsqext.broker.engine.cursor import Cursor
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.sending import as_message, dispatch_tag
 from nsqext.broker.engine.stats import Latencies
+from nsqext.broker.engine.tag_selector import TagSelector
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.confirmed import Confirmed
-    from nsqext.broker.engine.flight import Flight
+    from nsqext.broker.engine.ack_tracker import AckTracker
+    from nsqext.broker.engine.in_flight import Flight
     from nsqext.broker.engine.partition import Partition
-    from nsqext.broker.engine.position import StartPosition
+    from nsqext.broker.engine.start_position import StartPosition
 
 __all__ = ("Dispatcher",)
 
@@ -54,7 +54,7 @@ class Dispatcher:
         self.ephemeral: bool = is_ephemeral(name)
         self.paused = False
         self.skipped = False
-        self.backlog: Backlog = self._make_backlog(partition, offset, count)
+        self.backlog: Cursor = self._make_backlog(partition, offset, count)
         self.hand: Flight | None = None
         self.clients: dict[int, Client] = {}
         self.timeouts: int = 0
@@ -64,13 +64,13 @@ class Dispatcher:
         self._options = partition.options
         self._clock = partition.options.clock
         self._flights = self.backlog.flights
-        self._groups = Groups()
+        self._groups = TagSelector()
         self._pumping = False
         self._closed = False
 
-    def _make_backlog(self, partition: Partition, offset: int, count: int) -> Backlog:
+    def _make_backlog(self, partition: Partition, offset: int, count: int) -> Cursor:
         journal = None if self.ephemeral else partition.journal(self.name)
-        return Backlog(partition, offset, count, self._dropped, journal)
+        return Cursor(partition, offset, count, self._dropped, journal)
 
     @property
     def ordered(self) -> bool:
@@ -78,7 +78,7 @@ class Dispatcher:
         return self.backlog.ordered
 
     @property
-    def confirmed(self) -> Confirmed:
+    def confirmed(self) -> AckTracker:
         """How far it has finished."""
         return self.backlog.confirmed
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from nsqext.broker.engine.disk import DiskOptions
-from nsqext.protocol.negotiate import ServerLimits
+from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

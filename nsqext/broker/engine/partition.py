@@ -6,22 +6,22 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel import Channel
-from nsqext.broker.engine.keyed import KeyedChannel
-from nsqext.broker.engine.kinds import PLAIN, ChannelKind
-from nsqext.broker.engine.log import Entry, Log
+from nsqext.broker.engine.channel_key_failover import KeyFailoverChannel
+from nsqext.broker.engine.channel_types import PLAIN, ChannelKind
+from nsqext.broker.engine.classic import ClassicChannel
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.original import OriginalChannel
 from nsqext.broker.engine.publish import FIRST_COUNTER, NewMessage, Stored, as_entries, counter_of
-from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.engine.storage import PartitionState, Storage
+from nsqext.broker.engine.storage.log import Entry, Log
+from nsqext.broker.engine.storage.partition_store import PartitionState, PartitionStore
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from nsqext.broker.engine.delayed import Delayed, Journal
-    from nsqext.broker.engine.disk import Recovery
+    from nsqext.broker.engine.storage.delayed_queue import Delayed, Journal
+    from nsqext.broker.engine.storage.segments import Recovery
 
 __all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
 
@@ -76,12 +76,12 @@ class Partition:
         self._delays: dict[int, float] = {}
         self._closed = False
         self._owes = False
-        self._storage: Storage | None = None
+        self._storage: PartitionStore | None = None
         if self.options.data_path is not None and not is_ephemeral(topic):
-            self._storage = Storage(self.options.data_path, topic, partition, self.options.disk)
+            self._storage = PartitionStore(self.options.data_path, topic, partition, self.options.disk)
             self._open(self._storage)
 
-    def _open(self, storage: Storage) -> None:
+    def _open(self, storage: PartitionStore) -> None:
         self.log = log = storage.open_log(self.options.memory_bytes, self.options.segment_bytes)
         self._continue_counter()
         self.committed, self.readable, self.readable_offset = log.end_count, log.end_count, log.end_offset
@@ -100,7 +100,7 @@ class Partition:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
             self.readable_offset = log.find_count(self.readable)
             for channel in self._each():
-                if isinstance(channel, OriginalChannel):
+                if isinstance(channel, ClassicChannel):
                     channel.begin_anew()
             self._pass_on()
 
@@ -159,7 +159,7 @@ class Partition:
             return
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
-        channels = [channel for channel in self._each() if isinstance(channel, OriginalChannel)]
+        channels = [channel for channel in self._each() if isinstance(channel, ClassicChannel)]
         if self._delays or any(channel.ephemeral for channel in channels):
             for count in range(first + 1, self.readable + 1):
                 entry, delay = self.log.at(count), self._delays.pop(count, 0.0)
@@ -253,9 +253,9 @@ class Partition:
     def _make_channel(self, name: str, offset: int, count: int, kind: ChannelKind) -> Channel:
         channel: Channel
         if self._original:
-            channel = OriginalChannel(self, name, offset, count)
+            channel = ClassicChannel(self, name, offset, count)
         elif kind.type == KEY_FAILOVER:
-            channel = KeyedChannel(self, name, offset, count, kind)
+            channel = KeyFailoverChannel(self, name, offset, count, kind)
         else:
             channel = Channel(self, name, offset, count)
             channel.kind = kind
@@ -317,7 +317,7 @@ class Partition:
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
         for channel in self._each():
-            if isinstance(channel, OriginalChannel):
+            if isinstance(channel, ClassicChannel):
                 channel.pass_over(first)
         self.note_channels()
 
@@ -382,7 +382,7 @@ class Partition:
             self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels
         )
 
-    def _save(self, storage: Storage) -> None:
+    def _save(self, storage: PartitionStore) -> None:
         """Write the state, and then let go what no channel needs; where there is no room for it, that makes some."""
         storage.save(self.state())
         self._trim(self.options.disk.retention_bytes)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from nsqext.broker.engine.log import Entry
+from nsqext.broker.engine.storage.log import Entry
 from nsqext.protocol.record import Record, raw_size
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.log import Log
+    from nsqext.broker.engine.storage.log import Log
 
 __all__ = ("FIRST_COUNTER", "NewMessage", "Stored", "as_entries", "counter_of")
 

@@ -9,7 +9,7 @@ from nsqext.protocol.headers import TAG_HEADER, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage, message_id
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.flight import Flight
+    from nsqext.broker.engine.in_flight import Flight
 
 __all__ = ("as_message", "dispatch_tag")
 

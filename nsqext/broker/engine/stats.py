@@ -11,7 +11,7 @@ from nsqext.protocol.identify import SHARED
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
-    from nsqext.broker.engine.original import OriginalChannel
+    from nsqext.broker.engine.classic import ClassicChannel
 
 __all__ = (
     "ChannelStats",
@@ -237,7 +237,7 @@ def client_stats(channel: Channel) -> list[ClientStats]:
     ]
 
 
-def original_stats(channel: OriginalChannel) -> ChannelStats:
+def original_stats(channel: ClassicChannel) -> ChannelStats:
     """Return the numbers of a channel of the original server."""
     backlog, partition = channel.backlog, channel.partition
     confirmed, flights = backlog.confirmed, backlog.flights

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, field
 
-from nsqext.broker.lookupd.sight import Live, Picture, Sight
+from nsqext.broker.lookupd.cluster_view import ClusterView, Live, Picture
 from nsqext.types import Address
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Lookupd:
     name: str
     coordinator: Coordinator
     group: LookupdGroup
-    sight: Sight = field()
+    sight: ClusterView = field()
     tcp: Address = UNKNOWN
     http: Address = UNKNOWN
     delay: float = 0.0
@@ -45,7 +45,7 @@ class Lookupd:
     alive: bool = True
 
     @sight.default
-    def _live(self) -> Sight:
+    def _live(self) -> ClusterView:
         return Live(self.coordinator)
 
     @property

@@ -8,9 +8,9 @@ import orjson
 from attrs import define, field
 
 from nsqext.broker.lookupd.registry import PeerInfo, Registration, Registry
-from nsqext.protocol.faults import Fault
-from nsqext.protocol.fields import UnreadableFields, read_fields
+from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.request_error import Fault
 
 __all__ = ("MAGIC_V1", "LookupSession", "OwnInfo")
 

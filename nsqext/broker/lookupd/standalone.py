@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.lookupd.arguments import read_channel, read_deletion, read_log_level, read_topic
-from nsqext.broker.lookupd.find import NO_CHANNEL
+from nsqext.broker.http_api import Call, Form, Handler, HttpFault, application, route
+from nsqext.broker.lookupd.lookup_route import NO_CHANNEL
+from nsqext.broker.lookupd.params import read_channel, read_deletion, read_log_level, read_topic
 from nsqext.broker.lookupd.registry import NEVER, Producer
-from nsqext.broker.web import Call, Form, Handler, HttpFault, application, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from nsqext.broker.lookupd.original import OriginalLookupd
+    from nsqext.broker.lookupd.classic import ClassicLookupd
 
 __all__ = ("standalone_app",)
 
@@ -22,7 +22,7 @@ _SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_p
 class _Routes:
     """The handlers; captured on a real nsqlookupd without a cluster id, with a standalone nsqd registered."""
 
-    def __init__(self, lookupd: OriginalLookupd) -> None:
+    def __init__(self, lookupd: ClassicLookupd) -> None:
         self.lookupd = lookupd
 
     def _entry(self, producer: Producer) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _meant(number: str, partition: str) -> bool:
     return partition in ("", "*", number)
 
 
-def standalone_app(lookupd: OriginalLookupd) -> Starlette:
+def standalone_app(lookupd: ClassicLookupd) -> Starlette:
     """Return the HTTP application of a lookup node that has no cluster."""
     routes = _Routes(lookupd)
     asked: list[tuple[str, Handler]] = [

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 import orjson
 from attrs import frozen
 
-from nsqext.broker.nsqd.texts import decode, quote
+from nsqext.broker.http_api import dump
+from nsqext.broker.nsqd.go_format import decode, quote
 from nsqext.broker.outgoing import load_http_client
-from nsqext.broker.web import dump
-from nsqext.protocol.faults import Fault
+from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from nsqext.broker.nsqd.classic.commands import COMMANDS as ORIGINAL_COMMANDS
 from nsqext.broker.nsqd.connect import COMMANDS
-from nsqext.broker.nsqd.original.commands import COMMANDS as ORIGINAL_COMMANDS
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node

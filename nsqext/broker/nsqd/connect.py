@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
-from nsqext.broker.nsqd import consume, publish
+from nsqext.broker.nsqd import consume_commands as consume
+from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.auth import check_auth, log_in
+from nsqext.broker.nsqd.go_format import decode, parse_bool, parse_int, quote
 from nsqext.broker.nsqd.identify import identify
-from nsqext.broker.nsqd.texts import decode, parse_bool, parse_int, quote
-from nsqext.protocol.faults import Fault
 from nsqext.protocol.frames import OK
 from nsqext.protocol.names import is_valid_topic
+from nsqext.protocol.server.request_error import Fault
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Handler, Session
-    from nsqext.protocol.parser import Command
+    from nsqext.protocol.server.command_parser import Command
 
 __all__ = ("COMMANDS",)
 

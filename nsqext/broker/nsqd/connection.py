@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nsqext.errors import NsqError
 
 if TYPE_CHECKING:
-    from nsqext.broker.faults import NodeFaults
+    from nsqext.broker.fault_injection import NodeFaults
     from nsqext.broker.nsqd.session import Session
 
 __all__ = ("Connection", "Host", "Loop")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from nsqext.protocol.frames import OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer, TlsLayer
-from nsqext.protocol.negotiate import identify_reply, negotiate
+from nsqext.protocol.server.negotiate import identify_reply, negotiate
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
-    from nsqext.protocol.parser import Command
+    from nsqext.protocol.server.command_parser import Command
 
 __all__ = ("identify",)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from nsqext.broker.engine.partition import Partition, PartitionOptions
-from nsqext.broker.engine.storage import stored_partitions
-from nsqext.broker.faults import NodeFaults
+from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.options import NodeOptions
-from nsqext.broker.nsqd.traffic import Traffic
+from nsqext.broker.nsqd.publish_stats import PublishStats
 from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.session import Session
-    from nsqext.protocol.negotiate import ServerLimits
+    from nsqext.protocol.server.negotiate import ServerLimits
 
 __all__ = ("Hosted", "Node", "Switches")
 
@@ -37,7 +37,7 @@ class Hosted:
         writable: the in-sync replicas are a majority.
         epoch: grows with every change of the leader.
         replicate: returns when every in-sync replica has what was stored; None when the leader is alone in sync. Raises
-            `nsqext.protocol.faults.Fault` when the set fell apart, `Refusal` when a replica's disk is full.
+            `Fault` when the set fell apart, `Refusal` when a replica's disk is full.
         auto_create_channels: a consumer's channel is made when it is not there.
         waiting: bytes of publishes that wait for replicas.
         traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
@@ -61,7 +61,7 @@ class Hosted:
     failed: int = 0
     flushed: tuple[int, int] = (0, 0)
     deliveries: dict[str, int] = field(factory=dict)
-    traffic: Traffic = field(factory=Traffic)
+    traffic: PublishStats = field(factory=PublishStats)
 
 
 @define(eq=False)

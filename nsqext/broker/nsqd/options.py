@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from nsqext.broker.engine.disk import DiskOptions
-from nsqext.protocol.negotiate import ServerLimits
+from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.protocol.server.negotiate import ServerLimits
 
 __all__ = ("MIB", "NodeOptions")
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import current_token
 
-from nsqext.broker.listening import listen
+from nsqext.broker.listeners import listen
 from nsqext.broker.nsqd.commands import command_table
 from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.http import application
 from nsqext.broker.nsqd.session import Session
-from nsqext.broker.serving import HttpServer
+from nsqext.broker.uvicorn_server import HttpServer
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from nsqext.broker.nsqd.original.rules import OriginalRules
-from nsqext.broker.nsqd.rules import Rules
-from nsqext.protocol.commands import MAGIC_V2
-from nsqext.protocol.faults import Fault
+from nsqext.broker.nsqd.classic.validation import ClassicValidator
+from nsqext.broker.nsqd.validation import CommandValidator
+from nsqext.protocol.client.commands import MAGIC_V2
+from nsqext.protocol.connection_state import State
 from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
 from nsqext.protocol.layers import TlsLayer
 from nsqext.protocol.names import is_ephemeral
-from nsqext.protocol.negotiate import ClientSettings
-from nsqext.protocol.parser import Command, CommandParser
-from nsqext.protocol.states import State
+from nsqext.protocol.server.command_parser import Command, CommandParser
+from nsqext.protocol.server.negotiate import ClientSettings
+from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.auth import Authorizations
     from nsqext.broker.nsqd.node import Hosted, Node
-    from nsqext.broker.nsqd.subscription import Subscription
-    from nsqext.broker.nsqd.traffic import Publisher
+    from nsqext.broker.nsqd.publish_stats import Publisher
+    from nsqext.broker.nsqd.subscriber import Subscription
     from nsqext.protocol.layers import Layer
 
 __all__ = ("Handler", "Session")
@@ -86,7 +86,7 @@ class Session:
         self.wanted: int = 0
         self.handshake: TlsLayer | None = None
         self.after_handshake: Callable[[], None] | None = None
-        self.rules: Rules = OriginalRules(self) if node.options.original else Rules(self)
+        self.rules: CommandValidator = ClassicValidator(self) if node.options.original else CommandValidator(self)
         self._commands = commands
         self._parser = CommandParser(self.rules, raw_ids=not node.options.original)
         self._magic: bytes | None = b""

@@ -13,7 +13,7 @@ import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
-from tests.broker.cluster.talking import Talker, eventually, lookup, partitions
+from tests.support.blocking_client import Talker, eventually, lookup, partitions
 
 
 def port(address: str) -> int:

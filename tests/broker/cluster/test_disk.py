@@ -17,7 +17,7 @@ import pytest
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from tests.broker.cluster.talking import Talker, eventually, lookup, partitions
+from tests.support.blocking_client import Talker, eventually, lookup, partitions
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes) -> None:
@@ -203,7 +203,7 @@ def test_a_full_disk_refuses_and_the_cluster_goes_on(tmp_path: Path, monkeypatch
             with monkeypatch.context() as patch:
                 works = {path.stat().st_ino for path in leader.rglob("*.dat")}
                 patch.setattr(
-                    "nsqext.broker.engine.disk.os.write",
+                    "nsqext.broker.engine.storage.segments.os.write",
                     lambda out, data: write(out, data) if os.fstat(out).st_ino in works else refuse(),
                 )
                 assert talker.ask("PUB t 0", b"two").startswith(b"E_PUB_FAILED /")

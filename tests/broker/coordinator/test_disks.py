@@ -8,14 +8,14 @@ import anyio
 import pytest
 from attrs import evolve
 
-from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import DiskOptions
-from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.engine.storage import stored_partitions
-from tests.broker.coordinator.making import bodies, hosted, publish, running, until
-from tests.broker.engine.bench import Consumer
+from nsqext.broker.engine.storage.partition_store import stored_partitions
+from tests.support.coordinators import bodies, hosted, publish, running, until
+from tests.support.engine_partition import Consumer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +114,7 @@ async def test_a_full_disk_of_a_follower_refuses_the_publish_and_nothing_else(
 async def test_a_copy_whose_disk_is_full_joins_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nsqext.broker.coordinator.joining._AGAIN", 0.01)
+    monkeypatch.setattr("nsqext.broker.coordinator.catch_up._AGAIN", 0.01)
     async with running() as coordinator:
         on_disk(coordinator, tmp_path)
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
@@ -179,6 +179,6 @@ async def test_the_delayed_queue_moves_to_a_leader_whose_disk_is_full(
         def refuse(*_: object) -> None:
             raise Refusal("No space left on device")
 
-        monkeypatch.setattr("nsqext.broker.engine.journal.DelayedJournal.write", refuse)
+        monkeypatch.setattr("nsqext.broker.engine.storage.delayed_journal.DelayedJournal.write", refuse)
         await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
         assert len(hosted(coordinator, "n2").partition.channels["ch"].backlog.delayed.messages) == 1

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.partition import NewMessage
-from nsqext.protocol.faults import Fault
-from tests.broker.coordinator.making import bodies, hosted, publish, running, until
+from nsqext.protocol.server.request_error import Fault
+from tests.support.coordinators import bodies, hosted, publish, running, until
 
 if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage

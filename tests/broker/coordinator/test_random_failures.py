@@ -7,12 +7,12 @@ import random
 import anyio
 import pytest
 
-from nsqext.broker.coordinator import administration as admin
+from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.protocol.faults import Fault
-from tests.broker.coordinator.making import bodies, hosted, publish, running, until
+from nsqext.protocol.server.request_error import Fault
+from tests.support.coordinators import bodies, hosted, publish, running, until
 
 NODES = ("n1", "n2", "n3", "n4")
 OPTIONS = CoordinatorOptions(lease=0.004, join_pause=0.002, replace_after=0.02)

@@ -7,11 +7,11 @@ from itertools import cycle
 import orjson
 import pytest
 
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage
-from nsqext.broker.engine.position import StartPosition
-from nsqext.broker.engine.refusal import Refusal
+from nsqext.broker.engine.start_position import StartPosition
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG
-from tests.broker.engine.bench import Bench, Consumer, tagged
+from tests.support.engine_partition import Bench, Consumer, tagged
 
 
 def test_tagged_messages_go_to_the_clients_that_want_them() -> None:

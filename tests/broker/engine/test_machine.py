@@ -19,14 +19,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from nsqext.broker.coordinator.handover import mirror_channels, pass_channels
-from nsqext.broker.coordinator.replicas import copy, cut_tail
-from nsqext.broker.engine.kinds import ChannelKind, admit
+from nsqext.broker.coordinator.leader_handover import mirror_channels, pass_channels
+from nsqext.broker.coordinator.replication import copy, cut_tail
+from nsqext.broker.engine.channel_types import ChannelKind, admit
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage, Partition
-from nsqext.broker.engine.position import StartPosition
-from nsqext.broker.engine.refusal import Refusal
-from tests.broker.engine.bench import Consumer
-from tests.broker.engine.schedule import Schedule, Watched
+from nsqext.broker.engine.start_position import StartPosition
+from tests.support.channel_schedule import Schedule, Watched
+from tests.support.engine_partition import Consumer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,9 +53,9 @@ def full_disk(takes: int = 0) -> Iterator[None]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with (
-        patch("nsqext.broker.engine.disk.os.write", fill),
-        patch("nsqext.broker.engine.disk.write_atomically", refuse),
-        patch("nsqext.broker.engine.storage.write_atomically", refuse),
+        patch("nsqext.broker.engine.storage.segments.os.write", fill),
+        patch("nsqext.broker.engine.storage.segments.write_atomically", refuse),
+        patch("nsqext.broker.engine.storage.partition_store.write_atomically", refuse),
     ):
         yield
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.position import StartPosition
-from nsqext.broker.engine.refusal import Refusal
-from tests.broker.engine.bench import Bench
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.start_position import StartPosition
+from tests.support.engine_partition import Bench
 
 
 def primed() -> Bench:

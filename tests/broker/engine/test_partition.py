@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage, Partition
-from nsqext.broker.engine.refusal import Refusal
 from nsqext.protocol.messages import EXT_JSON
-from tests.broker.engine.bench import START, Bench, Consumer
+from tests.support.engine_partition import START, Bench, Consumer
 
 
 def copy(source: Partition, target: Partition, start: int = 0) -> None:

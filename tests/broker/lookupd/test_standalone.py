@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nsqext.broker.lookupd.original import OriginalLookupd
+from nsqext.broker.lookupd.classic import ClassicLookupd
 from nsqext.broker.lookupd.registry import Registry
 from nsqext.broker.lookupd.session import LookupSession
 from nsqext.broker.lookupd.standalone import standalone_app
@@ -23,7 +23,7 @@ HIDDEN_BODY = {"channels": ["c1"], "partitions": {}, "producers": []}
 
 @asynccontextmanager
 async def talk() -> AsyncIterator[tuple[LookupSession, httpx.AsyncClient]]:
-    lookupd = OriginalLookupd("l1", Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
+    lookupd = ClassicLookupd("l1", Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
     session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.own(), partitions=True)
     session.receive(b"  V1" + identify(NODE) + b"REGISTER ta 0\nREGISTER ta 1\nREGISTER tb 0 c1\n")
     transport = httpx.ASGITransport(standalone_app(lookupd))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from nsqext.broker.faults import NodeFaults
+from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.commands import command_table
 from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.frames import FrameParser, FrameType
-from tests.broker.nsqd.talking import Client, host, make_node, sized
+from tests.support.nsqd_sessions import Client, host, make_node, sized
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node

@@ -11,9 +11,9 @@ import pytest
 
 from nsqext.broker.nsqd.http import application
 from nsqext.broker.nsqd.http.gojson import write_json
-from nsqext.protocol.faults import Fault
-from nsqext.protocol.negotiate import ServerLimits
-from tests.broker.nsqd.talking import Client, Clock, host, make_node, sized
+from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import Fault
+from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node

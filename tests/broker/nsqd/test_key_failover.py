@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from nsqext.broker.nsqd.http import application
-from nsqext.protocol.commands import ext_body
+from nsqext.protocol.client.commands import ext_body
 from nsqext.protocol.headers import KEY_HEADER
-from tests.broker.nsqd.talking import Client, host, make_node, sized
+from tests.support.nsqd_sessions import Client, host, make_node, sized
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node

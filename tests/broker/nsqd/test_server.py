@@ -14,16 +14,16 @@ import httpx
 import pytest
 import trustme
 
-from nsqext.broker.faults import NodeFaults, Rule
+from nsqext.broker.fault_injection import NodeFaults, Rule
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import NsqdServer
-from nsqext.protocol.commands import identify
-from nsqext.protocol.faults import Fault
+from nsqext.protocol.client.commands import identify
 from nsqext.protocol.frames import HEARTBEAT, FrameParser
 from nsqext.protocol.layers import TlsLayer
-from nsqext.protocol.negotiate import ServerLimits
-from tests.broker.nsqd.talking import host, sized
+from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import Fault
+from tests.support.nsqd_sessions import host, sized
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.faults import NodeFaults
+from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.connect import COMMANDS
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import NsqError
-from nsqext.protocol.commands import multi_body, trace_body
-from nsqext.protocol.faults import Fault
+from nsqext.protocol.client.commands import multi_body, trace_body
 from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
 from nsqext.protocol.layers import DeflateLayer
-from nsqext.protocol.negotiate import ServerLimits
-from nsqext.protocol.replies import decode_trace_reply
-from tests.broker.nsqd.talking import Client, Clock, host, make_node, sized
+from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.trace_reply import decode_trace_reply
+from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
 
 
 def _ready(node: Node, ready: int = 10, channel: str = "ch") -> Client:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker import web
+from nsqext.broker import http_api as web
 from nsqext.broker.nsqd.http.admin import admin_routes
 from nsqext.broker.nsqd.http.channels import channel_routes
+from nsqext.broker.nsqd.http.classic import original_routes, refusing_routes
+from nsqext.broker.nsqd.http.classic_stats import original_stats_routes
 from nsqext.broker.nsqd.http.config import config_routes
 from nsqext.broker.nsqd.http.messages import message_routes
-from nsqext.broker.nsqd.http.original import original_routes, refusing_routes
-from nsqext.broker.nsqd.http.original_stats import original_stats_routes
 from nsqext.broker.nsqd.http.publish import publish_routes
-from nsqext.broker.nsqd.http.site import Addresses, Site
+from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 from nsqext.broker.nsqd.http.stats import stats_routes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def application(node: Node, addresses: Addresses, *, secure: bool = False) -> St
         addresses: where it listens.
         secure: it is served over HTTPS.
     """
-    site = Site(node, addresses)
+    site = RequestArgs(node, addresses)
     if node.options.original:
         routes = [*original_routes(site), *config_routes(site), *original_stats_routes(site)]
         refuse_all = node.options.https_only and not secure

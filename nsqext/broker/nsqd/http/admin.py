@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.nsqd.http.site import Site
-from nsqext.broker.nsqd.texts import parse_int
+from nsqext.broker.http_api import Call, Form, HttpFault, route
+from nsqext.broker.nsqd.go_format import parse_int
+from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.broker.profiling import set_block_rate
-from nsqext.broker.web import Call, Form, HttpFault, route
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -21,7 +21,7 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-class _Admin(Site):
+class _Admin(RequestArgs):
     def ping(self, _: Call) -> str:
         return "OK"
 
@@ -102,7 +102,7 @@ class _Admin(Site):
         """Answer what this server has no use for, whatever its query says."""
 
 
-def admin_routes(site: Site) -> list[Route]:
+def admin_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     admin = _Admin(site.node, site.addresses)
     return [

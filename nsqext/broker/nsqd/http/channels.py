@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.kinds import admit, make_kind
-from nsqext.broker.engine.position import StartPosition
-from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.nsqd.http.site import Site, refuse
-from nsqext.broker.nsqd.texts import decode, parse_int
-from nsqext.broker.web import Call, HttpFault, HttpPanic, route
+from nsqext.broker.engine.channel_types import admit, make_kind
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.http_api import Call, HttpFault, HttpPanic, route
+from nsqext.broker.nsqd.go_format import decode, parse_int
+from nsqext.broker.nsqd.http.request_args import RequestArgs, refuse
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -23,7 +23,7 @@ __all__ = ("channel_routes",)
 _HOUR = 3600.0
 
 
-class _Channels(Site):
+class _Channels(RequestArgs):
     def create(self, call: Call) -> None:
         hosted, name = self.channel_args(call)
         self.check_leader(hosted)
@@ -103,7 +103,7 @@ def _number(call: Call, name: str) -> int:
         raise HttpFault(400, "INVALID_OPTION") from None
 
 
-def channel_routes(site: Site) -> list[Route]:
+def channel_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     channels = _Channels(site.node, site.addresses)
     switches: list[tuple[str, Callable[[Channel], None], bool]] = [

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.http_api import Call, HttpFault, null, route
 from nsqext.broker.nsqd.http.option_defaults import DEFAULTS, ORIGINAL_DEFAULTS
-from nsqext.broker.nsqd.http.site import Addresses, Site
-from nsqext.broker.web import Call, HttpFault, null, route
+from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -101,7 +101,7 @@ def _statsd_prefix(prefix: str, host: str, port: int) -> str:
     return whole if whole.endswith(".") else whole + "."
 
 
-class _Config(Site):
+class _Config(RequestArgs):
     def show(self, call: Call) -> object:
         name = call.path["opt"]
         if name in self._settable():
@@ -146,7 +146,7 @@ class _Config(Site):
         return value
 
 
-def config_routes(site: Site) -> list[Route]:
+def config_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     config = _Config(site.node, site.addresses)
     return [route("GET", "/config/{opt}", config.show), route("PUT", "/config/{opt}", config.change)]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.position import StartPosition
-from nsqext.broker.engine.refusal import Refusal
-from nsqext.broker.nsqd.http.site import Site
-from nsqext.broker.nsqd.texts import parse_int
-from nsqext.broker.web import Call, HttpFault, route
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.http_api import Call, HttpFault, route
+from nsqext.broker.nsqd.go_format import parse_int
+from nsqext.broker.nsqd.http.request_args import RequestArgs
 
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-    from nsqext.broker.engine.log import Entry
     from nsqext.broker.engine.partition import Partition
+    from nsqext.broker.engine.storage.log import Entry
 
 __all__ = ("message_routes",)
 
@@ -24,7 +24,7 @@ _PARTITION_MASK = 1023
 _MODES = ("id", "count", "virtual_offset")
 
 
-class _Messages(Site):
+class _Messages(RequestArgs):
     def get(self, call: Call) -> object:
         mode = call.arg("search_mode")
         position = _number(call.arg("search_pos"), "ParseInt")
@@ -132,7 +132,7 @@ def _number(text: str, function: str) -> int:
         raise HttpFault(400, str(error)) from None
 
 
-def message_routes(site: Site) -> list[Route]:
+def message_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     messages = _Messages(site.node, site.addresses)
     return [

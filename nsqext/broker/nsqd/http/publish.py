@@ -6,15 +6,15 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, route
+from nsqext.broker.nsqd.go_format import parse_unsigned
 from nsqext.broker.nsqd.http.gojson import read_object, write_json
-from nsqext.broker.nsqd.http.site import NOT_LEADER, NOT_WRITABLE, Site
-from nsqext.broker.nsqd.publish import commit, store
-from nsqext.broker.nsqd.texts import parse_unsigned
-from nsqext.broker.web import Call, Form, HttpFault, HttpPanic, route
-from nsqext.protocol.bodies import PublishItem, Target, parse_publish
-from nsqext.protocol.faults import Fault
+from nsqext.broker.nsqd.http.request_args import NOT_LEADER, NOT_WRITABLE, RequestArgs
+from nsqext.broker.nsqd.publish_commands import commit, store
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
+from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -78,7 +78,7 @@ def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str
     return PublishItem(body, trace_id, encoded, EXT_JSON), trace
 
 
-class _Publisher(Site):
+class _Publisher(RequestArgs):
     async def pub(self, call: Call) -> object:
         return await self._publish(call, lambda body, target: (PublishItem(body), None))
 
@@ -165,7 +165,7 @@ def _content_length(call: Call) -> int:
     return int(call.headers.get("content-length") or 0)
 
 
-def publish_routes(site: Site) -> list[Route]:
+def publish_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     publisher = _Publisher(site.node, site.addresses)
     return [

@@ -6,19 +6,19 @@ import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.nsqd.http.site import Site
-from nsqext.broker.nsqd.texts import parse_bool, parse_int
-from nsqext.broker.web import Call, Form, HttpFault, route
+from nsqext.broker.http_api import Call, Form, HttpFault, route
+from nsqext.broker.nsqd.go_format import parse_bool, parse_int
+from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.protocol.connection_state import State
 from nsqext.protocol.identify import KEY_FAILOVER
-from nsqext.protocol.states import State
 
 if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.engine.stats import ChannelStats, ClientStats
     from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.publish_stats import PublishStats
     from nsqext.broker.nsqd.session import Session
-    from nsqext.broker.nsqd.traffic import Traffic
 
 __all__ = ("client_state", "go_duration", "stats_routes")
 
@@ -117,7 +117,7 @@ def _keys(stats: ChannelStats) -> dict[str, Any]:
     }
 
 
-def _publishers(traffic: Traffic) -> list[dict[str, Any]]:
+def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
     return [
         {
             "remote_address": publisher.peer,
@@ -131,7 +131,7 @@ def _publishers(traffic: Traffic) -> list[dict[str, Any]]:
     ]
 
 
-class _Stats(Site):
+class _Stats(RequestArgs):
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")
@@ -317,7 +317,7 @@ def _client_line(client: dict[str, Any], now: int) -> str:
     )
 
 
-def stats_routes(site: Site) -> list[Route]:
+def stats_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     stats = _Stats(site.node, site.addresses)
     return [

@@ -1,0 +1,349 @@
+"""What operators ask of the coordinator, with the real server's words where it refuses."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.broker.coordinator import policy as decisions
+from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
+from nsqext.broker.engine.channel_types import ChannelKind, admit, check_kind
+from nsqext.broker.engine.errors import Refusal
+from nsqext.errors import InvalidSetting
+from nsqext.protocol.names import is_valid_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.broker.coordinator.coordinator import Coordinator
+    from nsqext.broker.coordinator.replication import ReplicaSet
+
+__all__ = (
+    "KEY_NOT_FOUND",
+    "MAX_SYNC_EVERY",
+    "UNSTABLE",
+    "Refused",
+    "create_channel",
+    "create_topic",
+    "delete_topic",
+    "expand_topic",
+    "move_partition",
+    "register_channels",
+    "remove_node",
+    "update_topic",
+)
+
+KEY_NOT_FOUND = "Key not found"
+UNSTABLE = "the cluster is unstable"
+_NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
+_MOVE_TIMEOUT = 90.0
+_MAX_PARTITIONS = 255
+_MAX_RETENTION_DAYS = 60
+MAX_SYNC_EVERY = 4000
+
+
+class Refused(Exception):
+    """What an operator asked for cannot be done.
+
+    Attributes:
+        text: the real server's words.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
+    """Create a topic; the same again is fine, another shape is not (captured: topic_create).
+
+    Raises:
+        Refused: bad name or numbers, too few nodes, or the topic exists with another shape.
+    """
+    if not is_valid_topic(name):
+        raise Refused("invalid topic name")
+    if spec.partition_num >= _MAX_PARTITIONS:
+        raise Refused("max partition allowed exceed")
+    if len(coordinator.usable()) < spec.nodes_needed():
+        raise Refused(_NO_NODE)
+    topic = coordinator.topics.get(name)
+    if topic is not None and topic.spec != spec:
+        raise Refused("already exist")
+    is_new = topic is None
+    topic = topic or TopicState(name, spec)
+    coordinator.topics[name] = topic
+    try:
+        _place(coordinator, topic)
+    except Refused:
+        if is_new:
+            coordinator.close(topic)
+        raise
+
+
+def _place(coordinator: Coordinator, topic: TopicState) -> None:
+    placed = decisions.place(topic.spec, coordinator.load(), topic.partitions)
+    if placed is None:
+        raise Refused(_NO_NODE)
+    for partition, nodes in placed.items():
+        with _hosting():
+            coordinator.open(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
+
+
+@contextmanager
+def _hosting() -> Iterator[None]:
+    """Refuse what a node's disk does not take."""
+    try:
+        yield
+    except InvalidSetting as error:
+        raise Refused(str(error)) from error
+
+
+def delete_topic(coordinator: Coordinator, name: str) -> None:
+    """Delete a topic; consumers are closed.
+
+    Raises:
+        Refused: there is no such topic.
+    """
+    coordinator.close(_topic(coordinator, name, KEY_NOT_FOUND))
+
+
+def _topic(coordinator: Coordinator, name: str, missing: str) -> TopicState:
+    topic = coordinator.topics.get(name)
+    if topic is None:
+        raise Refused(missing)
+    return topic
+
+
+def update_topic(
+    coordinator: Coordinator,
+    name: str,
+    *,
+    replica: int | None = None,
+    sync_every: int | None = None,
+    retention_days: int | None = None,
+    extend: bool = False,
+    disable_channel_auto_create: bool | None = None,
+) -> None:
+    """Change a topic; an upgrade to extend cannot be undone (captured: upgrade_meta).
+
+    Raises:
+        Refused: there is no such topic, or too few nodes.
+    """
+    if not is_valid_topic(name):
+        raise Refused("invalid topic name")
+    if (retention_days or 0) > _MAX_RETENTION_DAYS:
+        raise Refused("max retention days allowed exceed")
+    if (sync_every or 0) > MAX_SYNC_EVERY:
+        raise Refused("max sync every allowed exceed")
+    topic = _topic(coordinator, name, "topic is not created")
+    before = topic.spec
+    given = {
+        "replica": replica,
+        "sync_every": sync_every,
+        "retention_days": retention_days,
+        "extend": extend or None,
+        "disable_channel_auto_create": disable_channel_auto_create,
+    }
+    topic.change(**{key: value for key, value in given.items() if value is not None})
+    if len(coordinator.usable()) < topic.spec.nodes_needed():
+        topic.spec = before
+        raise Refused(_NO_NODE)
+    for replicas in coordinator.partitions(name):
+        if topic.spec.extend and not before.extend:
+            for hosted in replicas.hosts.values():
+                hosted.partition.upgrade_extend()
+        try:
+            _resize(coordinator, replicas, topic.spec.replica)
+        except Refused:
+            topic.change(replica=before.replica)
+            raise
+        finally:
+            coordinator.apply(replicas)
+    if topic.spec.disable_channel_auto_create:
+        _make_registered(coordinator, name)
+
+
+def _resize(coordinator: Coordinator, replicas: ReplicaSet, wanted: int) -> None:
+    """Give a partition more copies or fewer; the leader is kept."""
+    state, load = replicas.state, coordinator.load()
+    free = sorted((name for name in load if name not in state.replicas), key=lambda name: (load[name][1], name))
+    while len(state.replicas) < wanted and free:
+        with _hosting():
+            coordinator.host(replicas, free[0])
+        state.replicas.append(free.pop(0))
+    for name in [name for name in reversed(state.replicas) if name != state.leader]:
+        if len(state.replicas) > wanted:
+            _drop(coordinator, replicas, name)
+    if len(state.in_sync) >= coordinator.topics[replicas.topic].spec.quorum:
+        state.resigned = False
+
+
+def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
+    state = replicas.state
+    state.replicas.remove(name)
+    state.joining.discard(name)
+    if name in state.in_sync:
+        state.in_sync.remove(name)
+    coordinator.unhost(replicas, name)
+
+
+def register_channels(coordinator: Coordinator, name: str, channels: list[str]) -> None:
+    """Set the registered channels of a topic; they are made at once, others are deleted."""
+    coordinator.topics[name].registered = sorted(channels)
+    _make_registered(coordinator, name)
+    coordinator.tell()
+
+
+def _make_registered(coordinator: Coordinator, name: str) -> None:
+    """Leave a topic the registered channels, and the ephemeral ones that are there."""
+    topic = coordinator.topics[name]
+    for replicas in coordinator.partitions(name):
+        leader = replicas.leader
+        for channel in topic.registered:
+            leader.channel(channel)
+        for label, found in list(leader.channels.items()):
+            if label not in topic.registered and not found.ephemeral:
+                leader.delete_channel(label)
+        coordinator.mirror(replicas)
+
+
+def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
+    """Make a channel of a type on every partition of a topic, or on none; a registering topic registers it.
+
+    A channel that is there goes on as one of this type.
+
+    Raises:
+        Refused: a partition has no leader now, or the engine refuses the type (see `check_kind`).
+    """
+    topic = coordinator.topics[name]
+    sets = list(coordinator.partitions(name))
+    for replicas in sets:
+        if not coordinator.reachable(replicas.state.leader):
+            raise Refused(f"partition {replicas.partition} of topic {name} has no leader")
+        try:
+            check_kind(replicas.leader, channel, kind)
+        except Refusal as refusal:
+            raise Refused(refusal.text) from None
+    if topic.spec.disable_channel_auto_create and channel not in topic.registered:
+        topic.registered = sorted([*topic.registered, channel])
+    for replicas in sets:
+        admit(replicas.leader, channel, kind)
+        coordinator.mirror(replicas)
+    coordinator.tell()
+
+
+def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
+    """Give a topic more partitions.
+
+    Raises:
+        Refused: fewer than it has, too few nodes, no such topic, or the cluster is not stable.
+    """
+    if not is_valid_topic(name):
+        raise Refused("invalid topic name")
+    if partition_num >= _MAX_PARTITIONS:
+        raise Refused("max partition allowed exceed")
+    if not coordinator.stable:
+        raise Refused(UNSTABLE)
+    topic = _topic(coordinator, name, "topic is not created")
+    before = topic.spec
+    if partition_num < before.partition_num:
+        raise Refused("the partition number can not be reduced")
+    topic.change(partition_num=partition_num)
+    try:
+        _place(coordinator, topic)
+    except Refused:
+        topic.spec = before
+        raise
+    for replicas in coordinator.partitions(name):
+        coordinator.apply(replicas)
+
+
+async def move_partition(
+    coordinator: Coordinator, name: str, partition: int, source: str, target: str, *, leader: bool
+) -> None:
+    """Move a copy of a partition, or its leadership, from one node to another; returns when that is done.
+
+    When it is cancelled, either all of it was done or nothing.
+
+    Args:
+        coordinator: whose cluster.
+        name: the topic.
+        partition: which partition.
+        source: name of the node that gives.
+        target: name of the node that takes.
+        leader: the leadership moves; a target without a copy takes over the copy, too.
+
+    Raises:
+        Refused: with the real server's words.
+    """
+    if source == target:
+        raise Refused("move to and from node can not be the same")
+    replicas = coordinator.sets.get((name, partition))
+    if replicas is None:
+        raise Refused(KEY_NOT_FOUND)
+    _check_move(coordinator, replicas, source, target, leader)
+    state = replicas.state
+    added = target not in state.replicas
+    if added:
+        with _hosting():
+            coordinator.host(replicas, target)
+        state.replicas.append(target)
+    coordinator.tend(replicas)
+
+    def there() -> bool:
+        return coordinator.sets.get((name, partition)) is replicas
+
+    try:
+        with anyio.move_on_after(_MOVE_TIMEOUT):
+            while there() and target not in state.in_sync and target in state.replicas:
+                await replicas.wait()
+    finally:
+        ready = there() and target in state.in_sync
+        if ready:
+            if leader:
+                coordinator.elect(replicas, target)
+            if added and source in state.replicas:
+                _drop(coordinator, replicas, source)
+            coordinator.apply(replicas)
+        elif there() and added and target in state.replicas:
+            _drop(coordinator, replicas, target)
+    if not there():
+        raise Refused(KEY_NOT_FOUND)
+    if not ready:
+        raise Refused("timeout waiting move topic")
+
+
+def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, target: str, leader: bool) -> None:
+    state = replicas.state
+    if leader and source != state.leader:
+        raise Refused("move from not the topic leader")
+    if not leader:
+        if source == state.leader:
+            raise Refused("can not move leader without moveleader param")
+        if source not in state.in_sync:
+            raise Refused("the move source node has no replica for the topic")
+        if target in state.in_sync:
+            raise Refused("the move destination has the topic data already")
+    if not coordinator.reachable(target):
+        raise Refused("the move destination is not found in cluster")
+    if not coordinator.reachable(source):
+        raise Refused("the move source data is lost in cluster")
+
+
+async def remove_node(coordinator: Coordinator, name: str) -> None:
+    """Have a node give its partitions to others; what no other node has room for, or cannot take now, stays."""
+    member = coordinator.members.get(name)
+    if member is None or member.removing:
+        return
+    member.removing = True
+    for replicas in coordinator.sets_of(name):
+        load = coordinator.load()
+        free = [other for other in load if other not in replicas.state.replicas]
+        if not free:
+            continue
+        target = min(free, key=lambda other: (load[other][1], other))
+        leads = replicas.state.leader == name
+        with suppress(Refused):
+            await move_partition(coordinator, replicas.topic, replicas.partition, name, target, leader=leads)

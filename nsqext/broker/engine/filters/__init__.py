@@ -1,0 +1,1 @@
+"""Extend header filters of consumers."""

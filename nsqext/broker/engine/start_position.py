@@ -1,0 +1,91 @@
+"""Where a channel is told to read: ``virtual_queue:70``, ``msgcount:3``, ``timestamp:1700000000`` or ``special:-1``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.protocol.extjson import quote
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.storage.log import Log
+
+__all__ = ("AT_END", "StartPosition")
+
+_KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
+_SEGMENT = 500_000
+"""Entries of one file of the real server's log, in which it looks for a position; there is none before the first."""
+_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+
+
+def _parse_int64(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise Refusal(f"strconv.ParseInt: parsing {quote(text)}: invalid syntax")
+    value = int(text)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise Refusal(f"strconv.ParseInt: parsing {quote(text)}: value out of range")
+    return value
+
+
+@frozen
+class StartPosition:
+    """A position as SUB_ADVANCED and ``/channel/setoffset`` name it.
+
+    Attributes:
+        kind: ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or
+            ``special``.
+        value: its number.
+    """
+
+    kind: str
+    value: int
+
+    @classmethod
+    def parse(cls, text: str) -> StartPosition:
+        """Read ``kind:number``.
+
+        Raises:
+            Refusal: with the real server's text (captured: sub_advanced_offset_errors).
+        """
+        kind, colon, number = text.partition(":")
+        if not colon or ":" in number or kind not in _KINDS:
+            raise Refusal(f"invalid consume offset:{text}")
+        return cls(kind, _parse_int64(number))
+
+    def find(self, log: Log, *, coordinated: bool = True) -> tuple[int, int]:
+        """Return the offset and the number of messages before it; positions between records go to the next record.
+
+        Args:
+            log: the queue.
+            coordinated: the node belongs to a cluster; a node on its own finds nothing but the end.
+
+        Raises:
+            Refusal: with the real server's text.
+        """
+        if self.kind == "special":
+            if self.value != -1:
+                raise Refusal("not supported offset type")
+            return log.end_offset, log.end_count
+        if not coordinated:
+            raise Refusal("Not supported while coordinator disabled")
+        nanoseconds = self.value * 1_000_000_000
+        if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:
+            # seconds that do not fit as nanoseconds in 64 bits turn negative at the real server, which refuses that
+            raise Refusal(f"Invalid timestamp {self.value}")
+        if self.kind != "timestamp" and -(-self.value // _SEGMENT) < -1:
+            raise Refusal("search commit log data not found")
+        if log.end_count == log.start_count:
+            raise Refusal("commit log end of file")
+        if self.kind == "timestamp":
+            offset = log.find_timestamp(nanoseconds)
+        elif self.kind == "msgcount":
+            offset = log.find_count(max(self.value - 1, 0))
+        else:
+            offset = log.find_offset(max(self.value, log.start_offset))
+        return offset, log.count_before(offset)
+
+
+AT_END = StartPosition("special", -1)

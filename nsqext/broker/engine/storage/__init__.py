@@ -1,0 +1,1 @@
+"""The on-disk format and the files of a partition."""

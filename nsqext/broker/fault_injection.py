@@ -1,0 +1,175 @@
+"""What may go wrong at one node: consulted by its server on the way in and out.
+
+Nothing costs anything while ``active`` is False: a server looks at that attribute once for each read and write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+from attrs import define, field
+
+if TYPE_CHECKING:
+    from nsqext.protocol.server.request_error import Fault
+
+__all__ = ("Direction", "NodeFaults", "Rule")
+
+Direction = Literal["in", "out"]
+"""``in`` is what clients send, ``out`` what the node answers."""
+
+
+@define(eq=False)
+class Rule:
+    """One disturbance of the bytes of a node's connections.
+
+    Attributes:
+        kind: ``drop`` swallows bytes, ``delay`` holds them back, ``cut`` lets half a frame through and closes.
+        direction: which way.
+        peer: ``host:port`` of the client's end; None for every client.
+        seconds: how long bytes are held back.
+        left: bytes that are still to be swallowed, or connections that are still to be cut; None for all.
+    """
+
+    kind: Literal["drop", "delay", "cut"]
+    direction: Direction
+    peer: str | None = None
+    seconds: float = 0.0
+    left: int | None = None
+
+
+@define(eq=False)
+class _Answer:
+    fault: Fault
+    command: str | None
+    left: int
+
+
+def _half(data: bytes, direction: Direction) -> bytes:
+    """Return the bytes up to the middle of the first frame (of the whole, on the way in)."""
+    size = len(data)
+    if direction == "out" and size > 8:
+        size = min(size, 4 + int.from_bytes(data[:4], "big"))
+    return data[: size // 2]
+
+
+@define(eq=False)
+class NodeFaults:
+    """The faults of one node; every change is made in the loop of the cluster.
+
+    Attributes:
+        active: any fault is set; a server asks further only then.
+        refusing: new connections are closed at once.
+        frozen: the node stands still: it reads, writes and times out nothing, as a stopped process.
+    """
+
+    active: bool = False
+    refusing: bool = False
+    frozen: bool = False
+    rules: list[Rule] = field(factory=list)
+    _answers: list[_Answer] = field(factory=list, alias="answers")
+    _thawed: anyio.Event | None = field(default=None, alias="thawed")
+    _changed: list[Callable[[], None]] = field(factory=list, alias="changed")
+
+    def _update(self) -> None:
+        self.active = self.frozen or self.refusing or bool(self.rules or self._answers)
+        for callback in self._changed:
+            callback()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call a function after each change."""
+        self._changed.append(callback)
+
+    def freeze(self) -> None:
+        """Stop the node where it stands."""
+        if not self.frozen:
+            self.frozen, self._thawed = True, anyio.Event()
+            self._update()
+
+    def thaw(self) -> None:
+        """Let a frozen node go on."""
+        if self._thawed is not None:
+            self.frozen = False
+            self._thawed.set()
+            self._thawed = None
+            self._update()
+
+    def refuse(self, refusing: bool = True) -> None:
+        """Close new connections at once, or take them again."""
+        self.refusing = refusing
+        self._update()
+
+    def add(self, rule: Rule) -> None:
+        """Add a disturbance; it stays until `heal`, or until it is used up."""
+        self.rules.append(rule)
+        self._update()
+
+    def answer(self, fault: Fault, times: int = 1, command: str | None = None) -> None:
+        """Answer the next commands with an error instead of running them.
+
+        Args:
+            fault: the error.
+            times: how many commands.
+            command: only commands of this name, ``PUB`` for example.
+        """
+        self._answers.append(_Answer(fault, command, times))
+        self._update()
+
+    def heal(self) -> None:
+        """Take every fault away, freezing included."""
+        self.rules.clear()
+        self._answers.clear()
+        self.refusing = False
+        self.thaw()
+        self._update()
+
+    async def gate(self) -> None:
+        """Return at once, or when the node is thawed."""
+        while self._thawed is not None:
+            await self._thawed.wait()
+
+    def command(self, name: str) -> Fault | None:
+        """Return the error that the next command is to be answered with, and count it; None to run the command."""
+        for answer in self._answers:
+            if answer.command in (None, name):
+                answer.left -= 1
+                if answer.left <= 0:
+                    self._answers.remove(answer)
+                    self._update()
+                return answer.fault
+        return None
+
+    async def carry(self, direction: Direction, peer: str, data: bytes) -> tuple[bytes, bool]:
+        """Take bytes on their way through a connection.
+
+        Args:
+            direction: ``in`` for bytes that were read, ``out`` for bytes to write.
+            peer: ``host:port`` of the client's end.
+            data: the bytes; for ``out`` they begin with a frame.
+
+        Returns:
+            What is left of them, and whether the connection has to be closed behind them.
+        """
+        await self.gate()
+        for rule in list(self.rules):
+            if rule.direction != direction or rule.peer not in (None, peer):
+                continue
+            if rule.kind == "delay":
+                await anyio.sleep(rule.seconds)
+            elif rule.kind == "cut":
+                self._use(rule, 1)
+                return _half(data, direction), True
+            else:
+                swallowed = len(data) if rule.left is None else min(rule.left, len(data))
+                self._use(rule, swallowed)
+                data = data[swallowed:]
+        await self.gate()
+        return data, False
+
+    def _use(self, rule: Rule, amount: int) -> None:
+        if rule.left is not None:
+            rule.left -= amount
+            if rule.left <= 0 and rule in self.rules:
+                self.rules.remove(rule)
+                self._update()

@@ -1,0 +1,107 @@
+"""`/lookup` of the redesigned generation: which node takes or gives the messages of each partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
+from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.http_api import Call, HttpFault
+from nsqext.broker.nsqd.go_format import parse_int
+
+if TYPE_CHECKING:
+    from nsqext.broker.lookupd.cluster_view import TopicView
+    from nsqext.broker.lookupd.lookupd import Lookupd
+
+__all__ = ("channels_of", "lookup", "meta_of")
+
+NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
+
+
+def meta_of(spec: TopicSpec) -> dict[str, Any]:
+    """Return the member ``meta`` of an answer."""
+    return {
+        "disable_channel_auto_create": spec.disable_channel_auto_create,
+        "extend_support": spec.extend,
+        "multi_part": spec.multi_part,
+        "ordered": spec.ordered,
+        "partition_num": spec.partition_num,
+        "replica": spec.replica,
+    }
+
+
+_NO_META = meta_of(TopicSpec(partition_num=0, replica=0))
+
+
+def _wanted(topic: TopicView | None, partition: str) -> list[int]:
+    if topic is None:
+        return []
+    return [number for number in topic.partitions if partition in ("", "*", str(number))]
+
+
+def channels_of(topic: TopicView | None, partition: str) -> list[str]:
+    """Return the channels of a topic, or of one of its partitions."""
+    if topic is None:
+        return []
+    found = [name for number in _wanted(topic, partition) for name in topic.partitions[number].channels]
+    return list(dict.fromkeys(found))
+
+
+def _for_readers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
+    if topic is None:
+        return {}
+    labels = {str(number): number for number in _wanted(topic, partition)} or _spelled(topic, partition)
+    readers = {label: topic.partitions[number].reader for label, number in labels.items()}
+    return {label: reader for label, reader in readers.items() if reader is not None}
+
+
+def _spelled(topic: TopicView, partition: str) -> dict[str, int]:
+    """Return the partition that a reader spells as no registration does (``00``), under the reader's spelling."""
+    try:
+        number = parse_int(partition)
+    except ValueError:
+        return {}
+    return {partition: number} if number in topic.partitions else {}
+
+
+def _for_writers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
+    if topic is None:
+        raise HttpFault(404, KEY_NOT_FOUND)
+    hidden, peers = lookupd.hidden.get(topic.name, set()), lookupd.sight.peers()
+    nodes: dict[str, str] = {}
+    silent = False
+    for number in _wanted(topic, partition):
+        node = topic.partitions[number].registered
+        if node is None or node not in peers or peers[node].address in hidden:
+            continue
+        if topic.partitions[number].channels:
+            nodes[str(number)] = node
+        else:
+            silent = True
+    if silent and not nodes:
+        raise HttpFault(404, NO_CHANNEL)
+    return nodes
+
+
+def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
+    """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
+
+    A writer is shown only partitions that take writes and have a channel; a reader also those that are not writable at
+    the moment. The meta is there when ``metainfo`` is given at all.
+    """
+    topic = lookupd.sight.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+    partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
+    if access not in ("r", "w"):
+        raise HttpFault(400, "INVALID_ACCESS_MODE")
+    find = _for_writers if access == "w" else _for_readers
+    nodes = find(lookupd, topic, partition)
+    peers = lookupd.sight.peers()
+    entries = {label: peers[node].entry for label, node in nodes.items() if node in peers}
+    answer: dict[str, Any] = {"channels": channels_of(topic, partition)}
+    disabled = lookupd.write_disabled if access == "w" else ""
+    if meta or disabled == "ordered":
+        answer["meta"] = meta_of(topic.spec) if topic else _NO_META
+    if disabled == "all" or (disabled == "ordered" and topic and topic.spec.ordered):
+        return answer | {"partitions": None, "producers": None}
+    by_id = {entry["id"]: entry for entry in entries.values()}
+    return answer | {"partitions": entries, "producers": list(by_id.values())}

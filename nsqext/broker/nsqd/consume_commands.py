@@ -1,0 +1,243 @@
+"""Consumer commands of the redesigned generation: SUB and its relatives, RDY, FIN, REQ, TOUCH, CLS."""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqext.broker.engine.channel_types import admit, make_kind
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.nsqd.auth import check_auth, rechecked
+from nsqext.broker.nsqd.go_format import base10, byte_list, decode, parse_int, quote, wrap
+from nsqext.broker.nsqd.subscriber import Subscription
+from nsqext.protocol.connection_state import State, check_state
+from nsqext.protocol.frames import CLOSE_WAIT, OK
+from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.request_error import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.server.command_parser import Command
+
+__all__ = ("check_sub", "cls", "fin", "rdy", "req", "sub", "sub_advanced", "sub_ordered", "touch")
+
+_ID = Struct(">q")
+_DISABLED = "Consume is disabled currently"
+
+
+def sub(session: Session, command: Command) -> Awaitable[None] | None:
+    """SUB."""
+    return _sub(session, command.words, Mode(detail=False))
+
+
+def sub_ordered(session: Session, command: Command) -> Awaitable[None] | None:
+    """SUB_ORDERED."""
+    return _sub(session, command.words, Mode(detail=True, ordered=True))
+
+
+def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
+    """SUB_ADVANCED; its start position is read before anything else is checked."""
+    words = command.words
+    start = None
+    if len(words) > 4 and words[4]:
+        try:
+            start = StartPosition.parse(decode(words[4]))
+        except Refusal as refusal:
+            raise Fault("E_INVALID", refusal.text) from None
+    return _sub(session, words, Mode(detail=True, start=start))
+
+
+class Mode(NamedTuple):
+    """How a client subscribes.
+
+    Attributes:
+        detail: it is told queue offsets and sizes.
+        ordered: it makes the channel ordered.
+        start: where it wants to begin.
+    """
+
+    detail: bool
+    ordered: bool = False
+    start: StartPosition | None = None
+
+
+def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
+    place = _check_words(session, words)
+    if not check_auth(session, "SUB", place.topic, place.channel):
+        return rechecked(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
+    _subscribe(session, place, mode)
+    return None
+
+
+def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
+    hosted = _check_hosted(session, place, ordered=mode.ordered)
+    if mode.ordered and session.settings.sample_rate:
+        raise Fault("E_INVALID", "order consume is not allowed while sample rate is not 0")
+    channel = _channel(session, hosted, place.channel)
+    extend = session.sending.extend_support and hosted.partition.extend
+    if not hosted.partition.extend:
+        session.settings.desired_tag = ""
+    subscription = Subscription(session, channel, detail=mode.detail, extend=extend)
+    try:
+        channel.subscribe(subscription, ordered=mode.ordered, start=mode.start)
+    except Refusal as refusal:
+        if refusal.text == _DISABLED:
+            raise Fault("E_FAILED_ON_NOT_WRITABLE") from None
+        raise Fault("E_INVALID", refusal.text) from None
+    session.hosted, session.subscription = hosted, subscription
+    subscription.client = channel.clients[session.id]
+    session.state = State.SUBSCRIBED
+    session.switch_to_consumer(place.channel)
+    session.answer(OK)
+
+
+def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
+    """Return the channel, of the type that the client asked for in IDENTIFY."""
+    session.node.channel(hosted, name)
+    settings = session.settings
+    try:
+        return admit(hosted.partition, name, make_kind(settings.dispatch, settings.key_header))
+    except Refusal as refusal:
+        raise Fault("E_INVALID", refusal.text) from None
+
+
+class _Place(NamedTuple):
+    topic: str
+    channel: str
+    partition: int
+
+
+def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
+    """Check what both generations ask of a SUB; returns topic and channel.
+
+    Raises:
+        Fault: it cannot be.
+    """
+    check_state("SUB", session.state)
+    if not session.settings.heartbeat_interval:
+        raise Fault("E_INVALID", "cannot SUB with heartbeats disabled")
+    if len(words) < 3:
+        raise Fault("E_INVALID", "SUB insufficient number of parameters")
+    topic, channel = decode(words[1]), decode(words[2])
+    if not is_valid_topic(topic):
+        raise Fault("E_BAD_TOPIC", f"SUB topic name {quote(topic)} is not valid")
+    if not is_valid_channel(channel):
+        raise Fault("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+    return topic, channel
+
+
+def _check_words(session: Session, words: list[bytes]) -> _Place:
+    topic, channel = check_sub(session, words)
+    # only with exactly four words the partition is looked at (captured: sub_advanced_offset_partition)
+    if len(words) != 4:
+        return _Place(topic, channel, -1)
+    try:
+        return _Place(topic, channel, parse_int(decode(words[3])))
+    except ValueError as error:
+        raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+
+
+def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
+    hosted = session.node.find(place.topic, place.partition)
+    if hosted is None:
+        raise Fault("E_TOPIC_NOT_EXIST")
+    if hosted.partition.ordered and not ordered:
+        raise Fault("E_SUB_ORDER_IS_MUST", "this topic is configured only allow ordered sub")
+    extend = session.settings.extend_support
+    if hosted.partition.extend and not extend and not session.node.switches.allow_sub_ext_compatible:
+        raise Fault("E_SUB_EXTEND_NEED", "this topic is extended and should identify as extend support.")
+    if extend and not hosted.partition.extend:
+        text = "this topic is not extended and should not identify as extend support."
+        raise Fault("E_SUB_EXTEND_FORBIDDON", text)
+    if not hosted.leader:
+        raise Fault("E_FAILED_ON_NOT_LEADER")
+    if not hosted.writable:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE")
+    if not hosted.auto_create_channels and place.channel not in hosted.partition.channels:
+        raise Fault("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
+    return hosted
+
+
+def rdy(session: Session, command: Command) -> None:
+    """RDY; after CLS it is taken and ignored."""
+    check_state("RDY", session.state)
+    subscription = session.subscription
+    if session.state is State.CLOSING or subscription is None:
+        return
+    words = command.words
+    count = base10(words[1], f"RDY could not parse count {decode(words[1])}") if len(words) > 1 else 1
+    largest = session.node.limits.max_rdy_count
+    if not 0 <= count <= largest:
+        raise Fault("E_INVALID", f"RDY count {count} out of range 0-{largest}")
+    session.set_ready(count)
+
+
+def _subscribed(session: Session, verb: str) -> Subscription:
+    if session.subscription is None:
+        check_state(verb, session.state)
+        raise Fault("E_INVALID", "No channel")
+    return session.subscription
+
+
+def fin(session: Session, command: Command) -> None:
+    """FIN; silent when it succeeds."""
+    subscription = _subscribed(session, "FIN")
+    full_id = command.words[1]
+    internal_id: int = _ID.unpack_from(full_id)[0]
+    if internal_id <= 0:
+        raise Fault("E_INVALID", "Invalid Message ID")
+    hosted = session.hosted
+    if hosted is None or not hosted.leader:
+        raise Fault("E_FAILED_ON_NOT_LEADER")
+    if not hosted.writable:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE")
+    try:
+        subscription.channel.finish(subscription, internal_id)
+    except Refusal as refusal:
+        kind = "ErrType:7 ErrCode:0 : " if session.node.options.clustered else ""
+        text = f"FIN {byte_list(full_id)} failed {kind}{refusal.text}"
+        raise Fault("E_FIN_FAILED", text, fatal=False) from None
+
+
+def req(session: Session, command: Command) -> None:
+    """REQ; silent when it succeeds."""
+    subscription = _subscribed(session, "REQ")
+    words = command.words
+    if len(words) < 3:
+        raise Fault("E_INVALID", "REQ insufficient number of params")
+    full_id = words[1]
+    millis = base10(words[2], f"REQ could not parse timeout {decode(full_id)}, {decode(words[2])}")
+    # the real server counts nanoseconds in 64 bits, so that enormous delays turn into others
+    delay = min(max(wrap(millis * 1_000_000) / 1e9, 0.0), session.node.limits.max_req_timeout)
+    try:
+        subscription.channel.requeue(subscription, _ID.unpack_from(full_id)[0], delay)
+    except Refusal as refusal:
+        raise Fault("E_REQ_FAILED", f"REQ {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
+
+
+def touch(session: Session, command: Command) -> None:
+    """TOUCH; silent when it succeeds."""
+    subscription = _subscribed(session, "TOUCH")
+    full_id = command.words[1]
+    if len(full_id) != 16:
+        raise Fault("E_INVALID", "Invalid Message ID")
+    try:
+        subscription.channel.touch(subscription, _ID.unpack_from(full_id)[0])
+    except Refusal as refusal:
+        raise Fault("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
+
+
+def cls(session: Session, _: Command) -> Awaitable[None] | None:
+    """CLS: no more deliveries, acknowledgements go on."""
+    check_state("CLS", session.state)
+    _subscribed(session, "CLS")
+    session.set_ready(0)
+    session.state = State.CLOSING
+    session.answer(CLOSE_WAIT)
+    return None

@@ -1,0 +1,99 @@
+"""Words and numbers as the real servers read and print them in their error texts."""
+
+from __future__ import annotations
+
+import re
+
+from nsqext.protocol.extjson import quote
+from nsqext.protocol.server.request_error import Fault
+
+__all__ = (
+    "MASK_64",
+    "base10",
+    "byte_list",
+    "decode",
+    "parse_bool",
+    "parse_int",
+    "parse_unsigned",
+    "quote",
+    "word_lists",
+    "wrap",
+)
+
+
+MASK_64: int = (1 << 64) - 1
+"""Every bit of a number of 64 bits."""
+
+_SIGNED = re.compile(r"[+-]?[0-9]+")
+_DIGITS = re.compile(r"[0-9]+")
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+
+
+def decode(word: bytes) -> str:
+    """Return a word of a command as text; bytes that are not UTF-8 survive the way there and back."""
+    return word.decode("utf-8", "surrogateescape")
+
+
+def byte_list(word: bytes) -> str:
+    """Return ``[98 111 …]``, the redesigned server's way to print bytes (captured: unknown_commands)."""
+    return f"[{' '.join(map(str, word))}]"
+
+
+def word_lists(words: list[bytes]) -> str:
+    """Return the words of a command as a list of byte lists."""
+    return f"[{' '.join(map(byte_list, words))}]"
+
+
+def parse_int(text: str, function: str = "Atoi") -> int:
+    """Return a signed 64-bit number.
+
+    Raises:
+        ValueError: with the server's text, which names the function that it used.
+    """
+    if not _SIGNED.fullmatch(text):
+        raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
+    value = int(text) if len(text) < 32 else 1 << 64
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"strconv.{function}: parsing {quote(text)}: value out of range")
+    return value
+
+
+def parse_unsigned(text: str) -> int | None:
+    """Return an unsigned 64-bit number, None when the text is none."""
+    if not _DIGITS.fullmatch(text) or len(text) > 64:
+        return None
+    value = int(text)
+    return value if value < 1 << 64 else None
+
+
+def parse_bool(text: str) -> bool:
+    """Return what the servers take for a truth value.
+
+    Raises:
+        ValueError: with the server's text.
+    """
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(f"strconv.ParseBool: parsing {quote(text)}: invalid syntax")
+
+
+def wrap(value: int) -> int:
+    """Return what is left of a number in 64 bits with a sign."""
+    value &= MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def base10(word: bytes, text: str) -> int:
+    """Return the digits of RDY, REQ and DPUB as the servers count them: no digits are 0, wrapping at 64 bits.
+
+    Raises:
+        Fault: a byte is no digit; with the given text.
+    """
+    if not word:
+        return 0
+    if not word.isdigit():
+        raise Fault("E_INVALID", text)
+    return wrap(int(word[-64:]))  # 2**64 divides 10**64: the digits before do not count

@@ -1,0 +1,219 @@
+"""The HTTP API of the original nsqd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.publish import NewMessage
+from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, route
+from nsqext.broker.nsqd.go_format import parse_int, wrap
+from nsqext.broker.nsqd.http.publish import read_lines
+from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.broker.profiling import check_block_rate
+from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.publish_bodies import Target, parse_publish
+from nsqext.protocol.server.request_error import Fault
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.partition import Partition
+    from nsqext.broker.nsqd.node import Hosted
+
+__all__ = ("original_routes", "refusing_routes")
+
+_NS = 1_000_000_000
+_MS = 1_000_000
+_FALSE = ("false", "0")
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+class _Publisher(RequestArgs):
+    def _topic_of(self, call: Call) -> str:
+        if "topic" not in call.args:
+            raise HttpFault(400, "MISSING_ARG_TOPIC")
+        topic = call.arg("topic")
+        if not is_valid_topic(topic):
+            raise HttpFault(400, "INVALID_TOPIC")
+        return topic
+
+    async def pub(self, call: Call) -> str:
+        limits = self.node.limits
+        if int(call.headers.get("content-length") or 0) > limits.max_msg_size:
+            raise HttpFault(413, "MSG_TOO_BIG")
+        body = await call.body()
+        if len(body) > limits.max_msg_size:
+            raise HttpFault(413, "MSG_TOO_BIG")
+        if not body:
+            raise HttpFault(400, "MSG_EMPTY")
+        hosted = self.node.create_topic(self._topic_of(call))
+        self._put(hosted, [NewMessage(body, delay=self._delay(call))])
+        return "OK"
+
+    def _delay(self, call: Call) -> float:
+        if "defer" not in call.args:
+            return 0.0
+        try:
+            nanoseconds = wrap(parse_int(call.arg("defer")) * _MS)
+        except ValueError:
+            raise HttpFault(400, "INVALID_DEFER") from None
+        if not 0 <= nanoseconds <= self.node.limits.max_req_timeout * _NS:
+            raise HttpFault(400, "INVALID_DEFER")
+        return nanoseconds / _NS
+
+    async def mpub(self, call: Call) -> str:
+        limits = self.node.limits
+        if int(call.headers.get("content-length") or 0) > limits.max_body_size:
+            raise HttpFault(413, "BODY_TOO_BIG")
+        hosted = self.node.create_topic(self._topic_of(call))
+        body = await call.body()
+        if "binary" in call.args and call.arg("binary") not in _FALSE:
+            try:
+                items = parse_publish(b"MPUB", body, limits, Target(hosted.partition.topic))
+            except Fault as fault:
+                raise HttpFault(413, fault.code[2:]) from None
+        else:
+            items = read_lines(body, limits.max_msg_size, limits.max_body_size)
+        if items:
+            self._put(hosted, [NewMessage(item.body) for item in items])
+        return "OK"
+
+    def _put(self, hosted: Hosted, messages: list[NewMessage]) -> None:
+        try:
+            stored = hosted.partition.put(messages)
+        except Refusal:
+            raise HttpFault(503, "EXITING") from None
+        hosted.partition.commit(stored)
+
+    def create(self, call: Call) -> None:
+        self.node.create_topic(self._topic_of(call))
+
+
+class _Topics(RequestArgs):
+    def existing(self, call: Call) -> Hosted:
+        if "topic" not in call.args:
+            raise HttpFault(400, "MISSING_ARG_TOPIC")
+        return self._existing(call.arg("topic"))
+
+    def _existing(self, topic: str) -> Hosted:
+        found = self.node.hosted.get((topic, 0))
+        if found is None:
+            raise HttpFault(404, "TOPIC_NOT_FOUND")
+        return found
+
+    def delete(self, call: Call) -> None:
+        self.node.delete_topic(self.existing(call).partition.topic)
+
+    def empty(self, call: Call) -> None:
+        if "topic" in call.args and not is_valid_topic(call.arg("topic")):
+            raise HttpFault(400, "INVALID_TOPIC")
+        self.existing(call).partition.empty()
+
+    def switch(self, change: Callable[[Partition], None], call: Call) -> None:
+        change(self.existing(call).partition)
+
+    def _named(self, call: Call) -> tuple[Hosted, str]:
+        """Return the topic and the name of a channel that may be missing."""
+        if "topic" not in call.args:
+            raise HttpFault(400, "MISSING_ARG_TOPIC")
+        if not is_valid_topic(call.arg("topic")):
+            raise HttpFault(400, "INVALID_ARG_TOPIC")
+        if "channel" not in call.args:
+            raise HttpFault(400, "MISSING_ARG_CHANNEL")
+        if not is_valid_channel(call.arg("channel")):
+            raise HttpFault(400, "INVALID_ARG_CHANNEL")
+        return self._existing(call.arg("topic")), call.arg("channel")
+
+    def create_channel(self, call: Call) -> None:
+        self.node.channel(*self._named(call))
+
+    def delete_channel(self, call: Call) -> None:
+        hosted, name = self._named(call)
+        if name not in hosted.partition.channels:
+            raise HttpFault(404, "CHANNEL_NOT_FOUND")
+        hosted.partition.delete_channel(name)
+
+    def switch_channel(self, change: Callable[[Channel], None], call: Call) -> None:
+        hosted, name = self._named(call)
+        channel = hosted.partition.channels.get(name)
+        if channel is None:
+            raise HttpFault(404, "CHANNEL_NOT_FOUND")
+        change(channel)
+
+
+class _Operator(RequestArgs):
+    def ping(self, _: Call) -> str:
+        return "OK"
+
+    def info(self, _: Call) -> object:
+        options, limits = self.node.options, self.node.limits
+        return {
+            "version": limits.version,
+            "broadcast_address": options.broadcast_address,
+            "hostname": options.hostname,
+            "http_port": _port(self.addresses.http_address),
+            "tcp_port": _port(self.addresses.tcp_address),
+            "start_time": self.node.started // _NS,
+            "max_heartbeat_interval": round(limits.max_heartbeat_interval * _NS),
+            "max_output_buffer_size": limits.max_output_buffer_size,
+            "max_output_buffer_timeout": round(limits.max_output_buffer_timeout * _NS),
+            "max_deflate_level": limits.max_deflate_level,
+            "topology_zone": limits.topology_zone,
+            "topology_region": limits.topology_region,
+        }
+
+    def set_block_rate(self, call: Call) -> None:
+        check_block_rate(call.arg("rate"))
+        raise HttpPanic  # the original program acts, and then finds that it has no text to send
+
+    def free_memory(self, _: Call) -> None:
+        raise HttpPanic  # as above
+
+
+def original_routes(site: RequestArgs) -> list[Route]:
+    """Return the routes, except statistics and options."""
+    publisher, topics = _Publisher(site.node, site.addresses), _Topics(site.node, site.addresses)
+    operator = _Operator(site.node, site.addresses)
+    return [
+        route("GET", "/ping", operator.ping, Form.TEXT),
+        route("GET", "/info", operator.info),
+        route("POST", "/pub", publisher.pub),
+        route("POST", "/mpub", publisher.mpub),
+        route("POST", "/topic/create", publisher.create),
+        route("POST", "/topic/delete", topics.delete),
+        route("POST", "/topic/empty", topics.empty),
+        route("POST", "/topic/pause", partial(topics.switch, lambda partition: partition.pause())),
+        route("POST", "/topic/unpause", partial(topics.switch, lambda partition: partition.unpause())),
+        route("POST", "/channel/create", topics.create_channel),
+        route("POST", "/channel/delete", topics.delete_channel),
+        route("POST", "/channel/empty", partial(topics.switch_channel, lambda channel: channel.empty())),
+        route("POST", "/channel/pause", partial(topics.switch_channel, lambda channel: channel.pause())),
+        route("POST", "/channel/unpause", partial(topics.switch_channel, lambda channel: channel.unpause())),
+        route("PUT", "/debug/setblockrate", operator.set_block_rate, Form.TEXT),
+        route("POST", "/debug/freememory", operator.free_memory, Form.TEXT),
+    ]
+
+
+def refusing_routes(site: RequestArgs) -> list[Route]:
+    """Return one route for everything: the client is sent to the HTTPS port."""
+
+    async def refuse(_: Request) -> Response:
+        address = site.addresses.https_address
+        port = _port(address) if address else 0
+        body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
+        headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
+        return Response(body, 403, headers, "application/json; charset=utf-8")
+
+    made = Route("/{path:path}", refuse)
+    made.methods = None  # whatever the method is
+    return [made]

@@ -1,0 +1,219 @@
+"""/stats of the original nsqd, as JSON and as text."""
+
+from __future__ import annotations
+
+import gc
+import platform
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nsqext.broker.http_api import Call, route
+from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.broker.nsqd.http.stats import client_state, go_duration
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.stats import ClientStats
+    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.session import Session
+
+__all__ = ("original_stats_routes",)
+
+_NS = 1_000_000_000
+_NO_LATENCY = {"count": 0, "percentiles": None}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_MEMORY = (
+    "heap_objects",
+    "heap_idle_bytes",
+    "heap_in_use_bytes",
+    "heap_released_bytes",
+    "gc_pause_usec_100",
+    "gc_pause_usec_99",
+    "gc_pause_usec_95",
+    "next_gc_bytes",
+    "gc_total_runs",
+)
+
+
+def _memory() -> dict[str, int]:
+    """Return what Python can tell of the members that the real server has; the rest is 0."""
+    return dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
+
+
+def _client(session: Session, stats: ClientStats | None, topic: str) -> dict[str, Any]:
+    settings = session.settings
+    found: dict[str, Any] = {
+        "client_id": settings.client_id,
+        "hostname": settings.hostname,
+        "version": "V2",
+        "remote_address": session.peer,
+        "state": client_state(session),
+        "ready_count": session.wanted,
+        "in_flight_count": stats.in_flight if stats else 0,
+        "message_count": stats.messages if stats else 0,
+        "finish_count": stats.finished if stats else 0,
+        "requeue_count": stats.requeued if stats else 0,
+        "connect_ts": session.connected // _NS,
+        "sample_rate": settings.sample_rate,
+        "deflate": settings.deflate,
+        "snappy": settings.snappy,
+        "user_agent": settings.user_agent,
+    }
+    if session.authorizations is not None:
+        found |= session.authorizations.summary()
+    found |= {name: settings.raw.get(name, "") for name in ("topology_zone", "topology_region")}
+    counts = [
+        {"topic": name, "count": publisher.published}
+        for name, publisher in session.published.items()
+        if topic in ("", name)
+    ]
+    if counts:
+        found["pub_counts"] = counts[:1]  # the real server tells one topic of each client, too
+    return found | {
+        "tls": settings.tls,
+        "tls_cipher_suite": "",
+        "tls_version": session.tls_version,
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": settings.tls,
+    }
+
+
+class _Stats(RequestArgs):
+    def stats(self, call: Call) -> object:
+        topic, channel = call.arg("topic"), call.arg("channel")
+        clients = _BOOLEANS.get(call.arg("include_clients"), True)
+        memory = _memory() if _BOOLEANS.get(call.arg("include_mem"), True) else None
+        topics, producers = self._topics(topic, channel, clients=clients), None
+        if clients and topics is not None:
+            producers = [
+                _client(session, None, topic) for session in self.node.sessions.values() if session.published
+            ] or None
+        if call.arg("format") != "json":
+            return self._text(topics or [], producers or [], memory)
+        answer: dict[str, Any] = {
+            "version": self.node.limits.version,
+            "health": "OK",
+            "start_time": self.node.started // _NS,
+            "topics": topics,
+        }
+        if memory is not None:
+            answer["memory"] = memory
+        return answer | {"producers": producers}
+
+    def _topics(self, topic: str, channel: str, *, clients: bool) -> list[dict[str, Any]] | None:
+        """Return the topics; None when one was asked for that is not there, an empty list when its channel is not."""
+        if topic and (topic, 0) not in self.node.hosted:
+            return None
+        chosen = sorted(
+            (hosted for hosted in self.node.hosted.values() if topic in ("", hosted.partition.topic)),
+            key=lambda hosted: hosted.partition.topic,
+        )
+        return [
+            self._topic(hosted, channel, clients=clients)
+            for hosted in chosen
+            if not channel or channel in hosted.partition.channels
+        ]
+
+    def _topic(self, hosted: Hosted, only: str, *, clients: bool) -> dict[str, Any]:
+        partition = hosted.partition
+        return {
+            "topic_name": partition.topic,
+            "channels": [
+                self._channel(channel, hosted, clients=clients)
+                for name, channel in sorted(partition.channels.items())
+                if only in ("", name)
+            ],
+            "depth": partition.depth,
+            "backend_depth": max(partition.depth - self.node.options.mem_queue_size, 0),
+            "message_count": partition.message_count,
+            "message_bytes": partition.message_bytes,
+            "paused": partition.paused,
+            "e2e_processing_latency": _NO_LATENCY,
+        }
+
+    def _channel(self, channel: Channel, hosted: Hosted, *, clients: bool) -> dict[str, Any]:
+        stats, sessions, topic = channel.stats(), self.node.sessions, hosted.partition.topic
+        delivered = hosted.deliveries.get(stats.name, 0)
+        found = [_client(sessions[one.id], one, topic) for one in stats.clients if one.id in sessions]
+        return {
+            "channel_name": stats.name,
+            "depth": stats.depth,
+            "backend_depth": stats.backend_depth,
+            "in_flight_count": stats.in_flight_count,
+            "deferred_count": stats.deferred_count,
+            "message_count": stats.message_count,
+            **({"global_msg_count": delivered} if delivered else {}),
+            "requeue_count": stats.requeue_count,
+            "timeout_count": stats.timeout_count,
+            "client_count": len(stats.clients),
+            "clients": found if clients else None,
+            "paused": stats.paused,
+            "e2e_processing_latency": _NO_LATENCY,
+        }
+
+    def _text(
+        self, topics: list[dict[str, Any]], producers: list[dict[str, Any]], memory: dict[str, int] | None
+    ) -> str:
+        now = self.node.options.wall()
+        started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        lines = [
+            f"nsqd v{self.node.limits.version} (built w/python{platform.python_version()})",
+            f"start_time {started}",
+            f"uptime {go_duration(now - self.node.started)}",
+            "",
+            "Health: OK",
+        ]
+        if memory is not None:
+            lines += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in memory.items())]
+        lines += ["", "Topics:"] if topics else ["", "Topics: None"]
+        for index, topic in enumerate(topics):
+            if index:
+                lines.append("")
+            lines.append(_topic_line(topic))
+            for channel in topic["channels"]:
+                lines.append(_channel_line(channel))
+                lines += [f"        {_client_line(client, now)}" for client in channel["clients"] or ()]
+        lines += ["", "Producers:" if producers else "Producers: None"]
+        lines += [f"   {_client_line(client, now)}" for client in producers]
+        return "\n".join([*lines, ""])
+
+
+def _topic_line(topic: dict[str, Any]) -> str:
+    return (
+        f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
+        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+    )
+
+
+def _channel_line(channel: dict[str, Any]) -> str:
+    return (
+        f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
+        f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
+        f"inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4} "
+        f"re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5} "
+        f"msgs: {channel['message_count']:<8} e2e%: "
+    )
+
+
+def _client_line(client: dict[str, Any], now: int) -> str:
+    port = client["remote_address"].rpartition(":")[2]
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    connected = go_duration((now // _NS - client["connect_ts"]) * _NS)
+    counts = client.get("pub_counts")
+    if counts:
+        total = sum(one["count"] for one in counts)
+        topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
+        return f"[V2 {name:<21}] msgs: {total:<8} topics: {topics} connected: {connected}"
+    return (
+        f"[V2 {name:<21}] state: {client['state']} inflt: {client['in_flight_count']:<4} "
+        f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
+        f"msgs: {client['message_count']:<8} connected: {connected}"
+    )
+
+
+def original_stats_routes(site: RequestArgs) -> list[Route]:
+    """Return the routes."""
+    stats = _Stats(site.node, site.addresses)
+    return [route("GET", "/stats", stats.stats)]

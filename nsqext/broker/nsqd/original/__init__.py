@@ -1,1 +1,0 @@
-"""The server role of the original NSQ: its checks, its commands, its ids."""

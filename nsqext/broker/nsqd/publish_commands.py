@@ -1,0 +1,178 @@
+"""Publish commands of the redesigned generation, and the way that messages take into a partition."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.nsqd.auth import rechecked
+from nsqext.protocol.frames import OK
+from nsqext.protocol.record import raw_size
+from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
+from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.trace_reply import encode_trace_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from nsqext.broker.engine.partition import Stored
+    from nsqext.broker.nsqd.node import Hosted, Node
+    from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.server.command_parser import Command
+
+__all__ = ("commit", "publish", "publish_batch", "refuse_write", "store")
+
+_LENGTH = 4
+_RECORD_HEAD = 26
+
+
+def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
+    """Raise the fault of a publish that this node does not take; it is never fatal (captured: not_leader_write).
+
+    Args:
+        node: the node.
+        hosted: the partition.
+        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a node that drains.
+    """
+    if node.exiting:
+        raise Fault(code, "exiting", fatal=False)
+    if not node.may_write(hosted):
+        raise Fault("E_FAILED_ON_NOT_LEADER", "", fatal=False)
+    if not hosted.writable:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+
+
+def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> Stored:
+    """Append messages to a partition; nobody gets them before `commit`."""
+    if node.exiting or not (hosted.writable and node.may_write(hosted)):
+        hosted.failed += 1
+        node.publish_failed += 1
+        refuse_write(node, hosted, code)
+    if hosted.partition.extend:
+        _check_sizes(node, hosted, items, code)
+    try:
+        stored = hosted.partition.put(
+            [NewMessage(item.body, item.trace_id, item.header, item.version) for item in items]
+        )
+    except Refusal as refusal:
+        raise Fault(code, refusal.text, fatal=False) from None
+    hosted.traffic.note([len(item.body) for item in items], node.options.wall())
+    return stored
+
+
+def _check_sizes(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> None:
+    """Refuse records that only the extend part makes too long for the disk, as late as the real server does.
+
+    Their ids are used up; the real server does not take further messages behind such a batch, this one does.
+    """
+    longest = node.limits.max_msg_size + _RECORD_HEAD
+    for item in items:
+        size = raw_size(len(item.body), len(item.header), True, item.version) - _LENGTH
+        if size > longest:
+            hosted.failed += 1
+            node.publish_failed += 1
+            hosted.partition.use_up(len(items))
+            text = f"ErrType:7 ErrCode:0 : invalid message write size ({size}) maxMsgSize={longest}"
+            raise Fault(code, text, fatal=False)
+
+
+def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None]]:
+    if hosted.replicate is None or hosted.epoch != epoch:
+        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+    return hosted.replicate
+
+
+async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str) -> None:
+    """Wait until every in-sync replica has what was stored, then let it be delivered.
+
+    Args:
+        node: the node.
+        hosted: the partition.
+        stored: what was stored.
+        epoch: of the partition at that time: another leader since then may not have it.
+        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk does not take it.
+
+    Raises:
+        Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; or the code that was given. The
+            entries may survive in either case.
+    """
+    if hosted.replicate is not None or hosted.epoch != epoch:
+        size = stored.size
+        hosted.waiting += size
+        try:
+            await _replicator(hosted, epoch)(stored)
+        except (Fault, Refusal) as error:
+            hosted.failed += 1
+            node.publish_failed += 1
+            if isinstance(error, Refusal):
+                raise Fault(code, error.text, fatal=False) from None
+            raise
+        finally:
+            hosted.waiting -= size
+    hosted.partition.commit(stored)
+
+
+def publish(session: Session, command: Command) -> Awaitable[None] | None:
+    """PUB, PUB_TRACE, PUB_EXT."""
+    rules = session.rules
+    verb, hosted = command.words[0], rules.hosted
+    if verb == b"PUB":
+        item = PublishItem(command.body or b"")
+    else:
+        item = parse_publish(verb, command.body or b"", session.node.limits, rules.target)[0]
+    return _put(session, hosted, [item], "E_PUB_FAILED", traced=item.traced, trace_id=item.trace_id)
+
+
+def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
+    """MPUB, MPUB_TRACE, MPUB_EXT."""
+    traced = command.words[0] == b"MPUB_TRACE"
+    return _put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", traced=traced, trace_id=0)
+
+
+def _put(
+    session: Session, hosted: Hosted | None, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
+) -> Awaitable[None] | None:
+    if hosted is None:
+        raise Fault("E_TOPIC_NOT_EXIST")
+    if session.rules.stale_auth:
+        session.rules.stale_auth = False
+        again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
+        return rechecked(session, "PUB", hosted.partition.topic, "", again)
+    stored = store(session.node, hosted, items, code)
+    session.count_published(hosted, len(items))
+    answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
+    if hosted.replicate is None:
+        session.answer(answer)  # before a delivery that may go to this very client
+        hosted.partition.commit(stored)
+        return None
+    return _Replicated(session, hosted, stored, code, answer)
+
+
+@define(eq=False)
+class _Replicated:
+    """The answer to a publish that replicas have to store first; a node that is killed may never come to await it."""
+
+    session: Session
+    hosted: Hosted
+    stored: Stored
+    code: str
+    answer: bytes
+    epoch: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.epoch = self.hosted.epoch
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._commit().__await__()
+
+    async def _commit(self) -> None:
+        try:
+            await commit(self.session.node, self.hosted, self.stored, self.epoch, self.code)
+        except Fault as fault:
+            self.session.refuse(fault)
+        else:
+            self.session.answer(self.answer)

@@ -1,0 +1,125 @@
+"""What the redesigned server checks while a command with a body is still being read, in its order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker.nsqd.auth import check_auth
+from nsqext.broker.nsqd.go_format import decode, parse_int, word_lists
+from nsqext.protocol.connection_state import check_state
+from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
+from nsqext.protocol.server.request_error import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.session import Session
+    from nsqext.protocol.server.command_parser import Command
+
+__all__ = ("CommandValidator",)
+
+_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is no message
+
+
+class CommandValidator:
+    """The checks for one session.
+
+    Attributes:
+        guarded: commands other than IDENTIFY are refused until TLS is up.
+        hosted: partition of the publish that is being read.
+        target: how its body is to be read.
+        topic: topic of the publish that is being read (original generation).
+        delay: seconds of its DPUB (original generation).
+        stale_auth: the auth server has to be asked again before it is stored.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._node = session.node
+        self._limits = session.node.limits
+        self.guarded: bool = self._limits.tls_required
+        self.hosted: Hosted | None = None
+        self.target: Target = Target("")
+        self.topic: str = ""
+        self.delay: float = 0.0
+        self.stale_auth: bool = False
+        self._partition = -1
+
+    def unknown(self, _: Session, command: Command) -> Awaitable[None] | None:
+        """Refuse a command that this generation does not have."""
+        raise Fault("E_INVALID", f"invalid command {word_lists(command.words)}")
+
+    def check_tls(self, words: list[bytes]) -> None:
+        """Refuse a command that has to wait for TLS."""
+        if self.guarded and words[0] != b"IDENTIFY":
+            raise Fault("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
+
+    def check_line(self, words: list[bytes]) -> None:
+        """Check the words of a command with a body."""
+        if self.guarded:
+            self.check_tls(words)
+        verb = words[0]
+        if verb not in _SMALL:
+            self._check_publish(words)
+            return
+        check_state(verb.decode(), self._session.state)
+        if verb == b"AUTH" and len(words) != 1:
+            raise Fault("E_INVALID", "AUTH invalid number of parameters")
+
+    def _check_publish(self, words: list[bytes]) -> None:
+        if words[0] == b"DPUB":
+            raise Fault("E_INVALID", f"invalid command {word_lists(words)}")
+        if len(words) < 2:
+            raise Fault("E_INVALID", "insufficient number of parameters")
+        self._partition = -1
+        # with more than three words the partition is not looked at (captured: pub_extra_params)
+        if len(words) == 3:
+            try:
+                self._partition = parse_int(decode(words[2]))
+            except ValueError as error:
+                raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+
+    def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
+        """Check the announced size, and choose how the body is read."""
+        verb = words[0]
+        if verb not in _SMALL:
+            check_publish_size(verb, size, self._limits)
+            return self._reader(words, size)
+        name, largest = verb.decode(), self._limits.max_body_size
+        # captured: identify_errors
+        if size > largest:
+            raise Fault("E_BAD_BODY", f"{name} body too big {size} > {largest}")
+        if size <= 0:
+            raise Fault("E_BAD_BODY", f"{name} invalid body size {size}")
+        return None
+
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        """Refuse a body that is cut off."""
+        if batch is not None:
+            batch.check_end()
+        small = words[0] in _SMALL
+        name = f"{words[0].decode()} " if small else ""
+        if not sized:
+            raise Fault("E_BAD_BODY", f"{name}failed to read body size")
+        if small:
+            raise Fault("E_BAD_BODY", f"{name}failed to read body")
+        raise Fault("E_BAD_MESSAGE", "failed to read message body")
+
+    def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
+        """Find the partition of a publish, and choose how the body is read."""
+        verb = words[0]
+        topic = decode(words[1])
+        hosted = self._node.find(topic, self._partition)
+        if hosted is None:
+            raise Fault("E_TOPIC_NOT_EXIST")
+        if self._partition == -1 and hosted.partition.ordered:
+            raise Fault("E_BAD_PARTITION", "topic partition is not valid for multi partition: -1")
+        self.stale_auth = not check_auth(self._session, "PUB", topic, "")
+        check_room(verb, size)
+        waiting = hosted.waiting + size
+        if waiting > self._node.switches.max_pub_waiting:
+            raise Fault("E_PUB_TOO_MUCH_WAITING", f"pub too much waiting in the queue: {waiting}")
+        self.hosted = hosted
+        self.target = Target(topic, hosted.partition.extend, self._node.switches.allow_ext_compatible)
+        return BatchReader(verb, self._limits, self.target) if verb in BATCH_VERBS else None

@@ -1,0 +1,161 @@
+"""The inside of a cluster of the redesigned generation: the coordinator decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext.broker.coordinator import admin_ops as admin
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.catch_up import join
+from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.state_file import StateFile
+from nsqext.broker.engine.channel_types import admit, make_kind
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
+from nsqext.broker.runtime import NodeChange, Runtime
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.protocol.identify import KEY_FAILOVER
+from nsqext.protocol.server.negotiate import ServerLimits
+
+if TYPE_CHECKING:
+    from nsqext.broker.coordinator.members import Member
+    from nsqext.broker.coordinator.replication import ReplicaSet
+    from nsqext.broker.coordinator.topics import TopicSpec
+    from nsqext.broker.lookupd.classic import ClassicLookupd
+    from nsqext.broker.options import ClusterOptions, ClusterShape
+    from nsqext.types import Address
+
+__all__ = ("RuntimeHa",)
+
+_TELL = {
+    NodeChange.SILENT: membership.silent,
+    NodeChange.LEAVING: membership.left,
+    NodeChange.THAWED: membership.thawed,
+    NodeChange.RETURNED: membership.returned,
+}
+
+
+class RuntimeHa(Runtime):
+    """Nodes whose partitions have leaders and replicas."""
+
+    def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
+        super().__init__(shape, options, options.limits or ServerLimits())
+        times = CoordinatorOptions(options.lease, options.join_pause, options.replace_after)
+        self.coordinator: Coordinator = Coordinator(times)
+        self.coordinator.join = join
+        self.group: LookupdGroup = LookupdGroup()
+        self._keeper: StateFile | None = None
+
+    def make_lookupd(self, name: str, tcp: Address, http: Address) -> Lookupd:
+        """Make a lookup node; the first one is the leader."""
+        lookupd = Lookupd(name, self.coordinator, self.group, tcp=tcp, http=http)
+        self.group.nodes.append(lookupd)
+        self.group.elect()
+        return lookupd
+
+    def make_registrar(self, member: Member) -> None:
+        """Have the coordinator know a node; lookup asks the coordinator."""
+        self.coordinator.members[member.name] = member
+        member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
+        member.node.coordinator_stats = partial(self.coordinator.stats, member.name)
+
+    def make(self) -> None:
+        """Make everything, and open what is on the disk."""
+        super().make()
+        if self.shape.data_path is not None:
+            self._keeper = keeper = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
+            keeper.load()
+            keeper.save()
+            self.coordinator.watchers.append(keeper.save)
+
+    def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
+        """The coordinator runs beside the servers, and what writes down what it knows."""
+        return [self.coordinator.run, *([self._keeper.run] if self._keeper else [])]
+
+    async def settle(self) -> None:
+        """Nothing is waited for: lookup nodes show what the coordinator knows."""
+
+    # --- topics ---------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
+        """Create a topic with channels; returns when every partition takes writes."""
+        try:
+            kind = make_kind(dispatch, fixed=True)
+        except Refusal as refusal:
+            raise InvalidSetting(refusal.text) from refusal
+        if kind is not None and kind.type == KEY_FAILOVER and spec.ordered:
+            raise InvalidInput("the channels of an ordered topic cannot be dispatched by key_failover", topic=name)
+        try:
+            admin.create_topic(self.coordinator, name, spec)
+        except admin.Refused as error:
+            raise InvalidInput(
+                f"the topic cannot be created: {error.text}", topic=name, hint="see the partitions, replicas and nodes"
+            ) from error
+        if spec.disable_channel_auto_create:
+            admin.register_channels(self.coordinator, name, list(channels))
+        for replicas in self.coordinator.partitions(name):
+            for channel in channels:
+                leader = self.coordinator.members[replicas.state.leader].node
+                hosted = leader.hosted[name, replicas.partition]
+                leader.channel(hosted, channel)
+                try:
+                    admit(hosted.partition, channel, kind)
+                except Refusal as refusal:
+                    raise InvalidInput(refusal.text, topic=name) from refusal
+            while not self.coordinator.writable(replicas):
+                await replicas.wait()
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        try:
+            admin.delete_topic(self.coordinator, name)
+        except admin.Refused as error:
+            raise TopicNotFound("there is no such topic", topic=name) from error
+
+    def upgrade_topic(self, name: str) -> None:
+        """Turn a topic into an extend topic."""
+        try:
+            admin.update_topic(self.coordinator, name, extend=True)
+        except admin.Refused as error:
+            raise TopicNotFound("there is no such topic", topic=name) from error
+
+    def replicas(self, topic: str, partition: int) -> ReplicaSet:
+        """Return the copies of a partition."""
+        found = self.coordinator.sets.get((topic, partition))
+        if found is None:
+            raise TopicNotFound("there is no such partition", topic=topic, partition=partition)
+        return found
+
+    async def wait_writable(self, topic: str, partition: int, timeout: float) -> str:
+        """Return the leader's name when the partition takes writes."""
+        replicas = self.replicas(topic, partition)
+        with anyio.move_on_after(timeout):
+            while not self.coordinator.writable(replicas):
+                await replicas.wait()
+            return replicas.state.leader
+        raise PartitionUnavailable(f"the partition took no writes within {timeout} s", topic=topic, partition=partition)
+
+    async def move_leader(self, topic: str, partition: int, name: str) -> None:
+        """Make another node the leader of a partition; a node without a copy gets the old leader's."""
+        self.node(name)
+        source = self.replicas(topic, partition).state.leader
+        if source == name:
+            return
+        try:
+            await admin.move_partition(self.coordinator, topic, partition, source, name, leader=True)
+        except admin.Refused as error:
+            raise NsqError(f"the leader cannot be moved: {error.text}", topic=topic, partition=partition) from error
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def node_changed(self, member: Member, change: NodeChange) -> None:
+        """Tell the coordinator."""
+        _TELL[change](self.coordinator, member)
+
+    def lookupd_changed(self, lookupd: Lookupd | ClassicLookupd) -> None:
+        """Have the lookup nodes choose their leader."""
+        self.group.elect()

@@ -1,0 +1,1 @@
+"""Consume a topic through a channel."""

@@ -1,0 +1,59 @@
+"""What a handler raises to say what becomes of its message."""
+
+from __future__ import annotations
+
+from nsqext.errors import InvalidInput
+
+__all__ = ("MAX_DELAY", "Finish", "HandlerSignal", "Reject", "Requeue", "check_delay")
+
+MAX_DELAY = 3 * 24 * 3600.0
+"""The longest delay of a requeue that servers take, in seconds."""
+
+
+def check_delay(delay: float) -> float:
+    """Return a requeue delay in seconds.
+
+    Raises:
+        InvalidInput: it is negative or too long.
+    """
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay <= MAX_DELAY:
+        raise InvalidInput(f"a requeue delay of {delay!r} s is not within 0..{MAX_DELAY:g}")
+    return delay
+
+
+class HandlerSignal(Exception):
+    """A handler's decision about its message; no error, and not logged as one."""
+
+
+class Finish(HandlerSignal):
+    """Finish the message, as returning does; for code deep inside a handler."""
+
+
+class Requeue(HandlerSignal):
+    """Give the message back.
+
+    Args:
+        delay: seconds until it comes again; None for the delay of failed messages.
+        backoff: slow the consumer down, as any other exception does.
+
+    Raises:
+        InvalidInput: the delay is negative or too long.
+    """
+
+    def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:
+        super().__init__("requeue")
+        self.delay: float | None = None if delay is None else check_delay(delay)
+        self.backoff: bool = backoff
+
+
+class Reject(HandlerSignal):
+    """Send the message to the dead letters and finish it, whatever its attempts; on ordered channels only where that
+    is allowed.
+
+    Args:
+        reason: for the log.
+    """
+
+    def __init__(self, reason: str = "its handler gave it up") -> None:
+        super().__init__(reason)
+        self.reason: str = reason

@@ -1,0 +1,1 @@
+"""Dispatch received messages to handlers and answer them."""

@@ -1,0 +1,69 @@
+"""Whether an ordered partition keeps its order (smart client note, ordered consumption)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from nsqext.errors import OrderViolation
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+
+__all__ = ("OrderCheck",)
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+
+class OrderCheck:
+    """Watches one ordered subscription: internal ids and queue offsets have to grow; the same again is a redelivery.
+
+    A new subscription, after a change of leader for example, begins with a new check.
+
+    Args:
+        report_attempts: a message that blocks its partition is reported at each multiple of this number; 0 for never.
+    """
+
+    __slots__ = ("_id", "_last", "_offset", "_report_attempts")
+
+    def __init__(self, report_attempts: int = 0) -> None:
+        self._report_attempts = report_attempts
+        self._id = -1
+        self._offset = -1
+        self._last: Message | None = None
+
+    def takes(self, message: Message) -> bool:
+        """Look at a message that was delivered; returns whether it is to be handled.
+
+        It is not when it is a second copy of one that is still here: the first subscription in order to a channel gets
+        its first message twice (captured: sub_ordered_first_reset_duplicate), and one answer does for both.
+
+        Raises:
+            OrderViolation: it lies before the last one.
+        """
+        number, offset = message.internal_id, message.offset
+        if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):
+            raise OrderViolation(
+                f"the message with id {number} at offset {offset} came after id {self._id} at offset {self._offset}",
+                topic=message.topic,
+                partition=message.partition,
+                node=message.node,
+                hint="nothing was skipped: the subscription starts anew",
+            )
+        last, self._last = self._last, message
+        if last is not None and number == self._id and message.attempts == last.attempts and not last.answered:
+            self._last = last
+            return False
+        self._id, self._offset = number, offset
+        self._report(message)
+        return True
+
+    def _report(self, message: Message) -> None:
+        every = self._report_attempts
+        if every and message.attempts >= every and message.attempts % every == 0:
+            logger.warning(
+                "an ordered message blocks its partition, delivered %d times: %r",
+                message.attempts,
+                message,
+                extra={"topic": message.topic, "partition": message.partition, "attempts": message.attempts},
+            )

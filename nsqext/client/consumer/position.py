@@ -1,0 +1,168 @@
+"""Where in a partition a channel reads on, and how it is put there.
+
+The start position that SUB_ADVANCED takes makes the server ignore the partition word (captured:
+sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first, and moves the channel
+over HTTP while it still asks for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, Self
+
+import orjson
+from attrs import frozen
+
+from nsqext.errors import InvalidInput, LookupFailed, NsqError, PartitionUnavailable
+from nsqext.lookup.http import LookupHttp
+from nsqext.lookup.options import LookupOptions
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+    from nsqext.types import Address
+
+__all__ = ("Position", "channel_exists", "move_channel")
+
+_FUTURE = 365 * 24 * 3600.0
+_OPTIONS = LookupOptions(request_timeout=5.0)
+_EMPTY = "commit log end of file"
+_SHOWN = 200
+
+
+@frozen
+class Position:
+    """A place in the queue of a partition; make one with the class methods.
+
+    Attributes:
+        kind: how the place is named, in the words of the protocol.
+        value: the number that goes with it.
+    """
+
+    kind: Literal["timestamp", "virtual_queue", "msgcount", "special"]
+    value: int
+
+    @classmethod
+    def earliest(cls) -> Self:
+        """The oldest message that is kept."""
+        return cls("msgcount", 0)
+
+    @classmethod
+    def latest(cls) -> Self:
+        """Behind the last message: only what is published from now on."""
+        return cls("special", -1)
+
+    @classmethod
+    def at(cls, moment: datetime | float) -> Self:
+        """The first message that was stored in a second, or later.
+
+        Args:
+            moment: a time, or seconds since 1970.
+
+        Raises:
+            InvalidInput: a time without zone, before 1970, or more than a year ahead.
+        """
+        if isinstance(moment, datetime):
+            if moment.tzinfo is None:
+                raise InvalidInput(f"{moment!r} has no time zone", hint="give one, for example datetime.UTC")
+            moment = moment.timestamp()
+        if not 0 <= moment <= time.time() + _FUTURE:
+            raise InvalidInput(f"{moment!r} is no time of a message, in seconds since 1970")
+        return cls("timestamp", int(moment))
+
+    @classmethod
+    def offset(cls, offset: int) -> Self:
+        """The message at a byte offset of the queue, or the next one; offsets come with messages and receipts."""
+        return cls("virtual_queue", _count(offset))
+
+    @classmethod
+    def message(cls, number: int) -> Self:
+        """The message with this number, counted from 1 over the life of the partition."""
+        return cls("msgcount", _count(number))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.value}"
+
+    def reached_by(self, message: Message) -> bool:
+        """Return whether a message lies at this place or behind it; in doubt it does.
+
+        A server delivers the record that it had read ahead once more before it jumps (captured: channel_setoffset).
+        """
+        if self.kind == "virtual_queue":
+            return message.offset < 0 or message.offset >= self.value
+        if self.kind == "timestamp":
+            return message.timestamp >= self.value * 1_000_000_000
+        return True
+
+
+def _count(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInput(f"{value!r} is not a position: it has to be a number from 0 on")
+    return value
+
+
+async def channel_exists(http: Address, topic: str, partition: int, channel: str) -> bool:
+    """Return whether a node has a channel at a partition that it leads.
+
+    Args:
+        http: the node's HTTP address.
+        topic: name of the topic.
+        partition: the partition.
+        channel: name of the channel.
+
+    Raises:
+        PartitionUnavailable: the node cannot be asked.
+    """
+    params = {"format": "json", "topic": topic, "partition": str(partition)}
+    body = await _ask("GET", http, "/stats", params, b"")
+    try:
+        data = orjson.loads(body)
+        topics = data.get("data", data).get("topics") or ()
+        return any(
+            found.get("channel_name") == channel
+            for entry in topics
+            if entry.get("topic_name") == topic and str(entry.get("topic_partition", partition)) == str(partition)
+            for found in entry.get("channels") or ()
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PartitionUnavailable(
+            f"the node's statistics cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(http)
+        ) from error
+
+
+async def move_channel(http: Address, topic: str, partition: int, channel: str, position: Position) -> None:
+    """Let a channel read on from a place; messages in flight are given up by the server.
+
+    Args:
+        http: HTTP address of the partition's leader.
+        topic: name of the topic.
+        partition: the partition.
+        channel: name of the channel; it has to exist.
+        position: the place.
+
+    Raises:
+        PartitionUnavailable: the node cannot be reached, or refuses.
+    """
+    params = {"topic": topic, "partition": str(partition), "channel": channel}
+    try:
+        await _ask("POST", http, "/channel/setoffset", params, str(position).encode())
+    except NsqError as error:
+        if _EMPTY in error.message:
+            # an empty queue has no other place than the one where the channel stands (seen at the real server)
+            return
+        raise error.at(topic=topic, partition=partition) from error.__cause__
+
+
+async def _ask(method: str, address: Address, path: str, params: dict[str, str], body: bytes) -> bytes:
+    http = LookupHttp(_OPTIONS)
+    try:
+        status, answer = await http.fetch(address, path, params, method, body)
+    except LookupFailed as error:
+        raise PartitionUnavailable(
+            f"{path} was not answered: {error.message}", node=error.node, hint="is the node's HTTP side up?"
+        ) from error
+    finally:
+        await http.aclose()
+    if status != 200:
+        raise PartitionUnavailable(f"{path} was refused with {status}: {answer[:_SHOWN]!r}", node=str(address))
+    return answer

@@ -1,0 +1,1 @@
+"""Subscribe to the partitions of a topic and keep them subscribed."""

@@ -1,0 +1,94 @@
+"""Slowing down while handlers fail: a state machine without I/O, told the time.
+
+::
+
+    running ──failure──▶ waiting (RDY 0) ──time is over──▶ probing (RDY 1)
+       ▲                     ▲                                │
+       └──── success at level 1 ◀─────────────────────────────┤
+                             └── failure: one level up, or success: one level down
+
+The pause of level n is ``base * 2**n``, as in the Go clients. What happens during a pause changes nothing, so that
+many messages that fail together count once.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.client.consumer.options import BackoffOptions
+
+__all__ = ("Backoff",)
+
+
+class Backoff:
+    """The state of one consumer, or of one of its connections.
+
+    Args:
+        options: pauses.
+        chance: gives the part of a pause that is waited with jitter, 0 to 1.
+
+    Attributes:
+        level: 0 while all is well.
+        until: when the pause ends, on the clock of the caller; 0 without one.
+    """
+
+    __slots__ = ("_chance", "_options", "level", "until")
+
+    def __init__(self, options: BackoffOptions, chance: Callable[[], float] = random.random) -> None:
+        self._options = options
+        self._chance = chance
+        self.level: int = 0
+        self.until: float = 0.0
+
+    @property
+    def state(self) -> Literal["running", "waiting", "probing"]:
+        """What is going on, which is full speed, nothing, or one message at a time."""
+        if not self.level:
+            return "running"
+        return "waiting" if self.until else "probing"
+
+    def failed(self, now: float) -> bool:
+        """Note that a message failed; returns whether this changed anything."""
+        if self.until or self._options.mode == "off":
+            return False
+        if self._pause(self.level + 1) <= self._options.max_wait:
+            self.level += 1
+        self._wait(now)
+        return True
+
+    def succeeded(self, now: float) -> bool:
+        """Note that a message was handled; returns whether this changed anything."""
+        if self.until or not self.level:
+            return False
+        self.level -= 1
+        if self.level:
+            self._wait(now)
+        return True
+
+    def passed(self, now: float) -> bool:
+        """Note that a message was given back without blame; returns whether this changed anything."""
+        if self.until or not self.level:
+            return False
+        self._wait(now)
+        return True
+
+    def tick(self, now: float) -> bool:
+        """End the pause if it is over; returns whether it did."""
+        if not self.until or now < self.until:
+            return False
+        self.until = 0.0
+        return True
+
+    def _pause(self, level: int) -> float:
+        return self._options.base * 2.0**level
+
+    def _wait(self, now: float) -> None:
+        pause = self._pause(self.level)
+        self.until = now + (pause * self._chance() if self._options.jitter else pause)
+
+    def __repr__(self) -> str:
+        return f"<Backoff {self.state} level={self.level}>"

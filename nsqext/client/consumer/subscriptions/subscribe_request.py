@@ -1,0 +1,118 @@
+"""What one subscription asks for: which command, and which IDENTIFY."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from nsqext.errors import InvalidSetting
+from nsqext.errors.server import InvalidCommand
+from nsqext.protocol.identify import KEY_FAILOVER, IdentifyRequest
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.errors import NsqError
+    from nsqext.protocol.identify import Negotiated
+    from nsqext.types import Address, TopicMeta
+
+__all__ = ("SubscribeRequest",)
+
+_UNBUFFERED = -1
+_SHORTEST = 0.01
+_SHORTEST_ORIGINAL = 0.025
+
+
+@frozen
+class SubscribeRequest:
+    """What to subscribe to, and how.
+
+    Attributes:
+        topic: name of the topic.
+        channel: name of the channel.
+        partition: the partition; -1 at the original NSQ.
+        address: the node that leads it.
+        meta: the topic's meta; decides extend support and order.
+        tag: tag that is wanted.
+        options: the consumer's options.
+    """
+
+    topic: str
+    channel: str
+    partition: int
+    address: Address
+    meta: TopicMeta
+    tag: str | None
+    options: ConsumerOptions
+
+    @property
+    def ordered(self) -> bool:
+        """Whether to subscribe in order."""
+        return self.meta.ordered if self.options.ordered is None else self.options.ordered
+
+    @property
+    def verb(self) -> str:
+        """The subscribe command that fits (smart client note, ordered consumption)."""
+        if self.ordered:
+            return "SUB_ORDERED"
+        return "SUB_ADVANCED" if self.options.queue_position and self.partition >= 0 else "SUB"
+
+    def identify(self) -> IdentifyRequest:
+        """Return what to tell the server.
+
+        Extend support has to follow the topic (captured: sub_ext_need, sub_ext_forbidden).
+        """
+        extend = self.meta.extend_support
+        size, timeout = self._buffer()
+        return IdentifyRequest(
+            msg_timeout=self.options.msg_timeout,
+            sample_rate=self.options.sample_rate,
+            output_buffer_size=size,
+            output_buffer_timeout=timeout,
+            extend_support=extend,
+            desired_tag=self.tag if extend else None,
+            ext_filter=self.options.ext_filter if extend else None,
+            extra=self._dispatch(),
+        )
+
+    def _buffer(self) -> tuple[int | None, float | None]:
+        """Return size and timeout of the server's output buffer.
+
+        Without partition the node may be of either generation, and the original refuses what is too short.
+        """
+        options, connection = self.options, self.options.connection
+        timeout = options.output_buffer_timeout
+        if timeout is None:
+            return options.output_buffer_size, None
+        if not timeout and not connection.snappy and not connection.deflate_level:
+            return _UNBUFFERED, None
+        # compression is written out by the timer alone, however small the buffer
+        return options.output_buffer_size, max(timeout, _SHORTEST if self.partition >= 0 else _SHORTEST_ORIGINAL)
+
+    def _dispatch(self) -> dict[str, str]:
+        dispatch, key = self.options.dispatch, self.options.key
+        if dispatch is None:
+            return {}
+        return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
+
+    def check(self, negotiated: Negotiated) -> None:
+        """Look at what the server granted.
+
+        Raises:
+            InvalidSetting: it cannot dispatch by key.
+        """
+        if self.options.dispatch == KEY_FAILOVER and negotiated.dispatch != KEY_FAILOVER:
+            raise InvalidSetting(
+                f"the server (version {negotiated.version or 'unknown'}) knows no dispatch by key_failover",
+                hint="give the consumer key= instead: lanes keep the order of a key in one process, against any server",
+            )
+
+    def explain(self, error: NsqError) -> NsqError:
+        """Return the error of a subscription; a channel of another type is not asked again."""
+        if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
+            return InvalidSetting(error.message, hint="ask for the channel's type, or for none")
+        return error
+
+    def fits(self, meta: TopicMeta) -> bool:
+        """Return whether a subscription that was made so is right for a topic with another meta."""
+        return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered

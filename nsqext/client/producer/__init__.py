@@ -1,0 +1,1 @@
+"""Publish messages to topics."""

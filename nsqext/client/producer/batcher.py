@@ -1,0 +1,307 @@
+"""Messages one by one, published in batches in the background: bounded, nothing dropped, nothing failed in silence."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import anyio
+from attrs import define, frozen
+
+from nsqext.client.producer.request import OutgoingMessage, key_bytes
+from nsqext.errors import (
+    BatchFailed,
+    DeliveryUnknown,
+    InvalidInput,
+    InvalidSetting,
+    InvalidState,
+    NsqError,
+    PublishFailed,
+)
+from nsqext.protocol.client.commands import check_body
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.names import check_topic, check_trace_id
+from nsqext.types import Receipt
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from nsqext.client.producer.options import ProducerOptions
+
+__all__ = ("Batcher", "BatcherLimits")
+
+Outcome = Receipt | NsqError
+
+
+class _Publisher(Protocol):
+    options: ProducerOptions
+
+    async def publish_many(self, topic: str, messages: Sequence[bytes | OutgoingMessage]) -> list[Receipt]: ...
+
+
+@frozen
+class BatcherLimits:
+    """How much a batcher collects.
+
+    Attributes:
+        linger: seconds that a message waits for others to join it.
+        max_count: messages of one batch.
+        max_bytes: bytes of one batch.
+        max_pending: messages that are taken and not stored yet, with those that failed and were not asked for.
+    """
+
+    linger: float = 0.005
+    max_count: int = 1000
+    max_bytes: int = 1 << 20
+    max_pending: int = 10_000
+
+    def __attrs_post_init__(self) -> None:
+        if not self.linger >= 0:
+            raise InvalidSetting(f"linger={self.linger!r} is negative")
+        for name in ("max_count", "max_bytes", "max_pending"):
+            if not getattr(self, name) >= 1:
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
+
+
+@define(eq=False)
+class _Entry:
+    message: bytes | OutgoingMessage
+    size: int
+    settled: Callable[[Outcome], None] | None
+
+
+class Batcher:
+    """Publishes what it is given in batches, one batch after the other, so that keys keep their order.
+
+    Made by `nsqext.Producer.batcher`, and used as an asynchronous context manager inside the producer's; leaving it
+    publishes what is pending. Memory is bounded: `add` waits while ``max_pending`` messages are not stored yet.
+
+    Raises:
+        BatchFailed: by `add`, `flush` and on leaving, when messages failed that nobody waited for; see `take_failed`.
+    """
+
+    def __init__(self, publisher: _Publisher, tasks: TaskGroup, topic: str, limits: BatcherLimits) -> None:
+        self._publisher = publisher
+        self._tasks = tasks
+        self._topic = check_topic(topic)
+        self._limits = limits
+        self._queue: deque[_Entry] = deque()
+        self._bytes = 0
+        self._flying: list[_Entry] = []
+        self._failed: list[tuple[bytes | OutgoingMessage, NsqError]] = []
+        self._flushing = 0
+        self._taken = 0
+        self._done = 0
+        self._open = False
+        self._begun = False
+        self._work = anyio.Event()
+        self._progress = anyio.Event()
+
+    @property
+    def pending(self) -> int:
+        """Number of messages that were taken and are not stored yet."""
+        return len(self._queue) + len(self._flying)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        if self._begun:
+            raise InvalidState("a batcher is opened once", topic=self._topic, hint="make a new one")
+        self._open = self._begun = True
+        self._tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.end()
+        if error is None:
+            self._raise_failed()
+
+    async def end(self) -> None:
+        """Take nothing more, and return when everything is published, or failed.
+
+        Cancellation ends the waiting, not the publishing.
+        """
+        self._open = False
+        self._work.set()
+        await self._settled(self._taken)
+
+    # For users
+
+    async def add(self, message: bytes | OutgoingMessage) -> None:
+        """Take a message; returns when there is room for it, which is before it is stored.
+
+        Args:
+            message: a body, or a `OutgoingMessage` where it has headers, a tag, a trace id or a key.
+
+        Raises:
+            InvalidInput: the message cannot be right.
+            BatchFailed: as many messages failed as may be pending, and nobody asked for them.
+            InvalidState: the batcher is not open.
+
+        When it is cancelled, the message was not taken.
+        """
+        await self._take(message, None)
+
+    async def publish(self, message: bytes | OutgoingMessage) -> Receipt:
+        """Take a message, and wait until it is stored.
+
+        Raises:
+            InvalidInput: the message cannot be right.
+            NsqError: how it failed.
+            InvalidState: the batcher is not open.
+
+        When it is cancelled, the message may be stored or not.
+        """
+        outcomes: list[Outcome] = []
+        stored = anyio.Event()
+
+        def settled(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            stored.set()
+
+        await self._take(message, settled)
+        await stored.wait()
+        if isinstance(outcomes[0], NsqError):
+            raise outcomes[0]
+        return outcomes[0]
+
+    async def flush(self) -> None:
+        """Publish what is pending without lingering, and return when it is stored.
+
+        Cancellation ends the waiting, not the publishing.
+
+        Raises:
+            BatchFailed: messages failed that nobody waited for, now or before.
+        """
+        await self._settled(self._taken)
+        self._raise_failed()
+
+    def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
+        """Return the messages that failed and their errors, oldest first, and forget them."""
+        failed, self._failed = self._failed, []
+        self._wake()
+        return failed
+
+    def _raise_failed(self) -> None:
+        if self._failed:
+            raise BatchFailed([error for _, error in self._failed], topic=self._topic, hint="see take_failed()")
+
+    # Inside
+
+    async def _take(self, message: bytes | OutgoingMessage, settled: Callable[[Outcome], None] | None) -> None:
+        size = self._check(message)
+        while self._open and self.pending + len(self._failed) >= self._limits.max_pending:
+            if len(self._failed) >= self._limits.max_pending:
+                self._raise_failed()
+            await self._progress.wait()
+        if not self._open:
+            raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
+        self._queue.append(_Entry(message, size, settled))
+        self._bytes += size
+        self._taken += 1
+        self._work.set()
+
+    def _check(self, message: bytes | OutgoingMessage) -> int:
+        """Return the size of a message; raise when it could never be published, which is no business of the others."""
+        limit = self._publisher.options.max_message_size
+        if not isinstance(message, OutgoingMessage):
+            return len(check_body(message, limit))
+        overhead = 0
+        if message.trace_id is not None:
+            check_trace_id(message.trace_id)
+            overhead = 8
+        if message.headers or message.tag is not None:
+            overhead = 2 + len(encode_headers(message.headers, tag=message.tag, trace_id=message.trace_id))
+        if message.key is not None:
+            key_bytes(message.key)
+        return len(check_body(message.body, limit, overhead)) + overhead
+
+    @property
+    def _due(self) -> bool:
+        limits = self._limits
+        return bool(self._queue) and (
+            self._flushing > 0
+            or not self._open
+            or len(self._queue) >= limits.max_count
+            or self._bytes >= limits.max_bytes
+        )
+
+    async def _run(self) -> None:
+        try:
+            while self._open or self._queue:
+                await self._next_work(lambda: bool(self._queue) or not self._open)
+                with anyio.move_on_after(self._limits.linger):
+                    await self._next_work(lambda: self._due or not self._open)
+                if self._queue:
+                    await self._publish(self._cut())
+        finally:
+            self._open = False
+            self._give_up()
+
+    async def _next_work(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self._work = anyio.Event()
+            await self._work.wait()
+
+    def _cut(self) -> list[_Entry]:
+        batch = self._flying
+        size = 0
+        while self._queue and len(batch) < self._limits.max_count:
+            if batch and size + self._queue[0].size > self._limits.max_bytes:
+                break
+            entry = self._queue.popleft()
+            size += entry.size
+            batch.append(entry)
+        self._bytes -= size
+        return batch
+
+    async def _publish(self, batch: list[_Entry]) -> None:
+        outcomes: Sequence[Outcome] = ()
+        while batch and not outcomes:
+            try:
+                outcomes = await self._publisher.publish_many(self._topic, [entry.message for entry in batch])
+            except BatchFailed as error:
+                outcomes = error.outcomes
+            except NsqError as error:
+                if isinstance(error, InvalidInput) and error.index is not None:
+                    # nothing was sent: the others go without it
+                    self._settle([batch.pop(error.index)], [error])
+                else:
+                    outcomes = [error] * len(batch)
+        self._flying = []
+        self._settle(batch, outcomes)
+
+    def _settle(self, batch: Sequence[_Entry], outcomes: Sequence[Outcome]) -> None:
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            if entry.settled is not None:
+                entry.settled(outcome)
+            elif isinstance(outcome, NsqError):
+                self._failed.append((entry.message, outcome))
+        self._done += len(batch)
+        self._wake()
+
+    def _give_up(self) -> None:
+        """Settle what the producer's end cut off."""
+        flying, self._flying = self._flying, []
+        waiting = list(self._queue)
+        self._queue.clear()
+        unknown = DeliveryUnknown("the producer was closed before the answer came", topic=self._topic)
+        unsent = PublishFailed("not published before the producer was closed", topic=self._topic)
+        self._settle([*flying, *waiting], [unknown] * len(flying) + [unsent] * len(waiting))
+
+    def _wake(self) -> None:
+        progress, self._progress = self._progress, anyio.Event()
+        progress.set()
+
+    async def _settled(self, number: int) -> None:
+        self._flushing += 1
+        self._work.set()
+        try:
+            while self._done < number:
+                await self._progress.wait()
+        finally:
+            self._flushing -= 1

@@ -1,0 +1,186 @@
+"""The producer's connections: one for each node, made when it is needed, shared by all partitions of the node.
+
+One connection a node means that what is published to a partition travels on one connection, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection
+from copy import copy
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.errors import InvalidState, NsqError
+from nsqext.protocol.identify import IdentifyRequest, Negotiated
+from nsqext.transport.handshake import open_connection
+
+if TYPE_CHECKING:
+    from nsqext.transport.connection import Connection
+    from nsqext.transport.options import ConnectionOptions
+    from nsqext.types import Address
+
+__all__ = ("ConnectionPool", "PooledNode")
+
+_TICK = 0.25
+_FIRST_REST = 0.1
+_LONGEST_REST = 5.0
+_LAST = 1.0
+"""Seconds that the kernel may take for what is written when the pool is closed, over all connections."""
+
+_clock = time.monotonic
+
+
+class PooledNode:
+    """A node and the connection to it.
+
+    Attributes:
+        connection: the connection, which may have broken since.
+        negotiated: what the server granted on it.
+        failure: why the last attempt to connect failed; None after one that did not.
+        rest_until: a node that could not be reached is left alone until then where there is a choice, in seconds of the
+            monotonic clock.
+    """
+
+    __slots__ = (
+        "address",
+        "connecting",
+        "connection",
+        "failure",
+        "failures",
+        "negotiated",
+        "node",
+        "rest_until",
+        "wanted",
+    )
+
+    def __init__(self, address: Address) -> None:
+        self.address: Address = address
+        self.node: str = str(address)
+        self.connection: Connection | None = None
+        self.negotiated: Negotiated = Negotiated()
+        self.connecting: anyio.Event | None = None
+        self.failure: NsqError | None = None
+        self.failures: int = 0
+        self.rest_until: float = 0.0
+        self.wanted: bool = True
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests whose answer is awaited."""
+        return 0 if self.connection is None else self.connection.in_flight
+
+    def failed(self, error: NsqError) -> None:
+        """Note that the node could not be reached."""
+        self.failure = error
+        self.failures += 1
+        longest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 10))
+        self.rest_until = _clock() + random.uniform(longest / 2, longest)
+
+
+class ConnectionPool:
+    """Connections by node.
+
+    Args:
+        options: how to connect.
+    """
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._options = options
+        self._nodes: dict[Address, PooledNode] = {}
+        self._closed = False
+
+    def node(self, address: Address) -> PooledNode:
+        """Return the place of a node, without connecting."""
+        found = self._nodes.get(address)
+        if found is None:
+            found = self._nodes[address] = PooledNode(address)
+        return found
+
+    def keep_only(self, wanted: Collection[Address]) -> None:
+        """Close the connections to all other nodes as soon as nothing is in flight on them."""
+        for address, node in self._nodes.items():
+            node.wanted = address in wanted
+
+    async def connection(self, node: PooledNode) -> Connection:
+        """Return the connection to a node, making it if there is none that can be used.
+
+        Callers that come while it is being made share the outcome. Cancellation of the one that makes it lets the next
+        one try.
+
+        Raises:
+            ConnectionFailed: the node cannot be reached.
+            NsqError: the node refuses, or is no nsqd.
+        """
+        while True:
+            connection = node.connection
+            if connection is not None and connection.usable:
+                return connection
+            if self._closed:
+                raise InvalidState("the producer is closed", node=node.node)
+            if node.connecting is None:
+                return await self._connect(node)
+            await node.connecting.wait()
+            if node.failure is not None:
+                # everyone who waited gets an exception with a traceback of its own
+                raise copy(node.failure) from node.failure.__cause__
+
+    async def _connect(self, node: PooledNode) -> Connection:
+        node.connecting = done = anyio.Event()
+        node.failure = None
+        try:
+            if node.connection is not None:
+                node.connection.close()
+                node.connection = None
+            connection, node.negotiated = await open_connection(node.address, self._options, IdentifyRequest())
+            if self._closed:
+                connection.close()
+                raise InvalidState("the producer was closed meanwhile", node=node.node)
+            node.connection = connection
+            node.failures = 0
+            node.rest_until = 0.0
+        except NsqError as error:
+            node.failed(error)
+            raise
+        finally:
+            node.connecting = None
+            done.set()
+        return connection
+
+    async def run(self) -> None:
+        """Look after the connections for ever: heartbeats, silence, answers that take too long."""
+        while True:
+            await anyio.sleep(_TICK)
+            self.tick()
+
+    def tick(self) -> None:
+        """Look after the connections once."""
+        for node in self._nodes.values():
+            connection = node.connection
+            if connection is None:
+                continue
+            connection.tick()
+            if not node.wanted and not connection.in_flight:
+                connection.close()
+                node.connection = None
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests whose answer is awaited."""
+        return sum(node.in_flight for node in self._nodes.values())
+
+    async def aclose(self) -> None:
+        """Send what is written, for a second at most, then close all connections."""
+        self._closed = True
+        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
+        try:
+            with anyio.move_on_after(_LAST):
+                for connection in connections:
+                    await connection.drain()
+        finally:
+            for node in self._nodes.values():
+                node.connection = None
+            for connection in connections:
+                connection.close()

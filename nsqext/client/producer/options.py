@@ -1,0 +1,102 @@
+"""Settings of producers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from attrs import field, fields, frozen
+
+from nsqext.errors import InvalidSetting
+from nsqext.lookup.options import LookupOptions
+from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
+from nsqext.protocol.compression import Codec, check_codec
+from nsqext.protocol.hashing import KeyHash, key_hash
+from nsqext.transport.options import ConnectionOptions
+
+if TYPE_CHECKING:
+    from attrs import AttrsInstance
+
+__all__ = ("ProducerOptions", "check_groups")
+
+_CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
+_POSITIVE = (
+    "timeout",
+    "max_message_size",
+    "max_batch_size",
+    "max_batch_count",
+    "retry_wait",
+    "max_retry_wait",
+    "forget_after",
+)
+_COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression_min")
+
+
+def check_groups(options: AttrsInstance) -> None:
+    """Raise where a member that is a group of options of its own holds something else.
+
+    Raises:
+        InvalidSetting: so it is.
+    """
+    for member in fields(type(options)):
+        kind = getattr(member.default, "factory", None)
+        value = getattr(options, member.name)
+        if kind is not None and not isinstance(value, kind):
+            raise InvalidSetting(f"{member.name}={value!r} is no {kind.__name__}")
+
+
+@frozen
+class ProducerOptions:
+    """How a producer publishes; times in seconds, sizes in bytes.
+
+    Attributes:
+        timeout: for one publish with all its attempts.
+        on_unknown: what happens to a publish that was sent and never answered: ``retry`` sends it again, which may
+            store it twice; ``raise`` gives `DeliveryUnknown`.
+        balance: how messages without key choose partitions: ``round_robin``, or ``least_pending``: of the next two the
+            one whose node has fewer answers outstanding.
+        key_hash: how keys choose partitions: ``murmur3`` (as the Go client's users do), ``java_string`` (as the Java
+            client does), or a function of key and number of partitions.
+        compression: ``gzip``, ``snappy`` or ``lz4`` compress bodies for topics that support extend headers, in the way
+            of the Go client; consumers of this package unpack them.
+        compression_min: smallest body that is compressed.
+        max_message_size: largest message that the servers take, trace id and headers included.
+        max_batch_size: largest batch that the servers take.
+        max_batch_count: messages in one batch.
+        retry_wait: first pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter.
+        max_retry_wait: longest pause before another attempt.
+        forget_after: a topic that nothing was published to for so long, or up to twice as long, is not followed any
+            more, until it is published to again; nodes that lead no other topic are left.
+        close_timeout: how long closing waits for publishes that are under way.
+        connection: how to connect to nodes.
+        lookup: how to ask the lookup service.
+    """
+
+    timeout: float = 30.0
+    on_unknown: Literal["retry", "raise"] = "retry"
+    balance: Literal["round_robin", "least_pending"] = "round_robin"
+    key_hash: str | KeyHash = "murmur3"
+    compression: Codec = "none"
+    compression_min: int = 20_480
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
+    max_batch_size: int = DEFAULT_MAX_BODY_SIZE
+    max_batch_count: int = 10_000
+    retry_wait: float = 0.02
+    max_retry_wait: float = 1.0
+    forget_after: float = 3600.0
+    close_timeout: float = 5.0
+    connection: ConnectionOptions = field(factory=ConnectionOptions)
+    lookup: LookupOptions = field(factory=LookupOptions)
+
+    def __attrs_post_init__(self) -> None:
+        key_hash(self.key_hash)
+        check_codec(self.compression)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
+        for name in (*_POSITIVE, "compression_min", "close_timeout"):
+            value, kinds = getattr(self, name), int if name in _COUNTS else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise InvalidSetting(f"{name}={value!r} is no {'whole number' if kinds is int else 'number'}")
+            if not value >= 0 or (name in _POSITIVE and not value):
+                raise InvalidSetting(f"{name}={value!r} is {'not positive' if name in _POSITIVE else 'negative'}")
+        check_groups(self)

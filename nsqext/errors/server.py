@@ -1,0 +1,287 @@
+"""Error codes of the server: one class per code, all of them `nsqext.errors.ServerError`."""
+
+from __future__ import annotations
+
+from nsqext.errors import ServerError
+
+__all__ = (
+    "SERVER_ERRORS",
+    "AuthDisabled",
+    "AuthFailed",
+    "AuthRequired",
+    "BadBody",
+    "BadChannel",
+    "BadMessage",
+    "BadPartition",
+    "BadProtocol",
+    "BadTag",
+    "BadTopic",
+    "ChannelNotRegistered",
+    "CreateTopicFailed",
+    "ExtendForbidden",
+    "ExtendRefused",
+    "ExtendRequired",
+    "FinishFailed",
+    "IdentifyFailed",
+    "InvalidCommand",
+    "InvalidJsonHeader",
+    "InvalidTraceId",
+    "NotLeader",
+    "NotWritable",
+    "OrderRequired",
+    "PubFailed",
+    "RequeueFailed",
+    "SubscribeFailed",
+    "TooManyConnections",
+    "TooMuchWaiting",
+    "TopicNotExist",
+    "TouchFailed",
+    "Unauthorized",
+    "server_error",
+)
+
+
+class InvalidCommand(ServerError):
+    """The server does not take this command, or not now, or not with these words (E_INVALID, E_BAD_EXT)."""
+
+    closes_connection = True
+
+
+class BadProtocol(ServerError):
+    """The server does not know the protocol magic (E_BAD_PROTOCOL)."""
+
+    closes_connection = True
+
+
+class BadTopic(ServerError):
+    """The server refuses the topic name (E_BAD_TOPIC)."""
+
+    closes_connection = True
+
+
+class BadChannel(ServerError):
+    """The server refuses the channel name (E_BAD_CHANNEL)."""
+
+    closes_connection = True
+
+
+class BadPartition(ServerError):
+    """The server refuses the partition (E_BAD_PARTITION, E_BAD_PARTITIONID)."""
+
+    closes_connection = True
+
+
+class BadBody(ServerError):
+    """The server refuses the size or the framing of a body (E_BAD_BODY)."""
+
+    closes_connection = True
+
+
+class BadMessage(ServerError):
+    """The server refuses a message (E_BAD_MESSAGE), because of its size most often."""
+
+    closes_connection = True
+
+
+class BadTag(ServerError):
+    """The server refuses a tag (E_BAD_TAG, E_TAG_NOT_SUPPORT)."""
+
+    closes_connection = True
+
+
+class PubFailed(ServerError):
+    """The server could not store a publish, or not on every replica (E_PUB_FAILED, E_MPUB_FAILED, E_DPUB_FAILED)."""
+
+    retryable = True
+    maybe_stored = True
+
+
+class TooMuchWaiting(ServerError):
+    """The server has too many publishes waiting (E_PUB_TOO_MUCH_WAITING); nothing was stored."""
+
+    retryable = True
+    overload = True
+    closes_connection = True
+
+
+class TooManyConnections(ServerError):
+    """The server takes no more connections ("too much client connections")."""
+
+    retryable = True
+    overload = True
+    closes_connection = True
+
+
+class NotLeader(ServerError):
+    """The node does not lead the partition (E_FAILED_ON_NOT_LEADER)."""
+
+    retryable = True
+    refresh_lookup = True
+
+
+class NotWritable(ServerError):
+    """The partition's leader cannot be written to (E_FAILED_ON_NOT_WRITABLE); some replicas may have stored it."""
+
+    retryable = True
+    refresh_lookup = True
+    overload = True
+    maybe_stored = True
+
+
+class TopicNotExist(ServerError):
+    """The node does not hold the topic or the partition (E_TOPIC_NOT_EXIST)."""
+
+    retryable = True
+    refresh_lookup = True
+    closes_connection = True
+
+
+class ExtendRefused(ServerError):
+    """The topic takes no extend headers (E_EXT_NOT_SUPPORT)."""
+
+
+class InvalidJsonHeader(ServerError):
+    """The server cannot read the extend header (E_INVALID_JSON_HEADER)."""
+
+
+class InvalidTraceId(ServerError):
+    """The server cannot read ``##trace_id`` (INVALID_TRACE_ID)."""
+
+
+class OrderRequired(ServerError):
+    """The topic is ordered and takes only SUB_ORDERED (E_SUB_ORDER_IS_MUST)."""
+
+    refresh_lookup = True
+    retryable = True
+    closes_connection = True
+
+
+class ExtendRequired(ServerError):
+    """The topic is extended and the consumer did not say that it can read that (E_SUB_EXTEND_NEED)."""
+
+    refresh_lookup = True
+    retryable = True
+    closes_connection = True
+
+
+class ExtendForbidden(ServerError):
+    """The topic is not extended and the consumer said that it is (E_SUB_EXTEND_FORBIDDON, the server's spelling)."""
+
+    refresh_lookup = True
+    retryable = True
+    closes_connection = True
+
+
+class ChannelNotRegistered(ServerError):
+    """The topic takes registered channels only (E_SUB_CHANNEL_NOT_REGISTERED)."""
+
+    closes_connection = True
+
+
+class SubscribeFailed(ServerError):
+    """The topic or channel went away, or has too many consumers (E_SUB_FAILED of the original NSQ)."""
+
+    retryable = True
+    closes_connection = True
+
+
+class FinishFailed(ServerError):
+    """FIN of a message that is not in flight at this connection (E_FIN_FAILED)."""
+
+
+class RequeueFailed(ServerError):
+    """REQ of a message that is not in flight at this connection (E_REQ_FAILED)."""
+
+
+class TouchFailed(ServerError):
+    """TOUCH of a message that is not in flight at this connection (E_TOUCH_FAILED)."""
+
+
+class IdentifyFailed(ServerError):
+    """The server refuses what IDENTIFY asked for (E_IDENTIFY_FAILED)."""
+
+    closes_connection = True
+
+
+class AuthRequired(ServerError):
+    """AUTH has to come first (E_AUTH_FIRST)."""
+
+    closes_connection = True
+
+
+class AuthFailed(ServerError):
+    """The server could not check or does not accept the secret (E_AUTH_FAILED, E_AUTH_ERROR)."""
+
+    closes_connection = True
+
+
+class AuthDisabled(ServerError):
+    """The server does no authentication (E_AUTH_DISABLED)."""
+
+    closes_connection = True
+
+
+class Unauthorized(ServerError):
+    """The identity lacks the permission (E_UNAUTHORIZED)."""
+
+    closes_connection = True
+
+
+class CreateTopicFailed(ServerError):
+    """INTERNAL_CREATE_TOPIC is refused (E_CREATE_TOPIC_FAILED)."""
+
+
+SERVER_ERRORS: dict[str, type[ServerError]] = {
+    "E_INVALID": InvalidCommand,
+    "E_BAD_EXT": InvalidCommand,
+    "E_BAD_PROTOCOL": BadProtocol,
+    "E_BAD_TOPIC": BadTopic,
+    "E_BAD_CHANNEL": BadChannel,
+    "E_BAD_PARTITION": BadPartition,
+    "E_BAD_PARTITIONID": BadPartition,
+    "E_BAD_BODY": BadBody,
+    "E_BAD_MESSAGE": BadMessage,
+    "E_BAD_TAG": BadTag,
+    "E_TAG_NOT_SUPPORT": BadTag,
+    "E_PUB_FAILED": PubFailed,
+    "E_MPUB_FAILED": PubFailed,
+    "E_DPUB_FAILED": PubFailed,
+    "E_PUB_TOO_MUCH_WAITING": TooMuchWaiting,
+    "E_FAILED_ON_NOT_LEADER": NotLeader,
+    "E_FAILED_ON_NOT_WRITABLE": NotWritable,
+    "E_TOPIC_NOT_EXIST": TopicNotExist,
+    "E_EXT_NOT_SUPPORT": ExtendRefused,
+    "E_INVALID_JSON_HEADER": InvalidJsonHeader,
+    "INVALID_TRACE_ID": InvalidTraceId,
+    "E_SUB_ORDER_IS_MUST": OrderRequired,
+    "E_SUB_EXTEND_NEED": ExtendRequired,
+    "E_SUB_EXTEND_FORBIDDON": ExtendForbidden,
+    "E_SUB_CHANNEL_NOT_REGISTERED": ChannelNotRegistered,
+    "E_SUB_FAILED": SubscribeFailed,
+    "E_FIN_FAILED": FinishFailed,
+    "E_REQ_FAILED": RequeueFailed,
+    "E_TOUCH_FAILED": TouchFailed,
+    "E_IDENTIFY_FAILED": IdentifyFailed,
+    "E_AUTH_FIRST": AuthRequired,
+    "E_AUTH_FAILED": AuthFailed,
+    "E_AUTH_ERROR": AuthFailed,
+    "E_AUTH_DISABLED": AuthDisabled,
+    "E_UNAUTHORIZED": Unauthorized,
+    "E_CREATE_TOPIC_FAILED": CreateTopicFailed,
+}
+"""Error code to class; a code that is not listed becomes a plain `ServerError`."""
+
+_TOO_MANY = "too much client connections"
+
+
+def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
+    """Make the error for the data of an error frame.
+
+    Only the first word is looked at: descriptions may be empty, and leave a trailing space (captured behaviour).
+    Unknown codes, empty frames and bytes that are not UTF-8 become a plain `ServerError`.
+    """
+    text = frame.decode("utf-8", "backslashreplace")
+    if text.startswith(_TOO_MANY):
+        return TooManyConnections(text, node=node)
+    code, _, description = text.partition(" ")
+    return SERVER_ERRORS.get(code, ServerError)(code, description.strip(), node=node)

@@ -1,0 +1,46 @@
+"""Both roles of a connection as tables: which command is taken in which state, and what comes after it.
+
+The states are those of the original server's notes (init, subscribed, closing); everything else is taken in any state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from nsqext.protocol.server.request_error import Fault
+
+__all__ = ("AFTER", "TAKEN", "State", "check_state")
+
+
+class State(Enum):
+    """State of a connection, the same for both roles."""
+
+    INIT = auto()
+    SUBSCRIBED = auto()
+    CLOSING = auto()
+
+
+_SUBS = ("SUB", "SUB_ADVANCED", "SUB_ORDERED")
+_ACKS = ("FIN", "REQ", "TOUCH")
+
+TAKEN: Mapping[str, frozenset[State]] = {
+    "IDENTIFY": frozenset({State.INIT}),
+    "AUTH": frozenset({State.INIT}),
+    **dict.fromkeys(_SUBS, frozenset({State.INIT})),
+    **dict.fromkeys(_ACKS, frozenset({State.SUBSCRIBED, State.CLOSING})),
+    "RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
+    "CLS": frozenset({State.SUBSCRIBED}),
+}
+"""States in which a command is taken; one that is not listed is taken in every state."""
+
+AFTER: Mapping[str, State] = {**dict.fromkeys(_SUBS, State.SUBSCRIBED), "CLS": State.CLOSING}
+"""State behind a command that succeeded; one that is not listed changes nothing."""
+
+
+def check_state(verb: str, state: State) -> None:
+    """Raise the fault that a server answers to a command in the wrong state (captured: wrong_state)."""
+    taken = TAKEN.get(verb)
+    if taken is not None and state not in taken:
+        name = "SUB" if verb in _SUBS else verb
+        raise Fault("E_INVALID", f"cannot {name} in current state")

@@ -1,0 +1,293 @@
+"""Bodies of the publish commands as a server reads them: limits, order of the checks and texts of both generations.
+
+A batch (MPUB, MPUB_TRACE, MPUB_EXT) is read item by item straight from the stream, as the servers do it: a bad item is
+answered before the ones behind it are looked at, and what was not read stays in the stream (captured:
+pub_ext_on_plain).
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqext.protocol.extjson import UnreadableHeader, read_header
+from nsqext.protocol.headers import RESERVED_PREFIX, TRACE_ID_HEADER
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.server.request_error import Fault
+
+if TYPE_CHECKING:
+    from nsqext.protocol.server.negotiate import ServerLimits
+
+__all__ = (
+    "BATCH_VERBS",
+    "PUBLISH_VERBS",
+    "BatchReader",
+    "PublishItem",
+    "Target",
+    "check_publish_size",
+    "check_room",
+    "parse_publish",
+)
+
+BATCH_VERBS = frozenset((b"MPUB", b"MPUB_TRACE", b"MPUB_EXT"))
+"""Commands that carry many messages."""
+PUBLISH_VERBS = BATCH_VERBS | {b"PUB", b"PUB_TRACE", b"PUB_EXT", b"DPUB"}
+"""Commands that carry messages."""
+
+_NUMBER = re.compile(r"0*[0-9]{1,20}")
+_I32 = Struct(">i")
+_U64 = Struct(">Q")
+_U16 = Struct(">H")
+_TRACE_SIZE = 8
+_LENGTH_SIZE = 2
+
+
+class Target(NamedTuple):
+    """What a publish is for, as far as its body is read differently for it.
+
+    Attributes:
+        topic: name, for the texts of errors.
+        extend: the topic takes JSON headers.
+        lenient: a topic that does not take them drops headers which are all internal (server option
+            allow-ext-compatible).
+    """
+
+    topic: str
+    extend: bool = False
+    lenient: bool = False
+
+
+class PublishItem(NamedTuple):
+    """One message of a publish.
+
+    Attributes:
+        body: what is to be stored.
+        trace_id: of PUB_TRACE, or of the header's ``##trace_id``.
+        header: JSON header, verbatim.
+        version: version of the extend part that is stored.
+        traced: a single publish that is answered with a trace reply.
+    """
+
+    body: bytes
+    trace_id: int = 0
+    header: bytes = b""
+    version: int = EXT_NONE
+    traced: bool = False
+
+
+def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
+    """Check the announced size of a publish command (both generations), before anything else of its body.
+
+    Raises:
+        Fault: E_BAD_BODY or E_BAD_MESSAGE with the server's text (captured: pub_errors).
+    """
+    batch = verb in BATCH_VERBS
+    largest = limits.max_body_size if batch else limits.max_msg_size
+    if 0 < size <= largest:
+        return
+    if limits.generation == "ha":
+        name, what = "", "body"
+        code = "E_BAD_BODY" if batch or size <= 0 else "E_BAD_MESSAGE"
+    else:
+        name, what = f"{verb.decode()} ", "body" if batch else "message body"
+        code = "E_BAD_BODY" if batch else "E_BAD_MESSAGE"
+    if size <= 0:
+        raise Fault(code, f"{name}invalid {what} size {size}")
+    raise Fault(code, f"{name}{'body' if batch else 'message'} too big {size} > {largest}")
+
+
+def check_room(verb: bytes, size: int) -> None:
+    """Check that a single body can hold a message behind its trace id or header length.
+
+    The server does so after it has found the topic, and before it reads the body (captured: pub_trace, pub_ext_errors).
+
+    Raises:
+        Fault: E_BAD_BODY.
+    """
+    if verb == b"PUB_TRACE" and size <= _TRACE_SIZE:
+        raise Fault("E_BAD_BODY", f"invalid body size {size} with trace id enabled")
+    if verb == b"PUB_EXT" and size <= _LENGTH_SIZE:
+        raise Fault("E_BAD_BODY", f"invalid body size {size} with ext json header enabled")
+
+
+def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target) -> list[PublishItem]:
+    """Return the messages in a complete body.
+
+    Args:
+        verb: PUB, PUB_TRACE, PUB_EXT, DPUB or one of the MPUB family.
+        body: the body, without the size before it.
+        limits: limits of the server.
+        target: where it goes.
+
+    Raises:
+        Fault: the server refuses it, with the server's text; some are not fatal.
+    """
+    check_publish_size(verb, len(body), limits)
+    if verb in BATCH_VERBS:
+        reader = BatchReader(verb, limits, target)
+        reader.read(body, 0)
+        reader.check_end()
+        return reader.items
+    check_room(verb, len(body))
+    if verb == b"PUB_TRACE":
+        return [PublishItem(body[_TRACE_SIZE:], _U64.unpack_from(body)[0], traced=True)]
+    if verb == b"PUB_EXT":
+        return [_single_ext(body, target)]
+    return [PublishItem(body)]
+
+
+def _cut_header(body: bytes) -> bytes:
+    """Return the header of an ext body; the length may lie."""
+    stop = _LENGTH_SIZE + _U16.unpack_from(body)[0] if len(body) >= _LENGTH_SIZE else _LENGTH_SIZE
+    if len(body) <= stop:
+        raise Fault("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
+    return body[_LENGTH_SIZE:stop]
+
+
+def _read(header: bytes) -> tuple[int | None, bool]:
+    """Return the trace id in a header, if there is one, and whether all its names are internal."""
+    try:
+        members = read_header(header, TRACE_ID_HEADER)
+    except UnreadableHeader as error:
+        raise Fault("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
+    internal = all(name.startswith(RESERVED_PREFIX) or name == "zan_test" for name in members)
+    if TRACE_ID_HEADER not in members:
+        return None, internal
+    trace = members[TRACE_ID_HEADER]
+    if not isinstance(trace, str):
+        raise Fault("INVALID_TRACE_ID", "passin trace id should be string", fatal=False)
+    number = int(trace.lstrip("0") or "0") if _NUMBER.fullmatch(trace) else 1 << 64
+    if number >= 1 << 64:
+        raise Fault("INVALID_TRACE_ID", "invalid trace id", fatal=False)
+    return number, internal
+
+
+def _not_supported(target: Target) -> Fault:
+    return Fault("E_EXT_NOT_SUPPORT", f"ext content not supported in topic {target.topic}", fatal=False)
+
+
+def _single_ext(body: bytes, target: Target) -> PublishItem:
+    header = _cut_header(body)
+    trace_id, internal = _read(header)
+    rest = body[_LENGTH_SIZE + len(header) :]
+    traced = trace_id is not None
+    if target.extend:
+        return PublishItem(rest, trace_id or 0, header, EXT_JSON, traced)
+    if not (target.lenient and internal):
+        raise _not_supported(target)
+    return PublishItem(rest, trace_id or 0, traced=traced)
+
+
+def _batch_ext(body: bytes, target: Target) -> PublishItem:
+    header = _cut_header(body)
+    rest = body[_LENGTH_SIZE + len(header) :]
+    if not header:
+        return PublishItem(rest)
+    if not (target.extend or target.lenient):
+        raise _not_supported(target)
+    trace_id, internal = _read(header)
+    if target.extend:
+        return PublishItem(rest, trace_id or 0, header, EXT_JSON)
+    if not internal:
+        raise _not_supported(target)
+    return PublishItem(rest, trace_id or 0)
+
+
+class BatchReader:
+    """Reads a batch as it arrives: the count, then item by item.
+
+    Args:
+        verb: one of the MPUB family.
+        limits: limits of the server.
+        target: where the messages go.
+
+    Attributes:
+        items: the messages so far.
+        position: where the reading stopped, in the buffer that was read last; behind the item that was refused, too.
+        need: bytes that have to be there from ``position`` on before it can go on; 0 when the batch is complete.
+    """
+
+    __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")
+
+    def __init__(self, verb: bytes, limits: ServerLimits, target: Target) -> None:
+        self._verb = verb
+        self._limits = limits
+        self._target = target
+        self._left = -1
+        self._taken = 0
+        self.items: list[PublishItem] = []
+        self.position: int = 0
+        self.need: int = 4
+
+    def read(self, data: bytes | bytearray, position: int) -> bool:
+        """Take what is complete; returns whether the batch is.
+
+        Args:
+            data: the buffer.
+            position: where the unread part begins.
+
+        Raises:
+            Fault: the count or an item is refused, with the server's text.
+        """
+        self.position = position
+        with memoryview(data) as view:
+            if self._left < 0 and self._has(view, 4):
+                self._take_count(view)
+            while self._left > 0 and self._take_item(view):
+                self._left -= 1
+        if self._left == 0:
+            self.need = 0
+        return self._left == 0
+
+    def check_end(self) -> None:
+        """Raise the fault of a batch that ends before its last item."""
+        if self._left < 0:
+            raise Fault("E_BAD_BODY", "MPUB failed to read message count")
+        if self._left and self.need == 4:
+            raise Fault("E_BAD_MESSAGE", f"MPUB failed to read message({len(self.items)}) body size")
+        if self._left:
+            raise Fault("E_BAD_MESSAGE", "MPUB failed to read message body")
+
+    def _has(self, view: memoryview, size: int) -> bool:
+        self.need = size
+        return len(view) - self.position >= size
+
+    def _take_count(self, view: memoryview) -> None:
+        count: int = _I32.unpack_from(view, self.position)[0]
+        self.position += 4
+        if not 0 < count <= (self._limits.max_body_size - 4) // 5:
+            raise Fault("E_BAD_BODY", f"MPUB invalid message count {count}")
+        self._left = count
+
+    def _take_item(self, view: memoryview) -> bool:
+        if not self._has(view, 4):
+            return False
+        size: int = _I32.unpack_from(view, self.position)[0]
+        if not 0 < size <= self._limits.max_msg_size:
+            self.position += 4
+            self._refuse(size)
+        # The servers trust the count; the sum is bounded here so that no client can fill the memory.
+        if self._taken + size > self._limits.max_body_size:
+            raise Fault("E_BAD_BODY", f"body too big {self._taken + size} > {self._limits.max_body_size}")
+        if not self._has(view, 4 + size):
+            return False
+        start = self.position + 4
+        self.position = start + size
+        self._taken += 4 + size
+        body = bytes(view[start : self.position])
+        if self._verb == b"MPUB":
+            self.items.append(PublishItem(body))
+        elif self._verb == b"MPUB_EXT":
+            self.items.append(_batch_ext(body, self._target))
+        elif size > _TRACE_SIZE:
+            self.items.append(PublishItem(body[_TRACE_SIZE:], _U64.unpack_from(body)[0]))
+        else:
+            text = f"MPUB invalid message({len(self.items)}) body size {size} for tracing"
+            raise Fault("E_BAD_MESSAGE", text)
+        return True
+
+    def _refuse(self, size: int) -> None:
+        if size <= 0:
+            raise Fault("E_BAD_MESSAGE", f"MPUB invalid message({len(self.items)}) body size {size}")
+        raise Fault("E_BAD_MESSAGE", f"MPUB message too big {size} > {self._limits.max_msg_size}")

@@ -1,0 +1,1 @@
+"""What a Spark query asks the NSQ cluster."""

@@ -1,0 +1,150 @@
+"""How a job reaches the servers: lookup addresses, and settings of the client as text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import field, frozen
+
+from nsqext.client.from_url import consumer_settings, producer_settings
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.errors import InvalidSetting
+from nsqext.lookup.options import LookupOptions
+from nsqext.transport.options import ConnectionOptions
+
+if TYPE_CHECKING:
+    from nsqext.settings import Setting
+
+__all__ = ("PREFIX", "Access", "unknown")
+
+T = TypeVar("T")
+
+PREFIX = "nsqext."
+"""What names of options begin with that are settings of the client."""
+
+_HIDDEN = "***"
+
+
+@cache
+def _client_settings(kind: str) -> Mapping[str, Setting]:
+    """Return the settings of the client that mean something here, by name."""
+    if kind == "write":
+        return producer_settings()
+    groups = ("connection", "lookup")
+    known = {name: setting for name, setting in consumer_settings().items() if setting.group in groups}
+    return known | {"delivery_decompress": consumer_settings()["delivery_decompress"]}
+
+
+@frozen
+class Access:
+    """How a job reaches the servers; it can be pickled, since files and certificates are read where they are used.
+
+    Attributes:
+        lookupd: ``host:port`` of nsqlookupd's HTTP side, one or several.
+        settings: settings of the client as text, by name without ``nsqext.``; never shown.
+        timeout: seconds within which a question to the servers has to be answered, other leaders included.
+    """
+
+    lookupd: tuple[str, ...]
+    settings: Mapping[str, str] = field(factory=dict, repr=lambda settings: str(_shown(settings)))
+    timeout: float = 60.0
+
+    def transport(self) -> ConnectionOptions:
+        """Return how connections to nodes are made.
+
+        Raises:
+            InvalidSetting: a setting cannot be read, or contradicts another one.
+        """
+        return self._group(ConnectionOptions, "connection")
+
+    def lookup(self) -> LookupOptions:
+        """Return how the lookup service is asked.
+
+        Raises:
+            InvalidSetting: a setting cannot be read, or contradicts another one.
+        """
+        return self._group(LookupOptions, "lookup")
+
+    def producer(self) -> ProducerOptions:
+        """Return how messages are published.
+
+        Raises:
+            InvalidSetting: a setting cannot be read, or contradicts another one.
+        """
+        own = {name: value for name, value in self._read("write").items() if not producer_settings()[name].group}
+        connection, lookup = self.transport(), self.lookup()
+        with _named("", own):
+            return ProducerOptions(**own, connection=connection, lookup=lookup)
+
+    @property
+    def decompress(self) -> bool:
+        """Whether bodies are restored that the publishing client compressed."""
+        return bool(_value(self.settings.get("delivery_decompress", "true"), "delivery_decompress", "read"))
+
+    def _group(self, options: type[T], group: str) -> T:
+        known = producer_settings()
+        names = {name: known[name].member for name in self.settings if name in known and known[name].group == group}
+        values = {member: _value(self.settings[name], name, "write") for name, member in names.items()}
+        with _named(f"{group}_", values):
+            return options(**values)
+
+    def _read(self, kind: str) -> dict[str, Any]:
+        return {name: _value(text, name, kind) for name, text in self.settings.items()}
+
+    def check(self, kind: str) -> None:
+        """Raise if a setting cannot be right.
+
+        Args:
+            kind: ``read`` or ``write``.
+
+        Raises:
+            InvalidSetting: it cannot.
+        """
+        known = _client_settings(kind)
+        for name in self.settings:
+            if name not in known:
+                raise unknown(f"{PREFIX}{name}", (f"{PREFIX}{other}" for other in known))
+        self._read(kind)
+        if kind == "write":
+            self.producer()
+        else:
+            self.transport()
+            self.lookup()
+
+
+@contextmanager
+def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """Let an error name the option, where it begins with the name of a member."""
+    try:
+        yield
+    except InvalidSetting as error:
+        if error.message.partition("=")[0] in values:
+            error.message = f"option {PREFIX}{prefix}{error.message}"
+        raise
+
+
+def _shown(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: _HIDDEN if "secret" in name else value for name, value in settings.items()}
+
+
+def _value(text: str, name: str, kind: str) -> Any:
+    setting = _client_settings(kind)[name]
+    if setting.read is None:
+        raise InvalidSetting(f"option {PREFIX}{name} cannot be written as text")
+    try:
+        return setting.read(text)
+    except ValueError as error:
+        shown = _shown({name: text})[name]
+        raise InvalidSetting(f"option {PREFIX}{name}={shown!r} cannot be read: {error}") from None
+
+
+def unknown(name: str, known: Iterable[str]) -> InvalidSetting:
+    """Return the error for an option that there is not, which names the nearest one that there is."""
+    names = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    hint = f"do you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
+    return InvalidSetting(f"option {name} is unknown", hint=hint)

@@ -1,0 +1,1 @@
+"""Read topics into Spark, batch and streaming."""

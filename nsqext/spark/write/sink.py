@@ -1,0 +1,142 @@
+"""The sinks: rows of a batch, or of a stream's micro-batches, are published.
+
+A task is done when every message of it is acknowledged. Commits and aborts only report: what is stored stays stored, so
+a task that is run again publishes its rows again. Rows carry an id, see `nsqext.spark.write.row_id`, by which
+`nsqext.spark.dedupe` takes such copies away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from attrs import frozen
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from nsqext.spark.write.publisher import Tally, publish_chunks
+from nsqext.spark.write.row_id import Origin
+from nsqext.spark.write.row_mapper import RowMapper, RowRules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from nsqext.spark.options import SinkOptions
+    from nsqext.spark.write.row_mapper import Chunk
+    from nsqext.types import TopicMeta
+
+__all__ = ("NsqStreamWriter", "NsqWriter", "Written")
+
+logger: logging.Logger = logging.getLogger("nsqext.spark")
+
+
+@frozen
+class Written(WriterCommitMessage):
+    """What a task has published.
+
+    Attributes:
+        tallies: how much, and where, by topic and partition.
+    """
+
+    tallies: Mapping[tuple[str, int], Tally]
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return sum(tally.count for tally in self.tallies.values())
+
+
+def publish_rows(
+    options: SinkOptions, columns: tuple[str, ...], origin: Origin, batches: Iterator[pa.RecordBatch]
+) -> Written:
+    """Publish the rows of a task.
+
+    Raises:
+        NsqError: a row cannot be right, or was not stored; the message names it.
+    """
+    rules = RowRules(
+        columns,
+        options.topic,
+        options.idempotence_header,
+        options.ack_batch_bytes,
+        options.connection.producer().max_batch_count,
+    )
+
+    def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
+        return RowMapper(rules, origin, meta).chunks(batches)
+
+    return Written(publish_chunks(options.connection, origin.partition, chunks))
+
+
+def _report(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    written = [message for message in messages if isinstance(message, Written)]
+    logger.info(
+        "%s: %d messages of %d tasks, %d tasks failed",
+        what,
+        sum(message.count for message in written),
+        len(written),
+        len(messages) - len(written),
+    )
+
+
+class NsqWriter(DataSourceArrowWriter):
+    """Publishes the rows of a batch.
+
+    Args:
+        options: where and how.
+        columns: names of the columns, in their order.
+    """
+
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._job = uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task; returns when every message is acknowledged.
+
+        Raises:
+            NsqError: a row cannot be right, or was not stored; the message names it.
+        """
+        return publish_rows(self._options, self._columns, Origin.of_job(self._job), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Report what was published."""
+        _report("written", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Report what was published all the same: nothing can be taken back."""
+        _report("aborted, but published", messages)
+
+
+class NsqStreamWriter(DataSourceStreamArrowWriter):
+    """Publishes the rows of micro-batches.
+
+    Args:
+        options: where and how.
+        columns: names of the columns, in their order.
+    """
+
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._job = uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task; returns when every message is acknowledged.
+
+        Raises:
+            NsqError: a row cannot be right, or was not stored; the message names it.
+        """
+        return publish_rows(self._options, self._columns, Origin.of_query(self._job), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Report what was published."""
+        _report(f"micro-batch {batchId} written", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Report what was published all the same: nothing can be taken back."""
+        _report(f"micro-batch {batchId} aborted, but published", messages)

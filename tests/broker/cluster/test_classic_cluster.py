@@ -1,0 +1,116 @@
+"""A cluster of the original generation: nodes on their own that register at lookup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.broker.lookupd.registration_client import RegistrationClient
+from nsqext.errors import InvalidInput, InvalidState, TopicNotFound
+from tests.support.blocking_client import Talker, eventually, lookup
+
+
+def ports(address: str, topic: str) -> list[int]:
+    answer = httpx.get(f"http://{address}/lookup", params={"topic": topic}).json()
+    return sorted(node["tcp_port"] for node in answer.get("producers", []))
+
+
+def port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_nodes_register_what_is_created() -> None:
+    with Cluster(2, lookupds=2, generation="nsq") as cluster:
+        cluster.create_topic("orders", channels=["billing"])
+        everywhere = sorted(port(node.tcp) for node in cluster.nodes.values())
+        for address in cluster.lookupd:
+            assert ports(address, "orders") == everywhere
+            assert lookup(address, "/channels", topic="orders") == {"channels": ["billing"]}
+            assert sorted(node["tcp_port"] for node in lookup(address, "/nodes")["producers"]) == everywhere
+        cluster.delete_topic("orders")
+        eventually(lambda: [ports(address, "orders") for address in cluster.lookupd], lambda found: found == [[], []])
+        with pytest.raises(TopicNotFound):
+            cluster.delete_topic("orders")
+
+
+def test_lookup_knows_the_nodes_when_the_cluster_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = RegistrationClient._connect
+
+    async def slow(self: RegistrationClient, peer: Any) -> None:
+        await anyio.sleep(0.2)
+        await connect(self, peer)
+
+    monkeypatch.setattr(RegistrationClient, "_connect", slow)
+    with Cluster(2, lookupds=2, generation="nsq") as cluster:
+        for address in cluster.lookupd:
+            assert len(lookup(address, "/nodes")["producers"]) == 2
+
+
+def test_a_killed_node_is_no_producer_any_more() -> None:
+    with Cluster(2, generation="nsq") as cluster:
+        cluster.create_topic("t")
+        cluster.kill("n1")
+        second = port(cluster.nodes["n2"].tcp)
+        eventually(lambda: ports(cluster.lookupd[0], "t"), lambda found: found == [second])
+        cluster.restart("n1")
+        eventually(lambda: len(ports(cluster.lookupd[0], "t")), lambda count: count == 2)
+
+
+def test_a_lookup_node_that_was_away_is_told_everything() -> None:
+    with Cluster(1, lookupds=2, generation="nsq", options=ClusterOptions(lookup_ping=0.05)) as cluster:
+        cluster.create_topic("t", channels=["c"])
+        cluster.kill("l1")
+        cluster.create_topic("u")
+        cluster.restart("l1")
+        first = cluster.lookupd[0]
+        eventually(lambda: [len(ports(first, name)) for name in ("t", "u")], lambda counts: counts == [1, 1])
+        assert lookup(first, "/channels", topic="t") == {"channels": ["c"]}
+
+
+def test_a_frozen_node_goes_inactive() -> None:
+    options = ClusterOptions(lookup_ping=0.05, inactive_producer_timeout=30)
+    with Cluster(1, generation="nsq", options=options) as cluster:
+        cluster.create_topic("t")
+        cluster.faults.freeze("n1")
+        cluster.faults.clock.advance(31)
+        assert ports(cluster.lookupd[0], "t") == []
+        cluster.faults.thaw("n1")
+        eventually(lambda: len(ports(cluster.lookupd[0], "t")), lambda count: count == 1)
+
+
+def test_a_new_topic_takes_the_channels_that_it_has_elsewhere() -> None:
+    with Cluster(2, generation="nsq") as cluster:
+        httpx.post(f"http://{cluster.lookupd[0]}/channel/create?topic=t&channel=known")
+        cluster.create_topic("t")
+        registered = eventually(lambda: lookup(cluster.lookupd[0], "/debug").get("channel:t:known", []), _is_pair)
+        assert sorted(node["tcp_port"] for node in registered) == ports(cluster.lookupd[0], "t")
+
+
+def _is_pair(found: list[dict[str, object]]) -> bool:
+    return len(found) == 2
+
+
+def test_messages_flow() -> None:
+    with Cluster(1, generation="nsq") as cluster:
+        tcp = cluster.nodes["n1"].tcp
+        with Talker(tcp) as talker, Talker(tcp) as consumer:
+            assert talker.ask("PUB first", b"before") == b"OK"
+            assert consumer.ask("SUB first ch") == b"OK"
+            consumer.send("RDY 5")
+            assert consumer.message()[1:] == (1, b"before")
+        eventually(
+            lambda: lookup(cluster.lookupd[0], "/channels", topic="first"), lambda found: found["channels"] == ["ch"]
+        )
+
+
+def test_what_the_original_does_not_have() -> None:
+    with Cluster(1, generation="nsq") as cluster:
+        for options in ({"partitions": 2}, {"extend": True}, {"ordered": True}, {"replicas": 2}):
+            with pytest.raises(InvalidInput, match="has no partitions"):
+                cluster.create_topic("t", **options)
+        with pytest.raises(InvalidState, match="no partition leaders"):
+            cluster.leader("t")

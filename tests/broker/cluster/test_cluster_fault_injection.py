@@ -1,0 +1,221 @@
+"""Breaking a cluster on purpose."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import httpx
+import pytest
+
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.errors import InvalidInput, InvalidSetting
+from tests.support.blocking_client import Talker, eventually, lookup, partitions
+
+
+def test_a_frozen_leader_is_replaced_and_comes_back_as_follower() -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        first = cluster.leader("t")
+        with Talker(cluster.nodes[first].tcp) as talker:
+            assert talker.ask("PUB t 0", b"one") == b"OK"
+            cluster.faults.freeze(first)
+            talker.send("PUB t 0", b"two")
+            with pytest.raises(TimeoutError):
+                talker.frame(timeout=0.1)
+            second = eventually(lambda: cluster.leader("t"), lambda name: name != first)
+            cluster.wait_writable("t")
+            cluster.faults.thaw(first)
+            assert talker.frame()[1] == b"E_FAILED_ON_NOT_LEADER "
+        eventually(lambda: len(cluster.in_sync("t")), lambda count: count == 3)
+        assert cluster.leader("t") == second
+
+
+def test_a_follower_that_is_frozen_for_a_moment_only_delays() -> None:
+    with Cluster(2, options=ClusterOptions(lease=20)) as cluster:
+        cluster.create_topic("t", replicas=2)
+        leader = cluster.leader("t")
+        follower = "n2" if leader == "n1" else "n1"
+        with Talker(cluster.nodes[leader].tcp) as talker:
+            cluster.faults.freeze(follower)
+            talker.send("PUB t 0", b"one")
+            with pytest.raises(TimeoutError):
+                talker.frame(timeout=0.1)
+            cluster.faults.thaw(follower)
+            assert talker.frame()[1] == b"OK"
+        assert cluster.in_sync("t") == [leader, follower]
+
+
+def test_a_frozen_node_answers_no_http() -> None:
+    with Cluster(1, options=ClusterOptions(lease=20)) as cluster:
+        url = f"http://{cluster.nodes['n1'].http}/ping"
+        cluster.faults.freeze("n1")
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(url, timeout=httpx.Timeout(10, read=0.1))
+        cluster.faults.heal()
+        assert httpx.get(url).text == "OK"
+
+
+def test_a_frozen_cluster_stops() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        talker = Talker(cluster.nodes["n1"].tcp)
+        cluster.faults.freeze("n1")
+        talker.send("PUB t 0", b"x")
+    talker.socket.close()
+
+
+def test_answers_of_our_choice() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            cluster.faults.answer("n1", "E_PUB_FAILED", "broken", times=2, command="PUB")
+            assert talker.ask("SUB t ch 0") == b"OK"
+            answers = [talker.ask("PUB t 0", b"x") for _ in range(3)]
+            assert answers == [b"E_PUB_FAILED broken", b"E_PUB_FAILED broken", b"OK"]
+            cluster.faults.answer("n1", "E_TOPIC_NOT_EXIST")
+            assert talker.ask("PUB t 0", b"x") == b"E_TOPIC_NOT_EXIST "
+            with pytest.raises(EOFError):
+                talker.frame()
+
+
+def test_half_a_frame() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        with Talker(cluster.nodes["n1"].tcp) as talker, Talker(cluster.nodes["n1"].tcp) as other:
+            cluster.faults.cut("n1", peer=talker.peer)
+            assert other.ask("PUB t 0", b"x") == b"OK"
+            with pytest.raises(EOFError) as error:
+                talker.ask("PUB t 0", b"x")
+            assert error.value.args == (b"\0",)
+            assert other.ask("PUB t 0", b"x") == b"OK"
+
+
+def test_a_request_that_is_cut_on_its_way_in_is_not_run() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("PUB t 0", b"one") == b"OK"
+            cluster.faults.cut("n1", "in")
+            with pytest.raises((EOFError, ConnectionError)):
+                talker.ask("PUB t 0", b"x" * 100)
+        with Talker(cluster.nodes["n1"].tcp) as consumer:
+            consumer.subscribe("t")
+            assert consumer.message()[2] == b"one"
+            with pytest.raises(TimeoutError):
+                consumer.message(timeout=0.1)
+
+
+def test_swallowed_bytes() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            cluster.faults.drop("n1", "out")
+            talker.send("PUB t 0", b"x")
+            with pytest.raises(TimeoutError):
+                talker.frame(timeout=0.1)
+            cluster.faults.heal()
+            assert talker.ask("PUB t 0", b"x") == b"OK"
+
+
+def test_late_bytes() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            for direction in ("in", "out"):
+                cluster.faults.delay("n1", direction, 0.1)
+                begun = time.monotonic()
+                assert talker.ask("PUB t 0", b"x") == b"OK"
+                assert time.monotonic() - begun > 0.08
+                cluster.faults.heal()
+
+
+def test_refused_connections() -> None:
+    with Cluster(1) as cluster:
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            cluster.faults.refuse("n1")
+            with pytest.raises((EOFError, ConnectionError)), Talker(cluster.nodes["n1"].tcp) as refused:
+                refused.ask("PUB t 0", b"x")
+            assert talker.ask("PUB t 0", b"x").startswith(b"E_TOPIC_NOT_EXIST")
+        cluster.faults.refuse("n1", False)
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("PUB t 0", b"x").startswith(b"E_TOPIC_NOT_EXIST")
+
+
+def test_lookup_that_is_stale_empty_or_slow() -> None:
+    with Cluster(3, lookupds=2) as cluster:
+        first, second = cluster.lookupd
+        cluster.create_topic("t", channels=["ch"])
+        before = partitions(first, "t")
+        cluster.faults.stale_lookup("l2")
+        target = next(name for name in cluster.nodes if name != cluster.leader("t"))
+        cluster.move_leader("t", 0, target)
+        assert partitions(second, "t") == before
+        assert partitions(first, "t") != before
+        cluster.faults.empty_lookup("l2")
+        assert (partitions(second, "t", "r"), lookup(second, "/nodes")["producers"]) == ({}, [])
+        cluster.faults.slow_lookup(0.1)
+        begun = time.monotonic()
+        assert partitions(first, "t") != before
+        assert time.monotonic() - begun > 0.08
+        cluster.faults.heal_lookup("l2")
+        assert partitions(second, "t") == partitions(first, "t")
+
+
+def test_time_that_a_test_moves() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        cluster.faults.clock.stop()
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("PUB t 0", b"x") == b"OK"
+            assert talker.subscribe("t") == b"OK"
+            assert talker.message()[1] == 1
+            for _ in range(4):
+                cluster.faults.clock.advance(20)
+                talker.send("NOP")
+            assert talker.message()[1] == 2
+        cluster.faults.clock.run()
+
+
+@pytest.mark.anyio
+async def test_the_same_calls_from_asynchronous_code() -> None:
+    with Cluster(2) as cluster:
+        cluster.create_topic("t", replicas=2)
+        first = cluster.leader("t")
+        cluster.faults.kill(first)
+        with anyio.fail_after(5):
+            while cluster.leader("t") == first:  # noqa: ASYNC110 - the cluster has no events for its users
+                await anyio.sleep(0.02)
+        cluster.faults.restart(first)
+        second = cluster.wait_writable("t")
+        cluster.faults.move_leader("t", 0, first)
+        assert cluster.leader("t") == first != second
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_node_that_was_frozen_is_not_when_it_is_started_again(end: str) -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        cluster.faults.freeze("n1")
+        getattr(cluster, end)("n1")
+        cluster.faults.freeze("n1")  # there is no process to stop
+        cluster.restart("n1")
+        eventually(lambda: sorted(cluster.in_sync("t")), lambda names: names == ["n1", "n2", "n3"])
+        with Talker(cluster.nodes["n1"].tcp) as talker:
+            talker.send("NOP")
+            assert talker.ask("PUB x 0", b"one").startswith(b"E_TOPIC_NOT_EXIST")
+
+
+def test_what_cannot_be_broken() -> None:
+    with Cluster(1) as cluster:
+        with pytest.raises(InvalidInput, match="no node 'n2'"):
+            cluster.faults.freeze("n2")
+        with pytest.raises(InvalidInput, match="is a lookup node"):
+            cluster.faults.freeze("l1")
+        with pytest.raises(InvalidInput, match="not a lookup node"):
+            cluster.faults.empty_lookup("n1")
+        with pytest.raises(InvalidSetting, match="direction"):
+            cluster.faults.drop("n1", "up")  # type: ignore[arg-type]
+        for seconds in (-1, float("nan")):
+            with pytest.raises(InvalidInput, match="cannot pass"):
+                cluster.faults.clock.advance(seconds)

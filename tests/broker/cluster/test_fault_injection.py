@@ -1,0 +1,111 @@
+"""Faults of a node, and the clock that tests move."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import pytest
+
+from nsqext.broker.clock import Clock
+from nsqext.broker.fault_injection import NodeFaults, Rule
+from nsqext.protocol.server.request_error import Fault
+
+FRAME = (12).to_bytes(4, "big") + b"\0\0\0\0" + b"12345678"
+
+
+@pytest.mark.anyio
+async def test_nothing_is_changed_without_a_fault() -> None:
+    faults = NodeFaults()
+    assert not faults.active
+    assert await faults.carry("in", "a:1", b"abc") == (b"abc", False)
+    assert faults.command("PUB") is None
+
+
+@pytest.mark.anyio
+async def test_drop_swallows_a_number_of_bytes_of_one_peer() -> None:
+    faults = NodeFaults()
+    faults.add(Rule("drop", "in", peer="a:1", left=4))
+    assert await faults.carry("in", "b:1", b"abc") == (b"abc", False)
+    assert await faults.carry("out", "a:1", b"abc") == (b"abc", False)
+    assert await faults.carry("in", "a:1", b"abc") == (b"", False)
+    assert await faults.carry("in", "a:1", b"abc") == (b"bc", False)
+    assert not faults.active
+
+
+@pytest.mark.anyio
+async def test_cut_lets_half_a_frame_through() -> None:
+    faults = NodeFaults()
+    faults.add(Rule("cut", "out", left=1))
+    assert await faults.carry("out", "a:1", FRAME + FRAME) == (FRAME[:8], True)
+    assert await faults.carry("out", "a:1", FRAME) == (FRAME, False)
+    faults.add(Rule("cut", "in"))
+    assert await faults.carry("in", "a:1", b"PUB x\n") == (b"PUB", True)
+
+
+@pytest.mark.anyio
+async def test_a_frozen_node_passes_nothing_on_until_it_is_thawed() -> None:
+    faults = NodeFaults()
+    faults.freeze()
+    with anyio.move_on_after(0.05) as scope:
+        await faults.carry("in", "a:1", b"abc")
+    assert scope.cancelled_caught
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(faults.gate)
+            await anyio.lowlevel.checkpoint()
+            faults.thaw()
+        assert await faults.carry("in", "a:1", b"abc") == (b"abc", False)
+
+
+@pytest.mark.anyio
+async def test_delay_takes_its_time() -> None:
+    faults = NodeFaults()
+    faults.add(Rule("delay", "out", seconds=0.05))
+    begun = time.monotonic()
+    assert await faults.carry("out", "a:1", b"abc") == (b"abc", False)
+    assert time.monotonic() - begun >= 0.04
+
+
+def test_answers_are_counted_and_chosen_by_command() -> None:
+    faults = NodeFaults()
+    seen: list[bool] = []
+    faults.on_change(lambda: seen.append(faults.active))
+    fault = Fault("E_PUB_FAILED", "broken", fatal=False)
+    faults.answer(fault, 2, "PUB")
+    assert [faults.command(name) for name in ("SUB", "PUB", "PUB", "PUB")] == [None, fault, fault, None]
+    assert seen == [True, False]
+
+
+def test_heal_takes_everything_away() -> None:
+    faults = NodeFaults()
+    faults.freeze()
+    faults.refuse()
+    faults.add(Rule("drop", "in"))
+    faults.answer(Fault("E_PUB_FAILED", "", fatal=False), 9)
+    faults.heal()
+    assert (faults.active, faults.frozen, faults.refusing, faults.rules, faults.command("PUB")) == (
+        False,
+        False,
+        False,
+        [],
+        None,
+    )
+
+
+def test_the_clock_runs_stops_and_jumps() -> None:
+    clock = Clock()
+    jumps: list[float] = []
+    clock.watch(lambda: jumps.append(clock.now()))
+    assert abs(clock.now() - time.monotonic()) < 1
+    clock.stop()
+    clock.stop()
+    held, wall = clock.now(), clock.wall()
+    clock.advance(60)
+    assert clock.now() == pytest.approx(held + 60)
+    assert clock.wall() - wall == 60_000_000_000
+    assert jumps == [clock.now()]
+    clock.run()
+    clock.run()
+    assert clock.now() >= held + 60
+    assert clock.now() < held + 61

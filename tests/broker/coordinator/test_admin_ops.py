@@ -1,0 +1,287 @@
+"""What operators ask of the coordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext.broker.coordinator import admin_ops as admin
+from nsqext.broker.coordinator import membership
+from nsqext.broker.coordinator.coordinator import CoordinatorOptions
+from nsqext.broker.coordinator.topics import TopicSpec
+from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until
+
+if TYPE_CHECKING:
+    from nsqext.broker.coordinator.coordinator import Coordinator
+
+
+def roles(coordinator: Coordinator, topic: str = "t", partition: int = 0) -> dict[str, tuple[bool, bool]]:
+    return {
+        name: (found.leader, found.writable)
+        for name, member in coordinator.members.items()
+        if (found := member.node.hosted.get((topic, partition))) is not None
+    }
+
+
+def test_a_topic_is_led_at_once() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+    assert sorted(roles(coordinator).values()) == [(False, False), (False, False), (True, True)]
+    leader = coordinator.sets["t", 0].state.leader
+    assert hosted(coordinator, leader).replicate is not None
+
+
+def test_creating_again_needs_the_same_shape() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 1))
+    admin.create_topic(coordinator, "t", TopicSpec(1, 1))
+    with pytest.raises(admin.Refused, match="already exist"):
+        admin.create_topic(coordinator, "t", TopicSpec(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "text"),
+    [
+        ("bad!", TopicSpec(), "invalid topic name"),
+        ("t", TopicSpec(255), "max partition allowed exceed"),
+        ("t", TopicSpec(4), "ErrType:9 ErrCode:1 : No node is available for topic"),
+    ],
+)
+def test_refused_topics(name: str, spec: TopicSpec, text: str) -> None:
+    with pytest.raises(admin.Refused) as error:
+        admin.create_topic(make_coordinator(), name, spec)
+    assert error.value.text == text
+
+
+def test_deleting_takes_the_copies_away() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    admin.delete_topic(coordinator, "t")
+    assert (coordinator.topics, coordinator.sets, roles(coordinator)) == ({}, {}, {})
+    with pytest.raises(admin.Refused, match="Key not found"):
+        admin.delete_topic(coordinator, "t")
+
+
+def test_an_upgrade_reaches_every_copy_and_stays() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    admin.update_topic(coordinator, "t", extend=True)
+    admin.update_topic(coordinator, "t", extend=False, retention_days=3)
+    assert coordinator.topics["t"].spec == TopicSpec(1, 2, extend=True, retention_days=3)
+    copies = [hosted(coordinator, name) for name in roles(coordinator)]
+    assert all(found.partition.extend and found.meta.extend_support for found in copies)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"replica": 4}, "ErrType:9 ErrCode:1 : No node is available for topic"),
+        ({"retention_days": 61}, "max retention days allowed exceed"),
+        ({"sync_every": 4001}, "max sync every allowed exceed"),
+    ],
+)
+def test_refused_changes_change_nothing(changes: dict[str, int], text: str) -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec())
+    with pytest.raises(admin.Refused) as error:
+        admin.update_topic(coordinator, "t", **changes)  # type: ignore[arg-type]
+    assert error.value.text == text
+    assert coordinator.topics["t"].spec == TopicSpec()
+
+
+@pytest.mark.anyio
+async def test_more_and_fewer_replicas() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec())
+        await publish(coordinator, b"one")
+        admin.update_topic(coordinator, "t", replica=3)
+        await until(coordinator, "sync=n1,n2,n3")
+        await publish(coordinator, b"two")
+        assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one", b"two"]] * 3
+        leader = coordinator.sets["t", 0].state.leader
+        admin.update_topic(coordinator, "t", replica=1)
+        assert list(roles(coordinator)) == [leader]
+
+
+@pytest.mark.anyio
+async def test_expanding_adds_partitions() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 1))
+        admin.expand_topic(coordinator, "t", 3)
+        assert sorted(coordinator.topics["t"].partitions) == [0, 1, 2]
+        assert {coordinator.sets["t", number].state.leader for number in range(3)} == {"n1", "n2", "n3"}
+        for wanted, text in ((2, "the partition number can not be reduced"), (4, "No node is available")):
+            with pytest.raises(admin.Refused, match=text):
+                admin.expand_topic(coordinator, "t", wanted)
+        assert coordinator.topics["t"].spec.partition_num == 3
+
+
+def test_registered_channels_replace_the_others() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(disable_channel_auto_create=True))
+    admin.register_channels(coordinator, "t", ["b", "a"])
+    leader = coordinator.sets["t", 0].leader
+    assert sorted(leader.channels) == ["a", "b"]
+    admin.register_channels(coordinator, "t", ["b"])
+    assert list(leader.channels) == ["b"]
+
+
+@pytest.mark.anyio
+async def test_a_partition_moves_with_its_messages_and_positions() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec())
+        before = coordinator.sets["t", 0].state.leader
+        hosted(coordinator, before).partition.channel("ch")
+        await publish(coordinator, b"one")
+        target = next(name for name in coordinator.members if name != before)
+        await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
+        assert roles(coordinator) == {target: (True, True)}
+        assert bodies(coordinator, target) == [b"one"]
+        channel = hosted(coordinator, target).partition.channels["ch"]
+        assert channel.stats().depth == 1
+        await publish(coordinator, b"two")
+        assert bodies(coordinator, target) == [b"one", b"two"]
+
+
+@pytest.mark.anyio
+async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec())
+        state = coordinator.sets["t", 0].state
+        before, target = state.leader, next(name for name in coordinator.members if name != state.leader)
+        with anyio.move_on_after(0) as scope:
+            await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
+        assert scope.cancelled_caught
+        assert (state.replicas, state.leader, list(roles(coordinator))) == ([before], before, [before])
+        await until(coordinator, "writable")
+
+
+@pytest.mark.anyio
+async def test_a_move_that_is_given_up_when_the_copy_is_ready_is_a_whole_move() -> None:
+    async with running(4, CoordinatorOptions(join_pause=60)) as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        state = coordinator.sets["t", 0].state
+        before, target = state.leader, next(name for name in coordinator.members if name not in state.replicas)
+
+        async def move() -> None:
+            with scope:
+                await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
+
+        scope = anyio.CancelScope()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(move)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            state.in_sync.append(target)  # as the copying does when it has ended
+        assert (state.leader, len(state.replicas), before in state.replicas) == (target, 3, False)
+        assert before not in roles(coordinator)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again: bool) -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        coordinator.join = None  # the copy is never ready
+        refused: list[str] = []
+        done = anyio.Event()
+
+        async def move() -> None:
+            with pytest.raises(admin.Refused) as error:
+                await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
+            refused.append(error.value.text)
+            done.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(move)
+            await anyio.wait_all_tasks_blocked()
+            admin.delete_topic(coordinator, "t")
+            if again:
+                admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+            with anyio.fail_after(5):
+                await done.wait()
+        assert refused == [admin.KEY_NOT_FOUND]
+        assert len(roles(coordinator)) == (3 if again else 0)
+        if again:
+            await publish(coordinator, b"new")
+
+
+@pytest.mark.anyio
+async def test_a_leader_without_majority_writes_again_when_it_needs_no_other() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        coordinator.members["n2"].alive = False
+        membership.silent(coordinator, coordinator.members["n2"])
+        await until(coordinator, "sync=n1")
+        assert roles(coordinator)["n1"] == (False, False)
+        admin.update_topic(coordinator, "t", replica=1)
+        assert roles(coordinator) == {"n1": (True, True)}
+        await publish(coordinator, b"one")
+
+
+@pytest.mark.anyio
+async def test_a_topic_that_is_deleted_takes_no_writes() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec())
+        replicas = coordinator.sets["t", 0]
+        assert coordinator.writable(replicas)
+        admin.delete_topic(coordinator, "t")
+        assert not coordinator.writable(replicas)
+
+
+@pytest.mark.anyio
+async def test_refused_moves() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        state = coordinator.sets["t", 0].state
+        leader, follower = state.replicas
+        other = next(name for name in coordinator.members if name not in state.replicas)
+        cases = [
+            ((leader, leader, True), "move to and from node can not be the same"),
+            ((follower, other, True), "move from not the topic leader"),
+            ((leader, other, False), "can not move leader without moveleader param"),
+            ((other, leader, False), "the move source node has no replica for the topic"),
+            ((follower, leader, False), "the move destination has the topic data already"),
+            ((leader, "n9", True), "the move destination is not found in cluster"),
+        ]
+        for (source, target, moves), text in cases:
+            with pytest.raises(admin.Refused) as error:
+                await admin.move_partition(coordinator, "t", 0, source, target, leader=moves)
+            assert error.value.text == text
+        with pytest.raises(admin.Refused, match="Key not found"):
+            await admin.move_partition(coordinator, "none", 0, leader, other, leader=True)
+
+
+@pytest.mark.anyio
+async def test_a_removed_node_gives_its_partitions_away() -> None:
+    async with running() as coordinator:
+        admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+        leader = coordinator.sets["t", 0].state.leader
+        await publish(coordinator, b"one")
+        await admin.remove_node(coordinator, leader)
+        state = coordinator.sets["t", 0].state
+        assert leader not in state.replicas
+        assert sorted(state.in_sync) == sorted(state.replicas)
+        assert bodies(coordinator, state.leader) == [b"one"]
+        admin.create_topic(coordinator, "u", TopicSpec(1, 2))
+        assert leader not in coordinator.sets["u", 0].state.replicas
+
+
+@pytest.mark.anyio
+async def test_a_node_tells_the_partitions_of_a_topic_that_it_holds() -> None:
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(partition_num=4, replica=2, ordered=True))
+    state = coordinator.sets["t", 0].state
+    behind = next(name for name in state.replicas if name != state.leader)
+    state.in_sync.remove(behind)
+    held = [replicas.partition for replicas in coordinator.sets_of(behind)]
+    told = coordinator.stats(behind, "t", -1)["topic_coord_stats"]
+    assert [entry["partition"] for entry in told] == held
+    ids = {name: member.distributed_id for name, member in coordinator.members.items()}
+    (first,) = coordinator.stats(behind, "t", 0)["topic_coord_stats"]
+    assert first["isr_stats"] == [{"hostname": "", "node_id": ids[state.leader]}]
+    assert first["catchup_stats"] == [{"hostname": "", "node_id": ids[behind], "progress": 0}]
+    assert coordinator.stats(behind, "", -1)["topic_coord_stats"] == []
+    assert coordinator.stats(behind, "t", 9)["topic_coord_stats"] == []

@@ -1,0 +1,102 @@
+"""Placement, elections and majorities."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.broker.coordinator.policy import candidate, is_open, lose, place, take_office
+from nsqext.broker.coordinator.topics import PartitionState, TopicSpec
+
+IDLE = {"n1": (0, 0), "n2": (0, 0), "n3": (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        (TopicSpec(3, 1), True),
+        (TopicSpec(4, 1), False),
+        (TopicSpec(1, 3), True),
+        (TopicSpec(2, 2), False),
+        (TopicSpec(1, 4), False),
+        (TopicSpec(4, 1, ordered=True), True),
+        (TopicSpec(8, 3, multi_part=True), True),
+        (TopicSpec(1, 4, multi_part=True), False),
+    ],
+)
+def test_which_topics_fit_on_three_nodes(spec: TopicSpec, fits: bool) -> None:
+    assert (place(spec, IDLE, {}) is not None) is fits
+
+
+def test_a_node_holds_one_partition_unless_they_share() -> None:
+    placed = place(TopicSpec(3, 1), IDLE, {})
+    assert placed is not None
+    assert sorted(nodes[0] for nodes in placed.values()) == ["n1", "n2", "n3"]
+
+
+def test_the_node_with_the_least_to_do_is_taken() -> None:
+    assert place(TopicSpec(), {"n1": (3, 3), "n2": (0, 5), "n3": (0, 1)}, {}) == {0: ["n3"]}
+
+
+def test_expanding_keeps_what_is_placed() -> None:
+    existing = {0: PartitionState("n1", ["n1"], ["n1"])}
+    assert place(TopicSpec(2), IDLE, existing) == {1: ["n2"]}
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_placement_is_whole_and_even(nodes: int, partitions: int, replicas: int, shares: bool) -> None:
+    spec = TopicSpec(partitions, replicas, multi_part=shares)
+    placed = place(spec, {f"n{number}": (0, 0) for number in range(nodes)}, {})
+    assert (placed is not None) == (nodes >= spec.nodes_needed())
+    if placed is None:
+        return
+    assert sorted(placed) == list(range(partitions))
+    assert all(len(set(chosen)) == replicas for chosen in placed.values())
+    held = [sum(f"n{number}" in chosen for chosen in placed.values()) for number in range(nodes)]
+    assert max(held) - min(held) <= 1
+
+
+def test_only_a_node_in_sync_is_elected() -> None:
+    state = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n3"])
+    assert candidate(state, {"n1", "n2", "n3"}) == "n1"
+    assert candidate(state, {"n2", "n3"}) == "n3"
+    assert candidate(state, {"n2"}) is None
+
+
+def test_an_election_raises_the_epoch_and_drops_the_absent() -> None:
+    state = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n2", "n3"], resigned=True, joining={"n2"})
+    take_office(state, "n3", {"n2", "n3"})
+    assert (state.leader, state.epoch, state.in_sync, state.resigned, state.joining) == (
+        "n3",
+        2,
+        ["n3", "n2"],
+        False,
+        set(),
+    )
+
+
+@pytest.mark.parametrize(("replica", "in_sync", "open_"), [(1, 1, True), (2, 1, False), (2, 2, True), (3, 2, True)])
+def test_writes_need_more_than_half_of_the_replicas(replica: int, in_sync: int, open_: bool) -> None:
+    names = ["n1", "n2", "n3"]
+    state = PartitionState("n1", names[:replica], names[:in_sync])
+    assert is_open(state, TopicSpec(1, replica)) is open_
+
+
+def test_a_leader_without_majority_resigns() -> None:
+    three = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n2", "n3"])
+    lose(three, "n2", TopicSpec(1, 3))
+    assert (three.in_sync, three.resigned) == (["n1", "n3"], False)
+    lose(three, "n3", TopicSpec(1, 3))
+    assert (three.in_sync, three.resigned) == (["n1"], True)
+    assert not is_open(three, TopicSpec(1, 3))
+
+
+def test_writes_wait_while_a_replica_is_taken_in() -> None:
+    state = PartitionState("n1", ["n1", "n2"], ["n1", "n2"], joining={"n3"})
+    assert not is_open(state, TopicSpec(1, 2))

@@ -1,0 +1,137 @@
+"""The journal of the delayed queues."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.delayed_journal import ChannelJournal, DelayedJournal
+from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue
+from nsqext.broker.engine.storage.log import Entry
+from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.record import Record
+
+
+def delayed(number: int) -> Delayed:
+    record = Record(7, number, 9, b"body\n%d" % number, EXT_JSON, b'{"k":"v"}', extend=True)
+    return Delayed(Entry(record, number * 100, 100, number), 3, 1000 + number)
+
+
+def held(path: Path) -> dict[str, list[int]]:
+    return {channel: sorted(messages) for channel, messages in DelayedJournal(path).load().items()}
+
+
+def test_changes_are_there_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = DelayedJournal(path)
+    one, two = (DelayedQueue(ChannelJournal(journal, name)) for name in ("one", "two"))
+    for number in (1, 2, 3):
+        one.put(delayed(number))
+        two.put(delayed(number))
+    one.remove(2)
+    one.remove(2)
+    two.clear()
+    two.put(delayed(4))
+    journal.close()
+    assert held(path) == {"one": [1, 3], "two": [4]}
+    again = DelayedJournal(path).load()["one"][1]
+    assert (again.attempts, again.due, again.entry.offset, again.entry.size) == (3, 1001, 100, 100)
+    assert again.entry.record == delayed(1).entry.record
+
+
+def test_a_torn_last_line_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = DelayedJournal(path)
+    queue = DelayedQueue(ChannelJournal(journal, "ch"))
+    queue.put(delayed(1))
+    queue.put(delayed(2))
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-9])
+    assert held(path) == {"ch": [1]}
+
+
+@pytest.mark.parametrize("taken", [0, 1, 40])
+def test_a_line_that_the_disk_takes_in_part_leaves_nothing(
+    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
+    queue.put(delayed(1))
+    write, left = os.write, [taken]
+
+    def fill(out: int, data: bytes) -> int:
+        size = left.pop() if left else 0
+        if not size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(out, data[:size])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fill)
+        with pytest.raises(Refusal, match="No space left"):
+            queue.put(delayed(2))
+    queue.put(delayed(3))
+    assert held(path) == {"ch": [1, 3]}
+
+
+def test_a_line_that_the_disk_takes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "journal", os.write
+    monkeypatch.setattr(os, "write", lambda out, data: write(out, data[:7]))
+    queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
+    queue.put(delayed(1))
+    queue.put(delayed(2))
+    assert held(path) == {"ch": [1, 2]}
+
+
+def test_nothing_follows_on_a_line_that_cannot_be_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write, left = tmp_path / "journal", os.write, [9]
+
+    def fill(out: int, data: bytes) -> int:
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(out, data[: left.pop()])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fill)
+        patch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(Refusal, match="No space left"):
+            queue.put(delayed(1))
+    with pytest.raises(Refusal):
+        queue.put(delayed(2))
+    assert held(path) == {}
+
+
+def test_a_closed_journal_is_not_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = DelayedJournal(path)
+    queue = DelayedQueue(ChannelJournal(journal, "ch"))
+    queue.put(delayed(1))
+    journal.destroy()
+    with pytest.raises(Refusal, match="exiting"):
+        queue.put(delayed(2))
+    queue.remove(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_gone_is_not_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = DelayedJournal(path)
+    queue = DelayedQueue(ChannelJournal(journal, "ch"))
+    for number in range(20):
+        queue.put(delayed(number))
+        queue.remove(number)
+    queue.put(delayed(99))
+    size = path.stat().st_size
+    journal.rewrite((channel, messages.values()) for channel, messages in journal.load().items())
+    assert path.stat().st_size < size / 10
+    queue.put(delayed(100))
+    assert held(path) == {"ch": [99, 100]}
+    journal.destroy()
+    assert held(path) == {}

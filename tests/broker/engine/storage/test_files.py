@@ -1,0 +1,34 @@
+"""Where files are, and how they are replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsqext.broker.engine.storage.files import topic_folder, write_atomically
+from nsqext.broker.engine.storage.partition_store import stored_partitions
+from tests.support.engine_partition import Bench
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_atomically(path, b"one", sync=False)
+    write_atomically(path, b"two", sync=True)
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("topic", [".", "..", "...", "orders", "a.b"])
+def test_every_topic_stays_in_a_folder_of_its_own(tmp_path: Path, topic: str) -> None:
+    node = tmp_path / "n1"
+    partition = Bench(data_path=node, topic=topic).partition
+    assert [path.name for path in tmp_path.iterdir()] == ["n1"]
+    assert [path for path in node.iterdir() if not path.is_dir()] == []
+    assert [state.topic for state in stored_partitions(node)] == [topic]
+    partition.close(destroy=True)
+    assert list(node.iterdir()) == []
+
+
+def test_folders_that_were_there_before_are_found_again(tmp_path: Path) -> None:
+    assert [topic_folder(tmp_path, topic).name for topic in ("orders", ".a", "a..")] == ["orders", ".a", "a.."]

@@ -1,0 +1,289 @@
+"""A partition that is kept on disk: what is there after its end, a clean one or not."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import DiskOptions
+from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.errors import InvalidSetting
+from tests.support.engine_partition import Bench, tagged
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIRST_FILE = "orders/orders-0.diskqueue.000000.dat"
+
+
+def on_disk(path: Path, **options: Any) -> Bench:
+    return Bench(data_path=path, **options)
+
+
+def test_messages_and_positions_are_there_again(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path)
+    consumer = bench.consume(ready=10)
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, [2])
+    bench.wait(1)
+    bench.finish(consumer, [4])
+    bench.wait(1)
+    again = on_disk(tmp_path)
+    assert again.channel().confirmed.count == 1
+    consumer = again.consume(ready=10)
+    assert consumer.attempts() == [("m1", 1), ("m3", 1)]
+    again.publish("m4")
+    (message,) = consumer.take()
+    assert (message.internal_id, message.offset) == (6, 32 * 4)
+
+
+def test_everything_that_was_stored_survives_without_a_word(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path)
+    bench.channel()
+    bench.publish("m0", "m1")
+    consumer = on_disk(tmp_path).consume(ready=10)
+    assert consumer.bodies() == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 29, 31])
+def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    bench = on_disk(tmp_path)
+    bench.channel()
+    bench.publish("m0", "m1")
+    file = tmp_path / FIRST_FILE
+    with file.open("r+b") as data:
+        data.truncate(64 - cut)
+    again = on_disk(tmp_path)
+    assert again.partition.recovery is not None
+    assert (again.partition.recovery.messages, again.partition.recovery.cut_bytes) == (1, 32 - cut)
+    assert "torn tail" in caplog.text
+    assert file.stat().st_size == 32
+    again.publish("next")
+    assert again.consume(ready=10).bodies() == ["m0", "next"]
+
+
+def test_headers_survive(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path, extend=True)
+    bench.channel()
+    bench.publish(tagged("m0", "canary"))
+    consumer = on_disk(tmp_path).consume(ready=1, extend=True)
+    (message,) = consumer.take()
+    assert message.header == b'{"##client_dispatch_tag":"canary"}'
+
+
+def test_switches_survive(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path)
+    bench.channel().pause()
+    bench.channel("other").skip()
+    bench.channel("gone")
+    bench.partition.delete_channel("gone")
+    bench.channel("tmp#ephemeral")
+    again = on_disk(tmp_path).partition
+    assert sorted(again.channels) == ["ch", "other"]
+    assert (again.channels["ch"].paused, again.channels["other"].skipped) == (True, True)
+
+
+def test_the_delayed_queue_survives(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path)
+    consumer = bench.consume(ready=10)
+    bench.publish("m0", "m1", "m2")
+    for counter in (2, 3, 4):
+        bench.channel().requeue(consumer, counter, 1200)
+    bench.wait(1)
+    bench.channel().requeue_delayed(1200)
+    bench.finish(consumer, [3])
+    again = on_disk(tmp_path)
+    assert sorted(again.channel().backlog.delayed.messages) == [2, 4]
+    consumer = again.consume(ready=10)
+    assert consumer.bodies() == []
+    again.wait(1201)
+    assert consumer.attempts() == [("m0", 2), ("m2", 2)]
+
+
+def test_files_behind_the_slowest_channel_go(tmp_path: Path) -> None:
+    disk = DiskOptions(max_file_bytes=1000, retention_bytes=0)
+    bench = on_disk(tmp_path, disk=disk, memory_bytes=100_000)
+    fast, slow = bench.consume(ready=2500), bench.consume(2, ready=2500, channel="slow")
+    for _ in range(300):
+        bench.publish("x" * 100)
+    files = list((tmp_path / "orders").glob("*.dat"))
+    bench.finish(fast, range(2, 302))
+    bench.wait(1)
+    assert list((tmp_path / "orders").glob("*.dat")) == files
+    bench.finish(slow, range(2, 302), "slow")
+    bench.wait(1)
+    left = list((tmp_path / "orders").glob("*.dat"))
+    assert 0 < len(left) < len(files)
+    again = on_disk(tmp_path, disk=disk)
+    assert again.partition.log.end_count == 300
+    again.publish("next")
+    assert again.consume(ready=1).bodies() == ["next"]
+
+
+def test_more_than_the_memory_holds(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path, memory_bytes=200_000, disk=DiskOptions(max_file_bytes=300_000))
+    bench.channel()
+    for number in range(5000):
+        bench.publish(f"{number:0200}")
+    assert bench.partition.log.held < 900_000
+    consumer = bench.consume(ready=100)
+    got = []
+    while consumer.got:
+        for message in consumer.take():
+            got.append(int(message.body))
+            bench.channel().finish(consumer, message.internal_id)
+    assert got == list(range(5000))
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "garbled"])
+def test_a_channel_waits_for_what_the_disk_does_not_give(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = on_disk(tmp_path, memory_bytes=20_000, disk=DiskOptions(max_file_bytes=5000))
+    bench.channel()
+    for number in range(500):
+        bench.publish(f"{number:0200}")
+    file = sorted(tmp_path.rglob("*.dat"))[5]
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(data[:700] if damage == "short" else b"\0" * len(data))
+    consumer = bench.consume(ready=2500)
+    for _ in range(3):
+        bench.wait(1)
+    got = consumer.bodies()
+    assert 0 < len(got) < 500
+    assert caplog.text.count("cannot be read") == 1
+    bench.publish("more")
+    file.write_bytes(data)
+    bench.wait(1)
+    assert [*got, *consumer.bodies()] == [*(f"{number:0200}" for number in range(500)), "more"]
+
+
+def test_a_slow_channel_does_not_keep_in_memory_what_a_fast_one_reads(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path, memory_bytes=200_000)
+    bench.channel("slow")
+    bench.channel()
+    for number in range(2000):
+        bench.publish(f"{number:0200}")
+    consumer = bench.consume(ready=100)
+    count = 0
+    while consumer.got:
+        for message in consumer.take():
+            count += 1
+            bench.channel().finish(consumer, message.internal_id)
+        bench.partition.tick()
+        assert bench.partition.log.held <= 300_000
+    assert count == 2000
+
+
+def test_the_journal_of_the_delayed_queue_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.broker.engine.storage.delayed_journal._OVERGROWN", 5000)
+    bench = on_disk(tmp_path)
+    consumer = bench.consume()
+    bench.publish(*(f"m{number}" for number in range(100)))
+    journal = tmp_path / "orders" / "orders-0.delayed.jsonl"
+    for counter in range(2, 102):
+        bench.channel().requeue(consumer, counter, 1200)
+        if counter > 4:
+            bench.channel().backlog.delayed.remove(counter)
+        bench.wait(1)
+    assert journal.stat().st_size < 10_000
+    again = on_disk(tmp_path)
+    assert sorted(again.channel().backlog.delayed.messages) == [2, 3, 4]
+
+
+def test_a_full_disk_has_room_again_when_messages_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskOptions(max_file_bytes=1000, retention_bytes=0)
+    bench = on_disk(tmp_path, disk=disk, memory_bytes=20_000)
+    consumer = bench.consume(ready=2500)
+    for _ in range(100):
+        bench.publish("x" * 100)
+    files = list(tmp_path.rglob("*.dat"))
+    bench.finish(consumer, range(90, 101))
+    bench.wait(1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.partition_store.write_atomically", refuse)
+        bench.finish(consumer, range(2, 80))
+        bench.wait(1)
+        assert len(list(tmp_path.rglob("*.dat"))) < len(files)
+        again = on_disk(tmp_path, disk=disk).consume(ready=2500)
+        left = {message.internal_id for message in again.take()}
+        assert left >= set(range(80, 90)) | {101}
+        assert not left & set(range(90, 101))
+    bench.wait(1)
+    assert on_disk(tmp_path, disk=disk).channel().confirmed.count == 78
+
+
+def test_a_topic_that_nobody_wants_takes_no_more_of_the_disk_than_is_retained(tmp_path: Path) -> None:
+    disk = DiskOptions(max_file_bytes=10_000, retention_bytes=0)
+    bench = on_disk(tmp_path, memory_bytes=100_000, disk=disk)
+    for _ in range(2000):
+        bench.publish("x" * 100)
+        bench.partition.tick()
+    assert len(list((tmp_path / "orders").glob("*.dat"))) < 12
+
+
+def test_without_a_disk_a_full_memory_refuses() -> None:
+    bench = Bench(memory_bytes=100_000)
+    consumer = bench.consume(ready=2500)
+    with pytest.raises(Refusal, match="not consumed"):
+        for _ in range(1000):
+            bench.publish("x")
+    bench.finish(consumer, range(2, bench.partition.log.end_count + 2))
+    for _ in range(5000):
+        bench.publish("x")
+        bench.channel().finish(consumer, consumer.take()[-1].internal_id)
+    assert bench.partition.log.held < 1_000_000
+
+
+def test_a_topic_can_be_removed(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path)
+    bench.publish("m0")
+    bench.partition.close(destroy=True)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(Refusal, match=r"^exiting$"):
+        bench.publish("m1")
+
+
+def test_a_replica_that_was_cut_off(tmp_path: Path) -> None:
+    bench = on_disk(tmp_path, disk=DiskOptions(max_file_bytes=100))
+    bench.channel()
+    for number in range(10):
+        bench.publish(f"m{number}")
+    bench.partition.truncate(32 * 3)
+    bench.publish("other")
+    again = on_disk(tmp_path)
+    assert again.consume(ready=10).bodies() == ["m0", "m1", "m2", "other"]
+
+
+def test_what_is_kept_can_be_listed(tmp_path: Path) -> None:
+    on_disk(tmp_path, extend=True).channel()
+    on_disk(tmp_path, number=3, ordered=True)
+    found = {(state.topic, state.partition, state.extend, state.ordered) for state in stored_partitions(tmp_path)}
+    assert found == {("orders", 0, True, False), ("orders", 3, False, True)}
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    on_disk(tmp_path)
+    (tmp_path / "orders/orders-0.channels.json").write_text("{")
+    with pytest.raises(InvalidSetting, match=r"orders-0\.channels\.json"):
+        on_disk(tmp_path)
+
+
+@pytest.mark.parametrize("fsync", ["never", "interval", "always"])
+def test_fsync(tmp_path: Path, fsync: str) -> None:
+    bench = on_disk(tmp_path, disk=DiskOptions(fsync=fsync))
+    bench.publish("m0")
+    bench.wait(1)
+    bench.partition.close()
+    assert on_disk(tmp_path).partition.log.end_count == 1

@@ -1,0 +1,260 @@
+"""The files of a queue, and disks that do not work."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
+from nsqext.errors import InvalidSetting
+from nsqext.protocol.record import decode_record
+from tests.support.engine_partition import Bench
+
+SMALL = DiskOptions(max_file_bytes=60)
+
+
+class BrokenDisk:
+    """A disk that is full, or that takes a few bytes more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes: int = 0) -> None:
+        self.takes = takes
+        self.write = os.write
+        self.monkeypatch = monkeypatch
+        monkeypatch.setattr("nsqext.broker.engine.storage.segments.os.write", self.fail)
+
+    def fail(self, out: int, data: bytes) -> int:
+        """Write a few bytes, or fail."""
+        if not self.takes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, self.takes = self.takes, 0
+        return self.write(out, data[:taken])
+
+    def repair(self) -> None:
+        """Work again."""
+        self.monkeypatch.setattr("nsqext.broker.engine.storage.segments.os.write", self.write)
+
+
+def test_the_format_is_the_real_servers(tmp_path: Path) -> None:
+    Bench(data_path=tmp_path, extend=True).publish("body")
+    data = (tmp_path / "orders/orders-0.diskqueue.000000.dat").read_bytes()
+    assert data[:4] == (len(data) - 4).to_bytes(4, "big")
+    assert data[12:14] == b"\xa0\x00"
+    record, stop = decode_record(data)
+    assert (record.internal_id, record.body, stop) == (2, b"body", 35)
+
+
+def test_files_know_where_they_begin(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(5):
+        bench.publish(f"m{number}")
+    bases = sorted((tmp_path / "orders").glob("*.base.json"))
+    assert [orjson.loads(base.read_bytes()) for base in bases] == [
+        {"offset": 0, "count": 0},
+        {"offset": 64, "count": 2},
+        {"offset": 128, "count": 4},
+    ]
+
+
+def test_files_behind_a_damaged_one_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(6):
+        bench.publish(f"m{number}")
+    bench.partition.close()
+    middle = tmp_path / "orders/orders-0.diskqueue.000001.dat"
+    middle.write_bytes(middle.read_bytes()[:-1])
+    again = Bench(data_path=tmp_path, disk=SMALL)
+    assert again.partition.recovery is not None
+    assert again.partition.recovery.lost_files == ["orders-0.diskqueue.000002.dat"]
+    assert "renamed to .lost" in caplog.text
+    assert again.partition.log.end_count == 3
+    assert again.publish("next").message_id == 5
+    assert Bench(data_path=tmp_path).partition.log.end_count == 4
+
+
+@pytest.mark.parametrize("damage", [b"{", b"{}", b"[]"])
+def test_a_beginning_that_cannot_be_read_is_named(tmp_path: Path, damage: bytes) -> None:
+    Bench(data_path=tmp_path).publish("m0")
+    base = tmp_path / "orders/orders-0.diskqueue.000000.base.json"
+    base.write_bytes(damage)
+    with pytest.raises(InvalidSetting, match=r"000000\.base\.json"):
+        Bench(data_path=tmp_path)
+
+
+@pytest.mark.parametrize("takes", [0, 7])
+def test_a_full_disk_refuses_and_goes_on_later(tmp_path: Path, takes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(data_path=tmp_path)
+    consumer = bench.consume(ready=10)
+    bench.publish("m0")
+    disk = BrokenDisk(monkeypatch, takes)
+    with pytest.raises(Refusal, match="No space left"):
+        bench.publish("lost", "lost too")
+    disk.repair()
+    assert bench.publish("m1").message_id == 3
+    assert consumer.bodies() == ["m0", "m1"]
+    assert Bench(data_path=tmp_path).partition.log.end_count == 2
+
+
+def test_nothing_follows_on_a_tail_that_cannot_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.publish("m0")
+    disk = BrokenDisk(monkeypatch, 7)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.segments.os.ftruncate", refuse)
+        with pytest.raises(Refusal, match="No space left"):
+            bench.publish("lost")
+    disk.repair()
+    with pytest.raises(Refusal, match="closed after an error"):
+        bench.publish("lost")
+    assert Bench(data_path=tmp_path).partition.log.end_count == 1
+
+
+@pytest.mark.parametrize("where", ["ftruncate", "open"])
+def test_nothing_follows_on_a_queue_that_cannot_be_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.publish("m0")
+    bench.publish("m1")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"nsqext.broker.engine.storage.segments.os.{where}", refuse)
+        with pytest.raises(Refusal, match="cannot be cut off"):
+            bench.partition.truncate(32)
+    with pytest.raises(Refusal, match="closed after an error"):
+        bench.publish("lost")
+    assert Bench(data_path=tmp_path).partition.log.end_count in (1, 2)
+
+
+def test_a_queue_that_cannot_go_on_elsewhere_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(data_path=tmp_path)
+    bench.publish("m0")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.segments.write_atomically", refuse)
+        with pytest.raises(Refusal, match="No space left"):
+            bench.partition.log.restart(3200, 100)
+    bench.publish("m1")
+    assert Bench(data_path=tmp_path).partition.log.end_count == 2
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_kill_while_the_queue_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(4):
+        bench.publish(f"m{number}")
+    remove, left = Path.unlink, [None] * removed * 2
+
+    class Killed(BaseException):
+        """The process is gone."""
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if not left:
+            raise Killed
+        left.pop()
+        remove(path, missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "unlink", unlink)
+        bench.partition.log.restart(3200, 100)
+    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    assert (log.start_count, log.end_count) == (2 * removed, 4)
+
+
+def test_files_that_cannot_be_removed_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=DiskOptions(max_file_bytes=60, retention_bytes=0), memory_bytes=1)
+    consumer = bench.consume(ready=100)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for number in range(30):
+        bench.publish(f"m{number}")
+        bench.finish(consumer, [number + 2])
+        bench.wait(1)
+    assert "cannot be removed: Operation not permitted" in caplog.text
+
+
+def test_a_medium_that_does_not_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=DiskOptions(fsync="interval"))
+    bench.publish("m0")
+    asked: list[int] = []
+
+    def refuse(out: int) -> None:
+        asked.append(out)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqext.broker.engine.storage.segments.os.fsync", refuse)
+        bench.wait(1)
+        bench.wait(1)
+    assert len(asked) == 2
+    assert "Input/output error" in caplog.text
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "orders").write_text("no folder")
+    with pytest.raises(InvalidSetting, match="orders cannot be used"):
+        Bench(data_path=tmp_path)
+
+
+def test_a_delay_that_the_disk_does_not_take_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(data_path=tmp_path)
+    consumer = bench.consume()
+    bench.publish("m0")
+    BrokenDisk(monkeypatch)
+    bench.channel().requeue(consumer, 2, 1200)
+    stats = bench.channel().stats()
+    assert (stats.deferred_count, stats.delayed_queue_count) == (1, 0)
+
+
+def test_a_state_that_cannot_be_written_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(data_path=tmp_path)
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr("nsqext.broker.engine.storage.partition_store.write_atomically", refuse)
+        bench.channel()
+    assert "No space left" in caplog.text
+    assert Bench(data_path=tmp_path).partition.channels == {}
+    bench.wait(1)
+    assert list(Bench(data_path=tmp_path).partition.channels) == ["ch"]
+
+
+def test_records_are_loaded_across_files(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(7):
+        bench.publish(f"m{number}")
+    bench.partition.close()
+    store = SegmentStore(tmp_path / "orders", "orders-0", SMALL)
+    assert sum(len(run) for run in store.recover()) == 7
+    loaded = store.load((32, 1), 192)
+    assert [(entry.count, entry.offset, entry.record.body) for entry in loaded] == [
+        (number + 1, 32 * number, b"m%d" % number) for number in range(1, 6)
+    ]
+    store.close()

@@ -1,0 +1,321 @@
+"""Channels of type key_failover: one client for each key, order kept when clients come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from nsqext.broker.engine.channel_key_failover import KeyFailoverChannel
+from nsqext.broker.engine.channel_types import ChannelKind, admit, make_kind
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.options import ChannelRules
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.start_position import StartPosition
+from nsqext.dispatch import position_of
+from nsqext.protocol.headers import KEY_HEADER, TAG_HEADER
+from nsqext.protocol.messages import EXT_JSON
+from tests.support.engine_partition import Bench, Consumer
+
+KEYED = ChannelKind("key_failover", fixed=True)
+
+# keys of the first, second, third and fourth quarter of the hash space
+A, B, C, D = (
+    next(name for name in map(str, range(1000)) if position_of(name.encode()) >> 30 == quarter) for quarter in range(4)
+)
+
+
+def keyed(body: str, key: str, **headers: str) -> NewMessage:
+    """Return a message with a key."""
+    return NewMessage(body.encode(), header=orjson.dumps({KEY_HEADER: key, **headers}), version=EXT_JSON)
+
+
+def make_bench(**options: Any) -> Bench:
+    """Return an extend topic with one channel of the type."""
+    bench = Bench(extend=True, **options)
+    bench.partition.channel("ch", KEYED)
+    return bench
+
+
+def consume(bench: Bench, number: int, ready: int = 1, **settings: Any) -> Consumer:
+    """Subscribe a consumer that reads extend headers."""
+    return bench.consume(number, ready, extend=True, **settings)
+
+
+def publish(bench: Bench, *names: str) -> None:
+    """Publish messages whose bodies are key and number, such as A1."""
+    keys = {"A": A, "B": B, "C": C, "D": D}
+    bench.publish(*(keyed(name, keys[name[0]]) for name in names))
+
+
+def finish(bench: Bench, consumer: Consumer, *counters: int) -> list[str]:
+    """Finish messages and return what came."""
+    bench.finish(consumer, counters)
+    return consumer.bodies()
+
+
+def test_messages_of_one_key_go_to_one_client() -> None:
+    bench = make_bench()
+    first, second = consume(bench, 1, 10), consume(bench, 2, 10)
+    publish(bench, "A1", "C1", "B1", "D1", "A2", "C2")
+    assert first.bodies() == ["A1", "B1", "A2"]
+    assert second.bodies() == ["C1", "D1", "C2"]
+
+
+def test_a_client_without_permits_holds_up_its_own_keys_only() -> None:
+    bench = make_bench()
+    first, second = consume(bench, 1, 0), consume(bench, 2, 1)
+    publish(bench, "A1", "B1", "C1", "A2", "D1", "C2")
+    assert second.bodies() == ["C1"]
+    assert finish(bench, second, 4) == ["D1"]
+    assert finish(bench, second, 6) == ["C2"]
+    stats = bench.channel().stats()
+    assert (stats.replay_count, stats.held_keys, stats.backlogs) == (3, 1, 3)
+    bench.channel().set_ready(first, 2)
+    assert first.bodies() == ["A1", "B1"]
+    assert finish(bench, first, 2) == ["A2"]
+
+
+def test_the_replay_set_is_bounded() -> None:
+    bench = make_bench(rules=ChannelRules(replay_limit=3))
+    first, second = consume(bench, 1, 0), consume(bench, 2, 5)
+    publish(bench, "A1", "A2", "B1", "A3", "C1")
+    assert second.bodies() == []
+    assert bench.channel().stats().replay_count == 3
+    bench.channel().set_ready(first, 2)
+    assert (first.bodies(), second.bodies()) == (["A1", "A2"], ["C1"])
+
+
+def test_when_ranges_move_a_key_waits_for_what_is_in_flight() -> None:
+    bench = make_bench()
+    first = consume(bench, 1, 2)
+    publish(bench, "C1", "C2", "C3", "D1")
+    assert first.bodies() == ["C1", "C2"]
+    second = consume(bench, 2, 5)
+    assert second.bodies() == ["D1"]
+    assert finish(bench, first, 2) == []
+    assert second.bodies() == []
+    assert finish(bench, first, 3) == []
+    assert second.bodies() == ["C3"]
+
+
+def test_what_is_requeued_goes_to_the_new_owner_before_the_rest_of_its_key() -> None:
+    bench = make_bench()
+    first = consume(bench, 1, 2)
+    publish(bench, "C1", "C2", "C3")
+    second = consume(bench, 2, 5)
+    assert first.bodies() == ["C1", "C2"]
+    bench.channel().requeue(first, 2, 0)
+    assert second.bodies() == []
+    bench.channel().requeue(first, 3, 0)
+    assert second.attempts() == [("C1", 2), ("C2", 2), ("C3", 1)]
+
+
+def test_what_timed_out_goes_to_the_new_owner() -> None:
+    bench = make_bench()
+    first = consume(bench, 1, 1, msg_timeout=1.0)
+    publish(bench, "D1", "D2")
+    second = consume(bench, 2, 5)
+    assert (first.bodies(), second.bodies()) == (["D1"], [])
+    bench.wait(1.1)
+    assert (first.bodies(), second.attempts()) == ([], [("D1", 2), ("D2", 1)])
+
+
+def test_a_client_that_dies_leaves_its_keys_in_order() -> None:
+    bench = make_bench()
+    first, second = consume(bench, 1, 10), consume(bench, 2, 2)
+    publish(bench, "C1", "C2", "C3", "D1", "A1")
+    assert (first.bodies(), second.bodies()) == (["A1"], ["C1", "C2"])
+    bench.channel().unsubscribe(second)
+    assert first.attempts() == [("C1", 1), ("C2", 1), ("C3", 1), ("D1", 1)]
+
+
+def test_a_delay_holds_up_its_key_and_no_other() -> None:
+    bench = make_bench()
+    only = consume(bench, 1, 1)
+    publish(bench, "A1", "A2", "B1")
+    bench.channel().requeue(only, 2, 5.0)
+    assert only.bodies() == ["A1", "B1"]
+    assert finish(bench, only, 4) == []
+    bench.wait(5.1)
+    assert only.attempts() == [("A1", 2)]
+    assert finish(bench, only, 2) == ["A2"]
+
+
+def test_messages_without_a_key_spread_by_their_ids() -> None:
+    bench = make_bench()
+    first, second = consume(bench, 1, 100), consume(bench, 2, 100)
+    bench.publish(*(f"m{number}" for number in range(60)))
+    counts = len(first.take()), len(second.take())
+    assert sum(counts) == 60
+    assert min(counts) > 15
+
+
+def test_another_header_carries_the_key() -> None:
+    bench = Bench(extend=True)
+    bench.partition.channel("ch", ChannelKind("key_failover", "flight", fixed=True))
+    first, second = consume(bench, 1, 9), consume(bench, 2, 9)
+    bench.publish(*(keyed(str(number), C, flight=A) for number in range(4)))
+    bench.publish(NewMessage(b"number", header=b'{"flight":%s}' % A.encode(), version=EXT_JSON))
+    assert (first.bodies(), second.bodies()) == (["0", "1", "2", "3", "number"], [])
+
+
+def test_tags_have_ranges_of_their_own_and_a_key_one_holder() -> None:
+    bench = make_bench()
+    plain, canary = consume(bench, 1, 1), consume(bench, 2, 1, tag="canary")
+    bench.publish(
+        keyed("t1", A, **{TAG_HEADER: "canary"}), keyed("p1", A), keyed("p2", D), keyed("o1", B, **{TAG_HEADER: "x"})
+    )
+    assert (plain.bodies(), canary.bodies()) == (["p2"], ["t1"])
+    assert finish(bench, canary, 2) == []
+    assert finish(bench, plain, 4) == ["p1"]
+    assert finish(bench, plain, 3) == ["o1"]
+    assert {(found.tag, found.low, found.high) for found in bench.channel().stats().key_ranges} == {
+        ("", 0.0, 1.0),
+        ("canary", 0.0, 1.0),
+    }
+
+
+def test_untagged_messages_wait_while_only_tagged_clients_are_there() -> None:
+    bench = make_bench()
+    canary = consume(bench, 1, 5, tag="canary")
+    bench.publish(keyed("p1", A), keyed("t1", B, **{TAG_HEADER: "canary"}))
+    assert canary.bodies() == ["t1"]
+    plain = consume(bench, 2, 5)
+    assert plain.bodies() == ["p1"]
+
+
+def test_filters_apply() -> None:
+    bench = make_bench()
+    wanted = {"type": 1, "filter_ext_key": "kind", "filter_data": "good"}
+    only = consume(bench, 1, 1, ext_filter=wanted)
+    bench.publish(keyed("bad", A, kind="bad"), keyed("good", A, kind="good"), keyed("worse", B, kind="bad"))
+    assert only.bodies() == ["good"]
+    assert finish(bench, only, 3) == []
+    assert bench.channel().stats().depth == 0
+
+
+def test_pause_skip_and_positions() -> None:
+    bench = make_bench()
+    channel = bench.channel()
+    only = consume(bench, 1, 1)
+    publish(bench, "A1", "A2", "B1")
+    channel.pause()
+    assert finish(bench, only, 2) == ["A1"]
+    channel.unpause()
+    assert only.bodies() == ["A2"]
+    channel.set_offset(StartPosition("msgcount", 1))
+    assert only.bodies() == ["A1"]
+    channel.skip()
+    publish(bench, "C1")
+    channel.unskip()
+    publish(bench, "C2")
+    assert only.bodies() == ["C2"]
+    assert finish(bench, only, 6) == []
+    assert (channel.stats().depth, channel.stats().replay_count) == (0, 0)
+
+
+def test_forced_finish_lets_the_next_of_the_key_follow() -> None:
+    bench = make_bench()
+    only = consume(bench, 1, 1)
+    publish(bench, "A1", "A2")
+    bench.channel().requeue(only, 2, 60)
+    bench.channel().finish_forced(2)
+    assert only.bodies() == ["A1", "A2"]
+
+
+def test_keys_that_are_through_are_forgotten() -> None:
+    bench = make_bench()
+    channel = bench.channel()
+    assert isinstance(channel, KeyFailoverChannel)
+    only = consume(bench, 1, 4)
+    publish(bench, "A1", "B1", "C1", "D1")
+    assert channel.keys.held == 4
+    finish(bench, only, 2, 3, 4, 5)
+    assert (channel.keys.held, channel.keys.waiting_for()) == (0, {})
+
+
+def test_eight_clients_at_once_share_evenly() -> None:
+    bench = make_bench()
+    for number in range(8):
+        consume(bench, number + 1)
+    assert {found.high - found.low for found in bench.channel().stats().key_ranges} == {0.125}
+
+
+def test_a_channel_takes_the_type_of_its_first_subscriber() -> None:
+    bench = Bench(extend=True)
+    publish(bench, "A1")
+    plain = bench.partition.channel("ch")
+    publish(bench, "A2", "A3")
+    channel = admit(bench.partition, "ch", make_kind("key_failover"))
+    assert channel is not plain
+    assert channel.kind.type == "key_failover"
+    assert consume(bench, 1, 9).bodies() == ["A2", "A3"]
+    assert admit(bench.partition, "ch", None) is channel
+    with pytest.raises(Refusal, match=r"^channel ch of topic orders is dispatched by key_failover, not shared$"):
+        admit(bench.partition, "ch", make_kind("shared"))
+
+
+def test_a_subscriber_that_asks_for_another_type_is_refused() -> None:
+    bench = Bench(extend=True)
+    consume(bench, 1)
+    with pytest.raises(Refusal, match="is dispatched by shared, not key_failover"):
+        admit(bench.partition, "ch", make_kind("key_failover"))
+    bench.partition.channel("fixed", KEYED)
+    with pytest.raises(Refusal, match="is dispatched by key_failover, not shared"):
+        admit(bench.partition, "fixed", make_kind("shared"))
+    with pytest.raises(Refusal, match="not key_failover with keys in user"):
+        admit(bench.partition, "fixed", make_kind("key_failover", "user"))
+    with pytest.raises(Refusal, match=r"^dispatch type exclusive is not known, use shared or key_failover$"):
+        make_kind("exclusive")
+
+
+def test_who_creates_the_channel_may_choose_anew_while_nobody_is_there() -> None:
+    bench = Bench(extend=True)
+    bench.partition.channel("ch", KEYED)
+    assert admit(bench.partition, "ch", make_kind("shared", fixed=True)).kind.type == "shared"
+
+
+def test_order_and_key_failover_exclude_each_other() -> None:
+    bench = make_bench()
+    with pytest.raises(Refusal, match="cannot be consumed in order"):
+        consume(bench, 1, ordered=True)
+    with pytest.raises(Refusal, match="cannot be consumed in order"):
+        bench.channel().set_ordered(True)
+    bench.channel().set_ordered(False)
+    bench.channel("serial").set_ordered(True)
+    with pytest.raises(Refusal, match="is ordered and cannot become key_failover"):
+        admit(bench.partition, "serial", make_kind("key_failover"))
+
+
+def test_the_type_survives_a_restart(tmp_path: Any) -> None:
+    bench = Bench(extend=True, data_path=tmp_path)
+    bench.partition.channel("ch", ChannelKind("key_failover", "user", fixed=True))
+    bench.partition.close()
+    again = Bench(extend=True, data_path=tmp_path)
+    assert again.partition.channels["ch"].kind == ChannelKind("key_failover", "user", fixed=True)
+    again.partition.close()
+
+
+def test_a_client_without_extend_support_loses_its_keys_when_the_topic_is_extended() -> None:
+    bench = Bench()
+    bench.partition.channel("ch", KEYED)
+    old = bench.consume(1, 5)
+    bench.partition.upgrade_extend()
+    publish(bench, "A1", "C1")
+    assert old.bodies() == []
+    new = consume(bench, 2, 5)
+    assert sorted(new.bodies()) == ["C1"]
+    bench.channel().unsubscribe(old)
+    assert new.bodies() == ["A1"]
+
+
+def test_a_suspended_channel_forgets_what_is_on_its_way() -> None:
+    bench = make_bench()
+    only = consume(bench, 1, 1)
+    publish(bench, "A1", "A2")
+    bench.partition.suspend()
+    assert only.has_closed
+    bench.partition.resume()
+    assert consume(bench, 2, 5).attempts() == [("A1", 1), ("A2", 1)]

@@ -1,0 +1,183 @@
+"""Topics and channels of the original server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsqext.broker.engine.classic import ClassicChannel
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.engine_partition import Bench
+
+
+def original(**options: Any) -> Bench:
+    return Bench(generation="nsq", limits=ServerLimits.original(), **options)
+
+
+def test_the_first_channel_gets_what_the_topic_held() -> None:
+    bench = original()
+    bench.publish("m0", "m1")
+    assert bench.partition.depth == 2
+    first = bench.consume(ready=10, channel="one")
+    second = bench.consume(2, ready=10, channel="two")
+    assert (first.bodies(), second.bodies()) == (["m0", "m1"], [])
+    bench.publish("m2")
+    assert (first.bodies(), second.bodies()) == (["m2"], ["m2"])
+    assert bench.partition.depth == 0
+
+
+def test_a_paused_topic_passes_nothing_on() -> None:
+    bench = original()
+    consumer = bench.consume(ready=10)
+    bench.partition.pause()
+    bench.publish("m0")
+    late = bench.consume(2, ready=10, channel="late")
+    assert bench.partition.depth == 1
+    bench.partition.unpause()
+    assert (consumer.bodies(), late.bodies()) == (["m0"], ["m0"])
+
+
+def test_an_emptied_topic_forgets_what_it_holds() -> None:
+    bench = original()
+    consumer = bench.consume(ready=10)
+    bench.partition.pause()
+    bench.publish("m0", "m1")
+    bench.partition.empty()
+    bench.partition.unpause()
+    bench.publish("m2")
+    assert consumer.bodies() == ["m2"]
+    bench.finish(consumer, [4])
+    assert bench.channel().confirmed.count == 3
+    assert bench.channel().stats().message_count == 1
+
+
+def test_requeue_goes_to_the_end() -> None:
+    bench = original()
+    consumer = bench.consume()
+    bench.publish("m0", "m1", "m2")
+    bench.channel().requeue(consumer, 2, 0)
+    for counter in (3, 4):
+        bench.finish(consumer, [counter])
+    bench.publish("m3")
+    assert consumer.attempts() == [("m0", 1), ("m1", 1), ("m2", 1), ("m0", 2)]
+
+
+def test_a_deferred_message_is_not_in_flight() -> None:
+    bench = original()
+    consumer = bench.consume()
+    bench.publish("m0")
+    bench.channel().requeue(consumer, 2, 5)
+    stats = bench.channel().stats()
+    assert (stats.in_flight_count, stats.deferred_count, stats.requeue_count, stats.depth) == (0, 1, 1, 0)
+    with pytest.raises(Refusal, match=r"^ID not in flight$"):
+        bench.finish(consumer, [2])
+    bench.wait(5)
+    assert consumer.attempts() == [("m0", 1), ("m0", 2)]
+
+
+def test_deferred_publish_overtakes_nobody_and_is_overtaken() -> None:
+    bench = original()
+    consumer = bench.consume(ready=10)
+    bench.publish(NewMessage(b"late", delay=2), "soon")
+    assert consumer.bodies() == ["soon"]
+    assert bench.channel().stats().deferred_count == 1
+    bench.finish(consumer, [3])
+    bench.wait(2)
+    assert consumer.bodies() == ["late"]
+    bench.finish(consumer, [2])
+    assert bench.channel().confirmed.count == 2
+
+
+def test_the_delay_begins_when_a_channel_gets_the_message() -> None:
+    bench = original()
+    bench.publish(NewMessage(b"late", delay=2))
+    bench.now += 10
+    consumer = bench.consume(ready=10)
+    assert consumer.bodies() == []
+    bench.wait(2)
+    assert consumer.bodies() == ["late"]
+
+
+def test_a_client_that_leaves_keeps_its_messages_until_they_time_out() -> None:
+    bench = original()
+    gone = bench.consume(ready=1)
+    other = bench.consume(2, ready=5)
+    bench.publish("m0")
+    bench.channel().unsubscribe(gone)
+    assert other.bodies() == []
+    with pytest.raises(Refusal, match=r"^client does not own message$"):
+        bench.finish(other, [2])
+    bench.wait(60)
+    assert other.attempts() == [("m0", 2)]
+
+
+def test_empty_drops_everything() -> None:
+    bench = original()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0", "m1", "m2", "m3")
+    consumer.take()
+    bench.channel().empty()
+    with pytest.raises(Refusal, match=r"^ID not in flight$"):
+        bench.finish(consumer, [2])
+    bench.publish("new")
+    assert consumer.bodies() == ["new"]
+
+
+def test_clients_are_limited() -> None:
+    bench = Bench(generation="nsq", limits=ServerLimits.original(max_channel_consumers=1))
+    bench.consume()
+    with pytest.raises(Refusal, match=r"^consumers for orders:ch exceeds limit of 1$"):
+        bench.consume(2)
+
+
+def test_an_ephemeral_channel_drops_what_does_not_fit() -> None:
+    bench = original(mem_queue_size=2)
+    consumer = bench.consume(ready=0, channel="tmp#ephemeral")
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.channel("tmp#ephemeral").set_ready(consumer, 10)
+    assert consumer.bodies() == ["m0", "m1"]
+    bench.finish(consumer, [2, 3], "tmp#ephemeral")
+    assert bench.channel("tmp#ephemeral").confirmed.count == 4
+
+
+def test_numbers_after_a_restart(tmp_path: Path) -> None:
+    bench = original(data_path=tmp_path)
+    consumer = bench.consume(ready=3)
+    bench.publish("m0", "m1", "m2", "m3")
+    bench.finish(consumer, [3])
+    bench.partition.close()
+    again = original(data_path=tmp_path)
+    stats = again.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 3, 0)
+    assert again.consume(ready=10).bodies() == ["m0", "m2", "m3"]
+    again.publish("new")
+    stats = again.channel().stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (0, 0, 1)
+
+
+def test_a_topic_holds_its_messages_over_a_restart(tmp_path: Path) -> None:
+    bench = original(data_path=tmp_path)
+    bench.partition.pause()
+    bench.publish("m0", "m1")
+    again = original(data_path=tmp_path)
+    assert (again.partition.paused, again.partition.depth) == (True, 2)
+    consumer = again.consume(ready=5)
+    again.partition.unpause()
+    assert consumer.bodies() == ["m0", "m1"]
+
+
+def test_depth_counts_what_waits() -> None:
+    bench = original(mem_queue_size=1)
+    channel = bench.channel()
+    assert isinstance(channel, ClassicChannel)
+    bench.publish("m0", "m1", "m2")
+    stats = channel.stats()
+    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 2, 3)
+    consumer = bench.consume(ready=1)
+    assert channel.stats().depth == 2
+    bench.channel().requeue(consumer, 2, 0)
+    assert (channel.stats().depth, channel.stats().in_flight_count) == (2, 1)

@@ -1,0 +1,74 @@
+"""Lines of clients, one for each tag."""
+
+from __future__ import annotations
+
+from nsqext.broker.engine.consumer_state import Client
+from nsqext.broker.engine.tag_selector import TagSelector
+from tests.support.engine_partition import Consumer
+
+
+def client(number: int, tag: str = "", ready: int = 1) -> Client:
+    consumer = Consumer(number)
+    consumer.ready = ready
+    return Client(consumer, tag)
+
+
+def test_the_one_that_waits_longest_comes_first() -> None:
+    groups, first, second = TagSelector(), client(1), client(2)
+    groups.add(first)
+    groups.add(second)
+    groups.offer(first)
+    assert [groups.pick(""), groups.pick(""), groups.pick("")] == [first, second, None]
+
+
+def test_who_can_take_nothing_is_passed_over() -> None:
+    groups, busy, free = TagSelector(), client(1), client(2)
+    groups.add(busy)
+    groups.add(free)
+    busy.in_flight = 1
+    assert groups.pick("") is free
+    busy.in_flight = 0
+    groups.offer(busy)
+    assert groups.pick("") is busy
+
+
+def test_tags_have_their_own_lines_while_somebody_stands_there() -> None:
+    groups, plain, one, two = TagSelector(), client(1), client(2, "a"), client(3, "a")
+    for member in (plain, one, two):
+        groups.add(member)
+    assert groups.tagged
+    assert [groups.pick("a"), groups.pick("a"), groups.pick("a")] == [one, two, None]
+    assert groups.pick("b") is plain
+    groups.remove(one)
+    assert groups.pick("a") is None
+    groups.remove(two)
+    assert not groups.tagged
+    groups.offer(plain)
+    assert groups.pick("a") is plain
+
+
+def test_who_waits_anew_comes_last() -> None:
+    groups, first, second = TagSelector(), client(1, ready=2), client(2)
+    groups.add(first)
+    groups.add(second)
+    groups.renew(first)
+    assert [groups.pick(""), groups.pick("")] == [second, first]
+    groups.renew(first)
+    groups.renew(first)
+    assert [groups.pick(""), groups.pick("")] == [first, None]
+
+
+def test_who_left_does_not_wait_anew() -> None:
+    groups, member = TagSelector(), client(1, "a")
+    groups.add(member)
+    groups.remove(member)
+    member.leave()
+    groups.renew(member)
+    assert groups.pick("a") is None
+
+
+def test_who_leaves_stands_in_no_line() -> None:
+    groups, member = TagSelector(), client(1)
+    groups.add(member)
+    groups.remove(member)
+    assert groups.pick("") is None

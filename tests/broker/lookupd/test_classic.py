@@ -1,0 +1,152 @@
+"""HTTP of the original nsqlookupd; the answers were recorded from the original program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
+from nsqext.broker.lookupd.registry import Registry
+from nsqext.broker.lookupd.session import LookupSession
+from tests.broker.lookupd.test_session import NODE, identify
+
+SECOND = 1_000_000_000
+PEER = {
+    "remote_address": "127.0.0.1:99",
+    "hostname": "h",
+    "broadcast_address": "b",
+    "tcp_port": 5150,
+    "http_port": 5151,
+    "version": "1.0",
+    "topology_zone": "",
+    "topology_region": "",
+}
+
+
+class Time:
+    """Nanoseconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000 * SECOND
+
+    def __call__(self) -> int:
+        """Return the time."""
+        return self.now
+
+
+@asynccontextmanager
+async def talk() -> AsyncIterator[tuple[ClassicLookupd, Time, httpx.AsyncClient]]:
+    time = Time()
+    lookupd = ClassicLookupd("l1", Registry(time), "1.3.0")
+    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.own())
+    session.receive(b"  V1" + identify(NODE) + b"REGISTER t1 c1\nREGISTER t1 c2\nREGISTER t2\n")
+    transport = httpx.ASGITransport(classic_app(lookupd))
+    async with httpx.AsyncClient(transport=transport, base_url="http://lookup") as client:
+        yield lookupd, time, client
+
+
+REFUSALS = [
+    ("GET", "/channels", 400, "MISSING_ARG_TOPIC"),
+    ("GET", "/lookup", 400, "MISSING_ARG_TOPIC"),
+    ("GET", "/lookup?topic=", 404, "TOPIC_NOT_FOUND"),
+    ("GET", "/lookup?topic=none", 404, "TOPIC_NOT_FOUND"),
+    ("GET", "/lookup?topic=%zz", 400, "INVALID_REQUEST"),
+    ("GET", "/none", 404, "NOT_FOUND"),
+    ("GET", "/topic/create", 405, "METHOD_NOT_ALLOWED"),
+    ("POST", "/ping", 405, "METHOD_NOT_ALLOWED"),
+    ("POST", "/topic/create", 400, "MISSING_ARG_TOPIC"),
+    ("POST", "/topic/create?topic=", 400, "INVALID_ARG_TOPIC"),
+    ("POST", "/topic/create?topic=bad!", 400, "INVALID_ARG_TOPIC"),
+    ("POST", "/channel/create?topic=made", 400, "MISSING_ARG_CHANNEL"),
+    ("POST", "/channel/create?topic=made&channel=", 400, "INVALID_ARG_CHANNEL"),
+    ("POST", "/channel/create?channel=c", 400, "MISSING_ARG_TOPIC"),
+    ("POST", "/channel/delete?topic=made&channel=none", 404, "CHANNEL_NOT_FOUND"),
+    ("POST", "/topic/tombstone", 400, "MISSING_ARG_TOPIC"),
+    ("POST", "/topic/tombstone?topic=t1", 400, "MISSING_ARG_NODE"),
+    ("POST", "/topic/delete", 400, "MISSING_ARG_TOPIC"),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("method", "path", "status", "text"), REFUSALS)
+async def test_refusals(method: str, path: str, status: int, text: str) -> None:
+    async with talk() as (_, _, client):
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.text) == (status, f'{{"message":"{text}"}}')
+    assert answer.headers["x-nsq-content-type"] == "nsq; version=1.0"
+
+
+@pytest.mark.anyio
+async def test_methods_that_would_do_are_named_in_order() -> None:
+    async with talk() as (_, _, client):
+        assert (await client.get("/topic/create")).headers["allow"] == "OPTIONS, POST"
+
+
+@pytest.mark.anyio
+async def test_questions() -> None:
+    cases: list[tuple[str, object]] = [
+        ("/info", {"version": "1.3.0"}),
+        ("/topics", {"topics": ["t1", "t2"]}),
+        ("/channels?topic=t1", {"channels": ["c1", "c2"]}),
+        ("/channels?topic=", {"channels": []}),
+        ("/lookup?topic=t1", {"channels": ["c1", "c2"], "producers": [PEER]}),
+        ("/lookup?topic=t2", {"channels": [], "producers": [PEER]}),
+        ("/nodes", {"producers": [PEER | {"tombstones": [False, False], "topics": ["t1", "t2"]}]}),
+    ]
+    async with talk() as (_, _, client):
+        assert (await client.get("/ping")).text == "OK"
+        for path, expected in cases:
+            assert (await client.get(path)).json() == expected, path
+        debug = (await client.get("/debug")).json()
+    assert list(debug) == ["channel:t1:c1", "channel:t1:c2", "client::", "topic:t1:", "topic:t2:"]
+    assert list(debug["client::"][0]) == sorted(debug["client::"][0])
+    assert debug["client::"][0]["tombstoned_at"] == -6795364578871345152
+
+
+@pytest.mark.anyio
+async def test_topics_and_channels_are_made_and_deleted() -> None:
+    async with talk() as (_, _, client):
+        for path in ("/topic/create?topic=made", "/channel/create?topic=other&channel=c", "/topic/delete?topic=t1"):
+            answer = await client.post(path)
+            assert (answer.status_code, answer.text) == (200, "")
+        assert (await client.get("/topics")).json() == {"topics": ["t2", "made", "other"]}
+        assert (await client.get("/lookup?topic=other")).json() == {"channels": ["c"], "producers": []}
+        assert (await client.get("/channels?topic=t1")).json() == {"channels": []}
+        assert (await client.post("/channel/delete?topic=other&channel=c")).status_code == 200
+        assert (await client.get("/channels?topic=other")).json() == {"channels": []}
+
+
+@pytest.mark.anyio
+async def test_tombstones_hide_for_a_while() -> None:
+    async with talk() as (_, time, client):
+        assert (await client.post("/topic/tombstone?topic=t1&node=b:5151")).status_code == 200
+        assert (await client.get("/lookup?topic=t1")).json()["producers"] == []
+        assert (await client.get("/lookup?topic=t2")).json()["producers"] == [PEER]
+        assert (await client.get("/nodes")).json()["producers"][0]["tombstones"] == [True, False]
+        time.now += 46 * SECOND
+        assert (await client.get("/lookup?topic=t1")).json()["producers"] == [PEER]
+
+
+@pytest.mark.anyio
+async def test_a_silent_node_is_not_shown() -> None:
+    async with talk() as (_, time, client):
+        time.now += 301 * SECOND
+        assert (await client.get("/lookup?topic=t1")).json() == {"channels": ["c1", "c2"], "producers": []}
+        assert (await client.get("/nodes")).json() == {"producers": []}
+
+
+@pytest.mark.anyio
+async def test_what_is_shown_can_be_wrong_on_purpose() -> None:
+    async with talk() as (lookupd, _, client):
+        lookupd.stand_still()
+        await client.post("/topic/create?topic=new")
+        assert (await client.get("/topics")).json() == {"topics": ["t1", "t2"]}
+        lookupd.see_nothing()
+        assert (await client.get("/topics")).json() == {"topics": []}
+        lookupd.see_truth()
+        assert (await client.get("/topics")).json() == {"topics": ["t1", "t2", "new"]}
+        lookupd.forget()
+        assert (await client.get("/topics")).json() == {"topics": []}

@@ -1,0 +1,358 @@
+"""The original generation: its commands, its ids, its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from nsqext.broker.nsqd.http import application
+from nsqext.protocol.client.commands import multi_body
+from nsqext.protocol.frames import FrameType
+from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.nsqd_sessions import Client, Clock, make_node, sized
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.node import Node
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Nothing here depends on the loop."""
+    return "asyncio"
+
+
+def _node(clock: Clock | None = None, **options: Any) -> Node:
+    limits = ServerLimits.original(**options.pop("limits", {}))
+    return make_node(clock, limits=limits, clustered=False, **options)
+
+
+def _consumer(node: Node, topic: str = "t", ready: int = 10) -> Client:
+    client = Client(node, f"127.0.0.1:{3000 + len(node.sessions)}")
+    assert client.ask(b"SUB %b ch\n" % topic.encode()) == "OK"
+    client.send(b"RDY %d\n" % ready)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (sized("PUB", b"x"), "!E_INVALID PUB insufficient number of parameters"),
+        (sized("PUB b!", b"x"), '!E_BAD_TOPIC PUB topic name "b!" is not valid'),
+        (sized("PUB t", b""), "!E_BAD_MESSAGE PUB invalid message body size 0"),
+        (b"PUB t\n\0\x10\0\1", "!E_BAD_MESSAGE PUB message too big 1048577 > 1048576"),
+        (sized("MPUB b!", b"x"), '!E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "b!" is not valid'),
+        (b"MPUB t\n\0\x50\0\1", "!E_BAD_BODY MPUB body too big 5242881 > 5242880"),
+        (sized("MPUB t", multi_body([b""])), "!E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
+        (sized("DPUB t", b"x"), "!E_INVALID DPUB insufficient number of parameters"),
+        (sized("DPUB t x", b"x"), "!E_INVALID DPUB could not parse timeout x"),
+        (sized("DPUB t 3600001", b"x"), "!E_INVALID DPUB timeout 3600001 out of range 0-3600000"),
+        (
+            sized("DPUB t 18446744073709551615", b"x"),
+            "!E_INVALID DPUB timeout 18446744073709551615 out of range 0-3600000",
+        ),
+        (b"PUB_TRACE t\n", "!E_INVALID invalid command PUB_TRACE"),
+        (b"SUB_ORDERED t c\n", "!E_INVALID invalid command SUB_ORDERED"),
+        (b"SUB t\n", "!E_INVALID SUB insufficient number of parameters"),
+        (b"FIN 0123456789abcdef\n", "!E_INVALID cannot FIN in current state"),
+        (sized("AUTH", b"x"), "!E_AUTH_DISABLED AUTH disabled"),
+    ],
+)
+def test_refusals_are_fatal_and_worded_as_the_originals(data: bytes, answer: str) -> None:
+    client = Client(_node())
+    assert client.ask(data) == answer
+    assert not client.open
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        (b"FIN 0123456789abcdef\n", "!E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"),
+        (b"REQ 0123456789abcdef 5\n", "!E_REQ_FAILED REQ 0123456789abcdef failed ID not in flight"),
+        (b"TOUCH zzzzzzzzzzzzzzzz\n", "!E_TOUCH_FAILED TOUCH zzzzzzzzzzzzzzzz failed ID not in flight"),
+        (b"FIN short\n", "!E_INVALID invalid message ID"),
+        (b"FIN\n", "!E_INVALID FIN insufficient number of params"),
+        (b"REQ 0123456789abcdef\n", "!E_INVALID REQ insufficient number of params"),
+        (b"REQ 0123456789abcdef x\n", "!E_INVALID REQ could not parse timeout x"),
+        (b"SUB t ch\n", "!E_INVALID cannot SUB in current state"),
+    ],
+)
+def test_acknowledgements_that_fail(line: bytes, answer: str) -> None:
+    client = _consumer(_node())
+    assert client.ask(line) == answer
+    assert client.open is ("FAILED" in answer)
+
+
+def test_topics_are_made_on_first_use_and_told() -> None:
+    node = _node()
+    told: list[Any] = []
+    node.on_topic_created = told.append
+    node.on_channel_created = lambda *names: told.append(names)
+    client = Client(node)
+    assert client.ask(sized("PUB new", b"x")) == "OK"
+    assert client.ask(b"SUB other ch\n") == "OK"
+    assert told == ["new", "other", ("other", 0, "ch")]
+
+
+def test_the_first_channel_gets_what_the_topic_held() -> None:
+    node = _node()
+    Client(node).ask(sized("MPUB t", multi_body([b"a", b"b"])))
+    messages = _consumer(node, ready=2).messages()
+    assert [message[26:] for message in messages] == [b"a", b"b"]
+    assert all(re.fullmatch(rb"[0-9a-f]{16}", message[10:26]) for message in messages)
+
+
+def test_finish_requeue_and_touch_by_hexadecimal_ids() -> None:
+    clock = Clock()
+    node = _node(clock)
+    consumer = _consumer(node, ready=1)
+    Client(node).ask(sized("PUB t", b"a"))
+    (first,) = consumer.messages()
+    consumer.send(b"TOUCH " + first[10:26] + b"\n")
+    consumer.send(b"REQ " + first[10:26] + b" 200\n")
+    assert consumer.messages() == []
+    clock.seconds += 0.3
+    node.tick()
+    (again,) = consumer.messages()
+    assert (again[8:10], again[10:26]) == (b"\0\x02", first[10:26])
+    consumer.send(b"FIN " + again[10:26] + b"\n")
+    assert node.hosted["t", 0].partition.channels["ch"].stats().in_flight_count == 0
+
+
+def test_dpub_waits_at_the_channel() -> None:
+    clock = Clock()
+    node = _node(clock)
+    consumer, producer = _consumer(node, ready=1), Client(node)
+    assert producer.ask(sized("DPUB t 500", b"later")) == "OK"
+    clock.seconds += 0.4
+    node.tick()
+    assert consumer.messages() == []
+    clock.seconds += 0.2
+    node.tick()
+    assert [message[26:] for message in consumer.messages()] == [b"later"]
+
+
+def test_channels_take_no_more_consumers_than_allowed() -> None:
+    node = _node(limits={"max_channel_consumers": 1})
+    _consumer(node)
+    client = Client(node)
+    assert client.ask(b"SUB t ch\n") == "!E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 1"
+
+
+def test_ephemeral_topics_go_with_their_last_channel() -> None:
+    node = _node()
+    told: list[Any] = []
+    node.on_topic_deleted = told.append
+    client = Client(node)
+    client.ask(b"SUB e#ephemeral c#ephemeral\n")
+    client.session.end()
+    assert node.hosted == {}
+    assert told == ["e#ephemeral"]
+
+
+def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:
+    clock = Clock()
+    node = _node(clock)
+    client, waiting = Client(node), Client(node, magic=False)
+    client.send(sized("IDENTIFY", b'{"heartbeat_interval":1000}'))
+    clock.seconds += 2.1
+    node.tick()
+    assert not client.open
+    clock.seconds += 1000
+    node.tick()
+    assert waiting.open
+
+
+def test_topics_are_found_again_on_the_disk(tmp_path: Any) -> None:
+    node = _node(data_path=tmp_path)
+    Client(node).ask(sized("PUB t", b"kept"))
+    node.unhost("t", 0)
+    again = _node(data_path=tmp_path)
+    again.load()
+    assert [message[26:] for message in _consumer(again, ready=1).messages()] == [b"kept"]
+    assert again.delete_topic("t")
+    gone = _node(data_path=tmp_path)
+    gone.load()
+    assert gone.hosted == {}
+
+
+class _Addresses:
+    tcp_address = "127.0.0.1:4150"
+    http_address = "127.0.0.1:4151"
+    https_address = "127.0.0.1:4152"
+
+
+def _web(node: Node) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(application(node, _Addresses()))
+    return httpx.AsyncClient(transport=transport, base_url="http://node")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "text"),
+    [
+        ("/pub?topic=t", b"", 400, "MSG_EMPTY"),
+        ("/pub", b"x", 400, "MISSING_ARG_TOPIC"),
+        ("/pub?topic=", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=t&defer=x", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=t&defer=3600001", b"x", 400, "INVALID_DEFER"),
+        ("/pub?topic=t", b"x" * 101, 413, "MSG_TOO_BIG"),
+        ("/mpub?topic=t", b"x" * 1001, 413, "BODY_TOO_BIG"),
+        ("/mpub?topic=t&binary=true", b"\0\0\0\0", 413, "BAD_BODY"),
+        ("/topic/delete?topic=none", b"", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/empty?topic=b!", b"", 400, "INVALID_TOPIC"),
+        ("/topic/pause", b"", 400, "MISSING_ARG_TOPIC"),
+        ("/channel/create?topic=none&channel=c", b"", 404, "TOPIC_NOT_FOUND"),
+        ("/channel/create?topic=b!&channel=c", b"", 400, "INVALID_ARG_TOPIC"),
+        ("/channel/create?topic=none", b"", 400, "MISSING_ARG_CHANNEL"),
+        ("/channel/create?topic=none&channel=", b"", 400, "INVALID_ARG_CHANNEL"),
+    ],
+)
+async def test_http_refusals(path: str, body: bytes, status: int, text: str) -> None:
+    web = _web(_node(limits={"max_msg_size": 100, "max_body_size": 1000}))
+    answer = await web.post(path, content=body)
+    assert (answer.status_code, answer.text) == (status, f'{{"message":"{text}"}}')
+
+
+async def test_topics_and_channels_over_http() -> None:
+    node = _node()
+    web = _web(node)
+    for path in ("/topic/create?topic=t", "/topic/pause?topic=t", "/channel/create?topic=t&channel=c"):
+        answer = await web.post(path)
+        assert (answer.status_code, answer.text) == (200, "")
+    assert (await web.post("/pub?topic=t", content=b"x")).text == "OK"
+    assert (await web.post("/mpub?topic=t", content=b"a\n\nb")).text == "OK"
+    assert (await web.post("/mpub?topic=t&binary=false", content=b"c")).text == "OK"
+    (topic,) = (await web.get("/stats?format=json&topic=t")).json()["topics"]
+    assert (topic["depth"], topic["message_count"], topic["message_bytes"], topic["paused"]) == (4, 4, 4, True)
+    await web.post("/topic/empty?topic=t")
+    await web.post("/pub?topic=t", content=b"y")
+    await web.post("/topic/unpause?topic=t")
+    (topic,) = (await web.get("/stats?format=json")).json()["topics"]
+    assert topic["channels"][0]["depth"] == 1
+    await web.post("/channel/empty?topic=t&channel=c")
+    await web.post("/channel/pause?topic=t&channel=c")
+    text = (await web.get("/stats?include_mem=false")).text
+    assert "   [t              ] depth: 0     be-depth: 0     msgs: 5        e2e%: \n" in text
+    assert "   *P [c                        ] depth: 0     " in text
+    assert (await web.post("/channel/delete?topic=t&channel=no")).json() == {"message": "CHANNEL_NOT_FOUND"}
+    assert (await web.post("/topic/delete?topic=t")).status_code == 200
+    answer = (await web.get("/stats?format=json&topic=t&include_mem=0")).json()
+    assert (answer["topics"], answer["producers"], "memory" in answer) == (None, None, False)
+
+
+async def test_stats_tell_consumers_and_producers() -> None:
+    node = _node()
+    web = _web(node)
+    consumer, producer = _consumer(node, ready=1), Client(node, "10.0.0.1:7")
+    producer.ask(sized("PUB t", b"a"))
+    consumer.messages()
+    answer = (await web.get("/stats?format=json&topic=t")).json()
+    (channel,) = answer["topics"][0]["channels"]
+    assert (channel["client_count"], channel["in_flight_count"], channel["global_msg_count"]) == (1, 1, 1)
+    assert channel["clients"][0]["message_count"] == 1
+    (found,) = answer["producers"]
+    assert (found["client_id"], found["pub_counts"]) == ("10.0.0.1", [{"topic": "t", "count": 1}])
+    text = (await web.get("/stats")).text
+    assert "   [V2 10.0.0.1:7           ] msgs: 1        topics: t=1 connected: 0s\n" in text
+    assert "heap_objects" in text
+
+
+async def test_info_ping_and_options() -> None:
+    node = _node(limits={"max_rdy_count": 7})
+    web = _web(node)
+    assert (await web.get("/ping")).text == "OK"
+    info = (await web.get("/info")).json()
+    assert (info["tcp_port"], info["max_heartbeat_interval"], info["max_deflate_level"]) == (4150, 60_000_000_000, 6)
+    assert (await web.get("/config/max_rdy_count")).text == "7"
+    assert (await web.put("/config/nsqlookupd_tcp_addresses", content=b'["127.0.0.1:1"]')).json() == ["127.0.0.1:1"]
+    assert node.switches.lookupd_addresses == ["127.0.0.1:1"]
+    assert (await web.put("/config/log_level", content=b"debug")).text == "1"
+    assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
+
+
+async def test_stats_tell_which_clients_have_tls() -> None:
+    node = _node()
+    web, plain, secure = _web(node), _consumer(node), _consumer(node)
+    secure.session.settings.tls = True
+    assert plain.session is not secure.session
+    clients = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"][0]["clients"]
+    found = {one["remote_address"]: (one["tls"], one["tls_negotiated_protocol_is_mutual"]) for one in clients}
+    assert found == {plain.session.peer: (False, False), secure.session.peer: (True, True)}
+
+
+async def test_topology_is_told_to_clients_and_about_them() -> None:
+    node = _node(limits={"topology_region": "r", "topology_zone": "z"})
+    web, client = _web(node), Client(node)
+    reply = json.loads(client.ask(sized("IDENTIFY", b'{"feature_negotiation":true,"topology_zone":"mine"}')))
+    assert (reply["topology_region"], reply["topology_zone"]) == ("r", "z")
+    info = (await web.get("/info")).json()
+    assert (info["topology_region"], info["topology_zone"]) == ("r", "z")
+    assert client.ask(b"SUB t c\n") == "OK"
+    (found,) = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"][0]["clients"]
+    assert (found["topology_region"], found["topology_zone"]) == ("", "mine")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"), [("/pub", "OPTIONS, POST"), ("/ping", "GET, OPTIONS"), ("/config/x", "GET, OPTIONS, PUT")]
+)
+async def test_methods_that_would_do_are_named_in_order(path: str, allowed: str) -> None:
+    web = _web(_node())
+    assert (await web.request("DELETE", path)).headers["allow"] == allowed
+    answer = await web.options(path)
+    assert (answer.status_code, answer.text, answer.headers["allow"]) == (200, "", allowed)
+
+
+async def test_null_empties_the_list_of_lookup_nodes() -> None:
+    node = _node()
+    node.switches.lookupd_addresses = ["127.0.0.1:1"]
+    assert (await _web(node).put("/config/nsqlookupd_tcp_addresses", content=b"null")).json() == []
+    assert node.switches.lookupd_addresses == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "answer"),
+    [
+        ("PUT", "/debug/setblockrate?rate=1", (500, '{"message":"INTERNAL_ERROR"}')),
+        ("PUT", "/debug/setblockrate", (400, 'invalid block rate : strconv.Atoi: parsing "": invalid syntax')),
+        ("POST", "/debug/freememory", (500, '{"message":"INTERNAL_ERROR"}')),
+    ],
+)
+async def test_debugging_acts_and_then_fails(method: str, path: str, answer: tuple[int, str]) -> None:
+    found = await _web(_node()).request(method, path)
+    assert (found.status_code, found.text) == answer
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "PATCH", "FOO"])
+async def test_http_that_has_to_be_https(method: str) -> None:
+    answer = await _web(_node(https_only=True)).request(method, "/ping")
+    assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')
+
+
+@pytest.mark.parametrize(
+    ("sent", "refusal"),
+    [
+        (b"IDENTIFY\n\0\0", "E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\5{}", "E_BAD_BODY IDENTIFY failed to read body"),
+        (b"AUTH\n", "E_BAD_BODY AUTH failed to read body size"),
+        (b"AUTH\n\0\0\0\4a", "E_BAD_BODY AUTH failed to read body"),
+        (b"PUB t\n\0\0", "E_BAD_MESSAGE PUB failed to read message body size"),
+        (b"PUB t\n\0\0\0\5ab", "E_BAD_MESSAGE PUB failed to read message body"),
+        (b"DPUB t 1\n", "E_BAD_MESSAGE DPUB failed to read message body size"),
+        (b"DPUB t 1\n\0\0\0\4a", "E_BAD_MESSAGE DPUB failed to read message body"),
+        (b"MPUB t\n\0\0", "E_BAD_BODY MPUB failed to read body size"),
+        (b"MPUB t\n\0\0\0\x20\0\0", "E_BAD_BODY MPUB failed to read message count"),
+        (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\1a\0", "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
+        (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\5a", "E_BAD_MESSAGE MPUB failed to read message body"),
+    ],
+)
+def test_a_body_that_is_cut_off_is_refused_in_the_originals_words(sent: bytes, refusal: str) -> None:
+    client = Client(_node())
+    client.send(sent)
+    client.session.no_more()
+    assert client.receive() == [(FrameType.ERROR, refusal.encode())]
+    assert not client.open

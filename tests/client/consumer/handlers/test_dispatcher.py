@@ -1,0 +1,73 @@
+"""The messages that are here: rows, and what stops them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import BackoffOptions, Consumer, ConsumerOptions, Message, Producer, Requeue
+from nsqext.broker import Cluster
+from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+from nsqext.client.consumer.subscriptions.subscription import Subscription
+from tests.support.consumers import quick, take
+from tests.support.owned_messages import Book, made
+
+if TYPE_CHECKING:
+    from nsqext.errors import NsqError
+
+
+def reception(failed: list[NsqError]) -> MessageDispatcher:
+    """A reception without lanes and workers."""
+    flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
+    return MessageDispatcher(SubscriptionSpec("t", "ch", None, ConsumerOptions()), flow, failed.append)
+
+
+def test_messages_wait_in_one_row() -> None:
+    failed: list[NsqError] = []
+    here = reception(failed)
+    here.arrived([made(Book(), 1), made(Book(), 2)])
+    here.arrived([made(Book(), 3)])
+    assert [message.internal_id for message in here.inbox.messages] == [1, 2, 3]
+    assert not here.ticked(1.0, 0.0)
+    assert failed == []
+
+
+def test_nothing_is_taken_in_after_the_stop() -> None:
+    here = reception([])
+    here.arrived([made(Book(), 1)])
+    here.stop()
+    assert here.stopped
+    here.arrived([made(Book(), 2)])
+    assert not here.inbox.messages
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.anyio
+async def test_who_leaves_the_original_nsq_gives_everything_back(lanes: bool) -> None:
+    """It would keep what is in flight until that has timed out (captured behaviour of the original server)."""
+    with Cluster(nodes=1, generation="nsq") as cluster, anyio.fail_after(20):
+        options = quick(key=lambda message: message.body[:1]) if lanes else quick()
+        consumer = Consumer("fresh", "ch", lookupd=cluster.lookupd, options=options, concurrency=2)
+        handled: list[bytes] = []
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            consumer.stop()
+            await anyio.sleep(0.05)
+            if message.body == b"a0" and lanes:
+                raise Requeue(0.0)
+            handled.append(message.body)
+
+        bodies = [b"a%d" % number for number in range(8)]
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish_many("fresh", bodies)
+        await consumer.run(signals=False)
+        async with Consumer("fresh", "ch", lookupd=cluster.lookupd, options=quick()) as successor:
+            rest = await take(successor, 8 - len(handled))
+        assert sorted(handled + rest) == bodies
+        assert len(rest) > 4

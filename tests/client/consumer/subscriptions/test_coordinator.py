@@ -1,0 +1,40 @@
+"""Shares of what may be in flight, as they change with time."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext import Consumer
+from tests.support.consumers import eventually, quick
+from tests.support.fake_nsqd import PLAIN, scripted_node
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_more_connections_than_messages_take_turns() -> None:
+    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
+        options = quick(start_timeout=0.0)
+        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, options=options) as consumer:
+            peers = [await one.accept(), await two.accept()]
+            for peer in peers:
+                await peer.expect("SUB")
+                await peer.answer()
+            await eventually(lambda: len(consumer.connections) == 2)
+            got: list[int] = []
+            for number in range(4):
+                await eventually(lambda: any(place.ready for place in consumer.connections))
+                ready = [index for index, place in enumerate(consumer.connections) if place.ready]
+                assert len(ready) == 1
+                got.append(ready[0])
+                if number < 3:
+                    before = ready[0]
+                    await eventually(
+                        lambda before=before: (
+                            [place.ready for place in consumer.connections].index(1) != before  # type: ignore[misc]
+                            if any(place.ready for place in consumer.connections)
+                            else False
+                        )
+                    )
+            assert len(set(got)) == 2
+            for peer in peers:
+                await peer.close()

@@ -1,0 +1,167 @@
+"""Sharing out what may be in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext import BackoffOptions
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+from nsqext.errors import InvalidSetting
+
+
+def make(total: int, *limits: int) -> RdyDistributor[int]:
+    """Return a flow with connections 0, 1, …, all of them without trouble."""
+    flow = RdyDistributor[int](total, Backoff(BackoffOptions()))
+    for number, limit in enumerate(limits):
+        flow.add(number, limit, Backoff(BackoffOptions()), 0.0)
+    return flow
+
+
+def test_equal_shares_as_far_as_they_go() -> None:
+    assert make(200, 2500).shares(0) == {0: 200}
+    assert sorted(make(10, 2500, 2500, 2500).shares(0).values()) == [3, 3, 4]
+    assert make(5000, 2500).shares(0) == {0: 2500}
+
+
+def test_what_one_cannot_take_goes_to_the_others() -> None:
+    assert make(10, 1, 2500, 2500).shares(0) == {0: 1, 1: 4, 2: 5}
+
+
+def test_a_new_connection_lowers_the_others_and_a_lost_one_raises_them() -> None:
+    flow = make(10, 2500)
+    flow.add(1, 2500, Backoff(BackoffOptions()), 0.0)
+    assert flow.shares(0) == {0: 5, 1: 5}
+    flow.remove(0)
+    assert flow.shares(0) == {1: 10}
+    assert len(flow) == 1
+
+
+def test_idle_connections_give_way_until_something_comes() -> None:
+    flow = make(100, 2500, 2500, 2500)
+    assert not flow.delivered(0, 9.0)
+    assert flow.shares(11.0) == {0: 98, 1: 1, 2: 1}
+    assert flow.delivered(1, 12.0)
+    assert flow.shares(12.0) == {0: 49, 1: 50, 2: 1}
+    assert sorted(flow.shares(60.0).values()) == [33, 33, 34], "all are idle: nobody is in need"
+    assert not flow.delivered(99, 60.0)
+
+
+def test_pause() -> None:
+    flow = make(100, 2500, 2500)
+    flow.paused = True
+    assert flow.shares(0) == {0: 0, 1: 0}
+
+
+def test_a_backoff_of_the_consumer_stops_all_then_lets_one_probe() -> None:
+    backoff = Backoff(BackoffOptions())
+    flow = RdyDistributor[int](100, backoff)
+    for number in range(3):
+        flow.add(number, 2500, backoff, 0.0)
+    backoff.failed(0.0)
+    assert flow.shares(1.0) == {0: 0, 1: 0, 2: 0}
+    backoff.tick(2.0)
+    probes = Counter[int]()
+    for step in range(30):
+        now = 2.0 + step * 0.5
+        shares = flow.shares(now)
+        assert sorted(shares.values()) == [0, 0, 1]
+        probes[max(shares, key=shares.__getitem__)] += 1
+    assert set(probes) == {0, 1, 2}, "nothing comes, so they take turns"
+
+
+def test_a_backoff_of_one_connection_leaves_the_others_alone() -> None:
+    own = Backoff(BackoffOptions())
+    flow = make(10, 2500)
+    flow.add(1, 2500, own, 0.0)
+    own.failed(0.0)
+    assert flow.shares(0.0) == {0: 10, 1: 0}
+    own.tick(2.0)
+    assert flow.shares(2.0) == {0: 9, 1: 1}
+
+
+def test_busy_connections_keep_their_turn_for_a_while_and_are_not_pinned() -> None:
+    flow = make(1, 2500, 2500, 2500)
+    first = max(flow.shares(0.0).items(), key=lambda item: item[1])[0]
+    held = 0
+    for step in range(100):
+        now = step * 0.1
+        flow.delivered(first, now)
+        if not flow.shares(now)[first]:
+            break
+        held += 1
+    assert 40 < held < 60
+
+
+@given(
+    total=st.integers(1, 50),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["add", "remove", "delivered", "fail", "tick", "own", "wait"]), st.integers(0, 9)),
+        max_size=60,
+    ),
+)
+def test_the_sum_is_never_too_much(total: int, steps: list[tuple[str, int]]) -> None:
+    backoff = Backoff(BackoffOptions())
+    flow = RdyDistributor[int](total, backoff)
+    own: dict[int, Backoff] = {}
+    now = 0.0
+    for name, number in steps:
+        if name == "add":
+            own[number] = Backoff(BackoffOptions())
+            flow.add(number, 1 if number % 3 else 2500, own[number], now)
+        elif name == "remove":
+            flow.remove(number)
+            own.pop(number, None)
+        elif name == "delivered":
+            flow.delivered(number, now)
+        elif name == "fail":
+            backoff.failed(now)
+        elif name == "own" and number in own:
+            own[number].failed(now)
+        else:
+            now += number
+            for state in (backoff, *own.values()):
+                state.tick(now)
+        shares = flow.shares(now)
+        assert set(shares) == set(own)
+        assert sum(shares.values()) <= total
+        assert all(0 <= share <= (1 if key % 3 else 2500) for key, share in shares.items())
+        if backoff.state == "running" and any(state.state == "running" for state in own.values()):
+            assert any(shares.values()), "somebody gets something"
+
+
+@given(st.integers(1, 5), st.integers(6, 30))
+def test_nobody_starves(total: int, count: int) -> None:
+    flow = make(total, *[2500] * count)
+    seen: set[int] = set()
+    now = 0.0
+    for _ in range(count * 20):
+        now += 0.25
+        shares = flow.shares(now)
+        seen |= {key for key, share in shares.items() if share}
+        for key in (key for key, share in shares.items() if share and key % 2):
+            flow.delivered(key, now)
+    assert seen == set(range(count))
+
+
+@pytest.mark.parametrize("total", [0, -1, True, 1.5, "1"])
+def test_a_total_that_is_none(total: Any) -> None:
+    with pytest.raises(InvalidSetting):
+        make(total)
+
+
+def test_held_messages_do_not_count_up_to_as_many_again() -> None:
+    flow = make(10, 2500)
+    assert not flow.widen(0)
+    assert flow.widen(4)
+    assert flow.shares(0) == {0: 14}
+    assert not flow.widen(4)
+    assert flow.widen(50)
+    assert flow.shares(0) == {0: 20}
+    flow.paused = True
+    assert flow.shares(0) == {0: 0}

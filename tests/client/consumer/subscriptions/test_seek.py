@@ -1,0 +1,206 @@
+"""Where a channel begins, and where a consumer seeks to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Consumer, LookupOptions, Position
+from nsqext.client.consumer import position as positions
+from nsqext.client.consumer.subscriptions import seek as seeking
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
+from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
+from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext.broker import Cluster
+
+pytestmark = pytest.mark.anyio
+
+_EARLIEST = Position.earliest()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name of the test's own."""
+    return f"t{abs(hash(request.node.nodeid)) % 10**12}"
+
+
+async def test_a_new_channel_may_begin_at_the_start(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["other"])
+    publish(cluster, topic, b"1", b"2", b"3")
+    options = quick(start=_EARLIEST)
+    async with opened(topic, cluster, options) as consumer:
+        assert await take(consumer, 3) == [b"1", b"2", b"3"]
+    publish(cluster, topic, b"4")
+    async with opened(topic, cluster, options) as consumer:
+        assert await take(consumer, 1) == [b"4"], "the channel exists now"
+    async with opened(topic, cluster, quick(start=_EARLIEST, start_existing=True)) as consumer:
+        assert (await take(consumer, 4))[-3:] == [b"2", b"3", b"4"]
+
+
+async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    publish(cluster, topic, b"1", b"2", b"3")
+    async with opened(topic, cluster, quick(queue_position=True)) as consumer:
+        offsets = []
+        async for message in consumer:
+            offsets.append(message.offset)
+            await message.finish()
+            if len(offsets) == 3:
+                break
+        await consumer.seek(Position.offset(offsets[1]))
+        assert await take(consumer, 2) == [b"2", b"3"]
+        await consumer.seek(Position.message(3), [0])
+        assert await take(consumer, 1) == [b"3"]
+        await consumer.seek(Position.at(1.0))
+        assert await take(consumer, 3) == [b"1", b"2", b"3"]
+        await consumer.seek(Position.earliest())
+        await consumer.seek(Position.latest())
+        publish(cluster, topic, b"4")
+        assert (await take(consumer, 1))[-1] in (b"1", b"4")
+        with pytest.raises(InvalidPartition):
+            await consumer.seek(Position.latest(), [5])
+
+
+async def test_seek_where_a_partition_is_empty(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    publish(cluster, topic, b"1")
+    async with opened(topic, cluster) as consumer:
+        assert await take(consumer, 1) == [b"1"]
+        with anyio.fail_after(5):
+            await consumer.seek(Position.earliest())
+        assert await take(consumer, 1) == [b"1"]
+
+
+async def test_the_original_has_no_positions() -> None:
+    async with scripted_node(obey(), granted=PLAIN) as node:
+        with pytest.raises(InvalidSetting, match="original"):
+            async with Consumer("t", "ch", nsqd=str(node), options=quick(start=_EARLIEST)):
+                raise AssertionError("it opened")
+        with pytest.raises(InvalidSetting, match="original"):
+            async with Consumer("t", "ch", nsqd=str(node), options=quick(partitions=(0,))):
+                raise AssertionError("it opened")
+        async with Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer:
+            with pytest.raises(InvalidSetting, match="original"):
+                await consumer.seek(_EARLIEST)
+
+
+async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    seen: list[str] = []
+
+    async def seek(consumer: Consumer) -> None:
+        with pytest.raises(InvalidState, match="ended"):
+            await consumer.seek(Position.latest())
+        seen.append("ended")
+
+    async with anyio.create_task_group() as tasks:
+        async with opened(topic, cluster) as consumer:
+            cluster.kill(cluster.leader(topic))
+            await eventually(lambda: not consumer.connections)
+            tasks.start_soon(seek, consumer)
+            await anyio.wait_all_tasks_blocked()
+        with pytest.raises(InvalidState, match="not open"):
+            await consumer.seek(Position.latest())
+    assert seen == ["ended"]
+    cluster.restart(cluster.leader(topic))
+
+
+class _Gate:
+    """Holds calls of a function back, and writes down their last arguments."""
+
+    def __init__(self, function: Callable[..., Awaitable[object]]) -> None:
+        self._function = function
+        self.calls: list[str] = []
+        self.open = anyio.Event()
+
+    async def __call__(self, *given: object) -> object:
+        self.calls.append(str(given[-1]))
+        await self.open.wait()
+        return await self._function(*given)
+
+
+async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    publish(cluster, topic, b"1", b"2")
+    async with opened(topic, cluster, quick(queue_position=True)) as consumer, anyio.create_task_group() as tasks:
+        assert await take(consumer, 2) == [b"1", b"2"]
+        gate = _Gate(positions.move_channel)
+        monkeypatch.setattr(seeking, "move_channel", gate)
+        with anyio.fail_after(10):
+            tasks.start_soon(consumer.seek, Position.latest())
+            await eventually(lambda: gate.calls)
+            tasks.start_soon(consumer.seek, Position.message(2))
+            await anyio.wait_all_tasks_blocked()
+            gate.open.set()
+            assert await take(consumer, 1) == [b"2"]
+        assert gate.calls == ["special:-1", "msgcount:2"]
+
+
+async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    ended: list[Position] = []
+
+    async def seek(consumer: Consumer, position: Position) -> None:
+        with pytest.raises(InvalidState, match="ended"):
+            await consumer.seek(position)
+        ended.append(position)
+
+    positions = [Position.latest(), Position.message(2)]
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(10):
+            async with opened(topic, cluster) as consumer:
+                cluster.kill(cluster.leader(topic))
+                await eventually(lambda: not consumer.connections)
+                for position in positions:
+                    tasks.start_soon(seek, consumer, position)
+                    await anyio.wait_all_tasks_blocked()
+    assert sorted(map(str, ended)) == sorted(map(str, positions))
+    cluster.restart(cluster.leader(topic))
+
+
+@pytest.mark.parametrize("step", ["channel_exists", "move_channel"])
+async def test_a_seek_goes_before_a_start_that_is_still_being_seen_to(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    cluster.create_topic(topic, channels=["other"])
+    publish(cluster, topic, b"1", b"2", b"3")
+    gate = _Gate(getattr(positions, step))
+    monkeypatch.setattr(seeking, step, gate)
+    options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
+    async with opened(topic, cluster, options) as consumer, anyio.create_task_group() as tasks:
+        with anyio.fail_after(10):
+            await eventually(lambda: gate.calls)
+            tasks.start_soon(consumer.seek, Position.message(3))
+            await anyio.wait_all_tasks_blocked()
+            gate.open.set()
+            taken = await take(consumer, 1)
+            if taken != [b"3"]:  # the server delivers what it had read ahead once more
+                taken = await take(consumer, 1)
+            assert taken == [b"3"]
+
+
+async def test_a_seek_ends_with_its_partition() -> None:
+    answers = [ok(), error("E_FAILED_ON_NOT_LEADER")]
+    async with scripted_node(obey({"SUB": answers})) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node, 1: node}, num=2)
+        options = quick(lookup=LookupOptions(poll_interval=0.05, max_pause=0.05))
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            with anyio.fail_after(10):
+                await eventually(lambda: consumer.connections)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_seek_in_vain, consumer)
+                    await anyio.wait_all_tasks_blocked()
+                    lookup.tell({0: node}, num=1)  # deleted, and made anew with fewer
+
+
+async def _seek_in_vain(consumer: Consumer) -> None:
+    with pytest.raises(InvalidState, match="lost the partition"):
+        await consumer.seek(_EARLIEST, [1])

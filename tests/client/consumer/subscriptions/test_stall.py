@@ -1,0 +1,97 @@
+"""Noticing that the event loop was blocked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import anyio
+import pytest
+
+from nsqext import Consumer, DeliveryOptions, Message
+from nsqext.client.consumer.subscriptions.stall import StallWatch
+from tests.support.consumers import eventually, quick, running
+from tests.support.fake_nsqd import PLAIN, message, scripted_node
+from tests.support.machine_pauses import PauseWatch
+from tests.support.owned_messages import Book, made
+
+
+def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    watch = StallWatch(1.0, "the handler work")
+    watch.took(made(Book(), 1), 2.9)
+    watch.took(made(Book(), 2), 0.6)
+    watch.tick(3.0, [made(Book(), 3)], "t")
+    (record,) = caplog.records
+    assert "blocked for 3.0 s; the handler work was at work on <Message t[3] id=0000000000000001" in record.message
+    assert "id=0000000000000002" not in record.message
+    assert record.__dict__["seconds"] == 3.0
+
+
+def test_a_handler_that_is_still_at_work_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    StallWatch(1.0, "the handler work").tick(3.0, [made(Book(), 3)], "t")
+    assert "the handler work was at work on <Message t[3] id=0000000000000003" in caplog.text
+
+
+def test_somebody_else(caplog: pytest.LogCaptureFixture) -> None:
+    StallWatch(1.0, "the handler work").tick(3.0, [], "t")
+    assert "none of this consumer's handlers" in caplog.text
+
+
+def test_waiting_is_no_blocking(caplog: pytest.LogCaptureFixture) -> None:
+    watch = StallWatch(1.0, "the handler work")
+    watch.took(made(Book()), 60.0)
+    watch.tick(0.1, [], "t")
+    off = StallWatch(0.0, "the handler work")
+    off.took(made(Book()), 60.0)
+    off.tick(60.0, [], "t")
+    assert not caplog.records
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_blocks_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        options = quick(delivery=DeliveryOptions(block_warning=0.1))
+        consumer = Consumer("t", "ch", nsqd=str(node), options=options)
+        blocker = threading.Event()
+
+        @consumer.handler
+        async def busy(message: Message) -> None:
+            blocker.wait(0.6)
+
+        async def body() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1))
+            await peer.expect("FIN")
+            await eventually(lambda: "blocked" in caplog.text)
+
+        with caplog.at_level(logging.WARNING, "nsqext.consumer"):
+            await running(consumer, body, node)
+        assert (
+            "the handler test_a_handler_that_blocks_is_found.<locals>.busy was at work on <Message t[-1]" in caplog.text
+        )
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_waits_is_not_accused(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        options = quick(delivery=DeliveryOptions(block_warning=0.3))
+        consumer = Consumer("t", "ch", nsqd=str(node), options=options)
+
+        @consumer.handler
+        async def patient(message: Message) -> None:
+            await anyio.sleep(0.6)
+
+        async def body() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1))
+            await peer.expect("FIN")
+
+        with caplog.at_level(logging.WARNING, "nsqext.consumer"), PauseWatch() as pauses:
+            await running(consumer, body, node)
+        assert "blocked" not in caplog.text or pauses.longest > 0.2

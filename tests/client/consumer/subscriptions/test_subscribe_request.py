@@ -1,0 +1,55 @@
+"""What a subscription asks the server to do with its output buffer."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext import ConnectionOptions, ConsumerOptions
+from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.types import Address, TopicMeta
+
+REDESIGNED, ORIGINAL = 0, -1
+
+
+def asked(options: ConsumerOptions, partition: int) -> tuple[int | None, float | None]:
+    """Return size and timeout that IDENTIFY asks for."""
+    plan = SubscribeRequest("orders", "ch", partition, Address("127.0.0.1", 4150), TopicMeta(), None, options)
+    request = plan.identify()
+    return request.output_buffer_size, request.output_buffer_timeout
+
+
+@pytest.mark.parametrize(
+    ("timeout", "partition", "wanted"),
+    [
+        (None, REDESIGNED, (None, None)),
+        (None, ORIGINAL, (None, None)),
+        (0, REDESIGNED, (-1, None)),
+        (0, ORIGINAL, (-1, None)),
+        (0.001, REDESIGNED, (None, 0.01)),
+        (0.001, ORIGINAL, (None, 0.025)),
+        (0.2, REDESIGNED, (None, 0.2)),
+        (0.2, ORIGINAL, (None, 0.2)),
+    ],
+)
+def test_the_time_that_messages_wait_at_the_server(
+    timeout: float | None, partition: int, wanted: tuple[int | None, float | None]
+) -> None:
+    assert asked(ConsumerOptions(output_buffer_timeout=timeout), partition) == wanted
+
+
+def test_by_default_messages_wait_as_short_as_servers_with_a_buffer_let_them() -> None:
+    assert asked(ConsumerOptions(), REDESIGNED) == (None, 0.01)
+    assert asked(ConsumerOptions(), ORIGINAL) == (None, 0.025)
+
+
+@pytest.mark.parametrize("timeout", [None, 0.01])
+def test_the_size_of_the_buffer(timeout: float | None) -> None:
+    options = ConsumerOptions(output_buffer_timeout=timeout, output_buffer_size=65536)
+    assert asked(options, REDESIGNED) == (65536, timeout)
+
+
+@pytest.mark.parametrize("connection", [ConnectionOptions(snappy=True), ConnectionOptions(deflate_level=6)])
+def test_compression_is_never_without_a_timer(connection: ConnectionOptions) -> None:
+    options = ConsumerOptions(output_buffer_timeout=0, connection=connection)
+    assert asked(options, REDESIGNED) == (None, 0.01)
+    assert asked(options, ORIGINAL) == (None, 0.025)

@@ -1,0 +1,288 @@
+"""Staying subscribed: leaders that move, nodes that are lost, lookup that is stale or empty, topics that change."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import ConnectionOptions, Consumer, ExtFilter, LookupOptions, Position
+from nsqext.errors import InvalidPartition
+from nsqext.errors.server import BadTopic, InvalidCommand
+from tests.support.consumers import QUICK, depth, eventually, opened, publish, quick, take, tape
+from tests.support.fake_nsqd import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.broker import Cluster
+    from tests.support.fake_nsqd import ScriptedLookup
+
+
+pytestmark = pytest.mark.anyio
+
+_EARLIEST = Position.earliest()
+
+
+@pytest.fixture
+def topic(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name of the test's own; the cluster is whole again afterwards."""
+    yield f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    cluster.faults.heal()
+
+
+async def take_until(consumer: Consumer, body: bytes) -> None:
+    """Finish messages until one has this body; those before may come again, when their finish did not get through."""
+    while await take(consumer, 1) != [body]:
+        pass
+
+
+async def test_a_leader_that_moves_is_followed(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, replicas=2, channels=["ch"])
+    options = quick(lookup=LookupOptions(poll_interval=0.1))
+    async with opened(topic, cluster, options) as consumer:
+        publish(cluster, topic, b"before")
+        assert await take(consumer, 1) == [b"before"]
+        old = cluster.leader(topic)
+        new = next(name for name in cluster.in_sync(topic) if name != old)
+        cluster.move_leader(topic, 0, new)
+        publish(cluster, topic, b"after")
+        await take_until(consumer, b"after")
+        assert [one.node for one in consumer.connections] == [cluster.nodes[new].tcp]
+
+
+async def test_a_node_that_is_killed_is_replaced(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, replicas=3, channels=["ch"])
+    async with opened(topic, cluster) as consumer:
+        publish(cluster, topic, b"before")
+        assert await take(consumer, 1) == [b"before"]
+        old = cluster.leader(topic)
+        cluster.kill(old)
+        try:
+            cluster.wait_writable(topic)
+            publish(cluster, topic, b"after")
+            await take_until(consumer, b"after")
+        finally:
+            cluster.restart(old)
+
+
+async def test_a_node_that_comes_back_is_subscribed_again(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    async with opened(topic, cluster) as consumer:
+        name = cluster.leader(topic)
+        cluster.kill(name)
+        await eventually(lambda: not consumer.connections)
+        cluster.restart(name)
+        cluster.wait_writable(topic)
+        publish(cluster, topic, b"after")
+        assert await take(consumer, 1) == [b"after"]
+
+
+async def test_an_empty_lookup_takes_nothing_away(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    options = quick(lookup=LookupOptions(poll_interval=0.05))
+    async with opened(topic, cluster, options) as consumer:
+        cluster.faults.empty_lookup()
+        await anyio.sleep(0.3)
+        publish(cluster, topic, b"a", partition=0)
+        publish(cluster, topic, b"b", partition=1)
+        assert sorted(await take(consumer, 2)) == [b"a", b"b"]
+
+
+async def test_a_topic_that_becomes_extended_is_subscribed_anew(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["ch"])
+    options = quick(lookup=LookupOptions(poll_interval=0.1))
+    async with opened(topic, cluster, options) as consumer:
+        publish(cluster, topic, b"before")
+        assert await take(consumer, 1) == [b"before"]
+        cluster.upgrade_topic(topic)
+        await eventually(lambda: consumer._directory.peek(topic, "r").meta.extend_support)  # type: ignore[union-attr]
+        publish(cluster, topic, b"after", ext='{"a":"b"}')
+        with anyio.fail_after(15):
+            message = await consumer.__anext__()
+        assert (message.body, dict(message.headers)) == (b"after", {"a": "b"})
+        await message.finish()
+
+
+async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=3, channels=["ch"])
+    async with opened(topic, cluster, quick(partitions=(0, 2))) as consumer:
+        assert sorted(one.partition for one in consumer.connections) == [0, 2]
+        for partition in range(3):
+            publish(cluster, topic, b"%d" % partition, partition=partition)
+        assert sorted(await take(consumer, 2)) == [b"0", b"2"]
+
+
+async def test_a_partition_that_is_not_there(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, partitions=2, channels=["ch"])
+    with pytest.raises(InvalidPartition, match="2 partitions"):
+        async with opened(topic, cluster, quick(partitions=(0, 7))):
+            raise AssertionError("it opened")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bodies"),
+    [
+        (ExtFilter(1, "colour", "red"), [b"red"]),
+        (ExtFilter(1, "colour", "red", inverse=True), [b"blue", b"plain"]),
+        (ExtFilter(2, "colour", "^b"), [b"blue"]),
+        (ExtFilter(3, "colour", "?ed"), [b"red"]),
+        (ExtFilter(4, "any", pairs=(("colour", "red"), ("size", "9"))), [b"red", b"blue"]),
+        (ExtFilter(4, "all", pairs=(("colour", "blue"), ("size", "9"))), [b"blue"]),
+        (ExtFilter(4, "all", pairs=(("colour", "red"), ("size", "9")), inverse=True), [b"red", b"blue", b"plain"]),
+    ],
+)
+async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilter, bodies: list[bytes]) -> None:
+    cluster.create_topic(topic, extend=True, channels=["ch"])
+    async with opened(topic, cluster, quick(ext_filter=wanted)) as consumer:
+        publish(cluster, topic, b"red", ext='{"colour":"red"}')
+        publish(cluster, topic, b"blue", ext='{"colour":"blue","size":"9"}')
+        publish(cluster, topic, b"plain")
+        assert await take(consumer, len(bodies)) == bodies
+        await eventually(lambda: not depth(cluster, topic))
+
+
+@pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])
+async def test_a_topic_that_is_not_what_lookup_said_heals(code: str) -> None:
+    """The server refuses, lookup is asked again, and what it says now is right."""
+    async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
+        lookup.tell({0: node}, num=1)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=QUICK) as consumer:
+            await eventually(lambda: consumer.connections)
+            assert [command.words[0] for command in node.commands].count(b"SUB") == 2
+            assert len(lookup.questions) >= 2
+
+
+async def test_a_node_that_is_no_leader_is_not_asked_in_a_hurry() -> None:
+    options = quick(reconnect_wait=0.05, max_reconnect_wait=0.2, start_timeout=0.6, lookup=LookupOptions(max_pause=0.2))
+    async with scripted_lookup() as lookup, scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as node:
+        lookup.tell({0: node}, num=1)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options):
+            assert 2 <= len(node.peers) <= 20
+            assert len(lookup.questions) <= 30
+
+
+async def test_a_leader_that_only_a_later_answer_names() -> None:
+    async with (
+        scripted_lookup() as lookup,
+        scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as old,
+        scripted_node(obey()) as new,
+    ):
+        lookup.tell({0: old}, num=1)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.05)) as consumer:
+            lookup.tell({0: new}, num=1)
+            await eventually(lambda: [one.node for one in consumer.connections] == [str(new)])
+
+
+async def test_a_topic_name_that_the_server_refuses_is_raised() -> None:
+    async with scripted_node(obey({"SUB": error("E_BAD_TOPIC no")}), granted=PLAIN) as node:
+        with pytest.raises(BadTopic):
+            async with Consumer("t", "ch", nsqd=str(node), options=QUICK):
+                raise AssertionError("it opened")
+
+
+async def test_a_topic_that_is_made_later_is_found(cluster: Cluster, topic: str) -> None:
+    async with opened(topic, cluster, quick(start_timeout=0.05)) as consumer:
+        cluster.create_topic(topic)
+        await eventually(lambda: consumer.connections)
+
+
+async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
+    options = quick(lookup=LookupOptions(poll_interval=0.05))
+    async with (
+        scripted_lookup() as lookup,
+        scripted_node(obey(), granted=PLAIN) as one,
+        scripted_node(obey(), granted=PLAIN) as two,
+    ):
+        lookup.tell(nodes=[one, two])
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            assert len(consumer.connections) == 2
+            lookup.tell(nodes=[one])
+            await eventually(lambda: consumer._directory.peek("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
+            for peer in two.peers:
+                await peer.close()
+            await eventually(lambda: len(consumer._session.keeper._places) == 1)
+            assert [place.node for place in consumer.connections] == [str(one)]
+
+
+async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
+    async with scripted_lookup() as lookup, scripted_node() as node:
+        lookup.tell({0: node}, num=1, ordered=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)):
+            peer = await node.accept()
+            assert await tape(peer, 1) == ["SUB_ORDERED t ch 0"]
+            await peer.answer()
+            assert await tape(peer, 1) == ["RDY 1"]
+            await peer.close()
+
+
+async def test_order_that_is_broken_starts_the_subscription_anew(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_lookup() as lookup, scripted_node() as node:
+        lookup.tell({0: node}, num=1, ordered=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)) as consumer:
+            peer = await node.accept()
+            await peer.expect("SUB_ORDERED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(5, position=bytes(7) + b"\x50" + bytes(4)))
+            first = await consumer.__anext__()
+            await first.finish()
+            await peer.expect("FIN")
+            with caplog.at_level(logging.WARNING, "nsqext.consumer"):
+                await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
+                await peer.expect_end()
+                peer = await node.accept()
+            assert "id 4 at offset 64 came after id 5 at offset 80" in caplog.text
+            await peer.expect("SUB_ORDERED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
+            assert (await consumer.__anext__()).internal_id == 4, "nothing was skipped"
+            await peer.close()
+
+
+async def test_settings_that_the_server_refuses_are_raised() -> None:
+    async with scripted_node(obey({"SUB": error("E_INVALID no")}), granted=PLAIN) as node:
+        with pytest.raises(InvalidCommand):
+            async with Consumer("t", "ch", nsqd=str(node), options=QUICK):
+                raise AssertionError("it opened")
+
+
+async def test_settings_that_were_taken_once_are_tried_again() -> None:
+    async with (
+        scripted_node(obey({"SUB": [ok(), error("E_INVALID no"), ok()]}), granted=PLAIN) as node,
+        Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer,
+    ):
+        await node.peers[0].close()
+        await eventually(lambda: len(node.peers) == 3 and consumer.connections)
+
+
+async def test_a_node_that_never_answers_the_subscription_is_left_for_another_try() -> None:
+    async with scripted_node(obey({"SUB": [None, ok()]})) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        options = quick(connection=ConnectionOptions(request_timeout=0.1))
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            await eventually(lambda: consumer.connections)
+        assert len(node.peers) == 2
+
+
+async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails() -> None:
+    async with (
+        scripted_node(obey()) as node,
+        scripted_lookup() as lookup,
+        Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.01)) as consumer,
+    ):
+        asked = partial(_times_asked, lookup)
+        await eventually(lambda: asked() > 1)  # so that the first answer has been understood
+        lookup.refuse(500, "no leader among the lookup nodes")
+        before = asked()
+        await eventually(lambda: asked() > before + 1)
+        lookup.tell({0: node}, num=1)
+        await eventually(lambda: consumer.connections)
+
+
+def _times_asked(lookup: ScriptedLookup) -> int:
+    return sum(question.startswith("/lookup?") for question in lookup.questions)

@@ -1,0 +1,216 @@
+"""One subscription: what it sends, byte by byte, and what it makes of what it gets."""
+
+from __future__ import annotations
+
+import logging
+from struct import pack
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from nsqext import Consumer, DeliveryOptions
+from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.protocol.client.commands import CLS
+from nsqext.protocol.compression import compress_body
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.identify import ExtFilter
+from nsqext.types import Address, TopicMeta
+from tests.support.consumers import QUICK, eventually, quick, tape
+from tests.support.fake_nsqd import (
+    PLAIN,
+    REDESIGNED,
+    Peer,
+    ScriptedNode,
+    error,
+    message,
+    scripted_lookup,
+    scripted_node,
+)
+from tests.support.machine_pauses import unless_paused
+
+if TYPE_CHECKING:
+    from nsqext import ConsumerOptions
+
+pytestmark = pytest.mark.anyio
+
+
+def plan(meta: TopicMeta, *, partition: int = 0, tag: str | None = None, **members: Any) -> SubscribeRequest:
+    """Return a plan."""
+    return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag, quick(**members))
+
+
+def test_the_command_follows_topic_and_options() -> None:
+    plain, ordered = TopicMeta(1), TopicMeta(1, ordered=True)
+    assert plan(plain).verb == "SUB"
+    assert plan(plain, queue_position=True).verb == "SUB_ADVANCED"
+    assert plan(plain, queue_position=True, partition=-1).verb == "SUB", "the original NSQ knows nothing else"
+    assert plan(ordered).verb == "SUB_ORDERED"
+    assert plan(ordered, ordered=False).verb == "SUB"
+    assert plan(plain, ordered=True).verb == "SUB_ORDERED"
+
+
+def test_extend_support_follows_the_topic() -> None:
+    chosen = ExtFilter(1, "a", "b")
+    asked = plan(TopicMeta(1, extend_support=True), tag="x", ext_filter=chosen).identify()
+    assert (asked.extend_support, asked.desired_tag, asked.ext_filter) == (True, "x", chosen)
+    asked = plan(TopicMeta(1), tag="x", ext_filter=chosen).identify()
+    assert (asked.extend_support, asked.desired_tag, asked.ext_filter) == (False, None, None)
+
+
+async def serve(node: ScriptedNode, verb: str = "SUB") -> Peer:
+    """Take a subscription up to its first RDY."""
+    peer = await node.accept()
+    await peer.expect(verb)
+    await peer.answer()
+    await peer.expect("RDY")
+    return peer
+
+
+def consumer(node: ScriptedNode, options: ConsumerOptions | None = None) -> Consumer:
+    """Return a consumer of one scripted node."""
+    return Consumer("t", "ch", nsqd=str(node), max_in_flight=7, options=options or quick(start_timeout=0.0))
+
+
+async def test_every_byte_of_a_life() -> None:
+    first, second = bytes(7) + b"\x0a" + bytes(8), bytes(7) + b"\x02" + bytes(8)  # a newline within the first
+    async with scripted_node(granted=PLAIN) as node, anyio.create_task_group() as tasks, consumer(node) as subject:
+        peer = await serve(node)
+        await peer.raw(message(10) + message(2))
+        one, two = await subject.__anext__(), await subject.__anext__()
+        await one.touch()
+        await one.finish()
+        await two.requeue(1.5)
+        assert await tape(peer, 3) == ["TOUCH 10", "FIN 10", "REQ 2"]
+        assert peer.received[-1].startswith(b"TOUCH "), "three answers, one send"
+        tasks.start_soon(_take_leave, peer)
+    assert b"".join(peer.received) == b"".join(
+        (
+            b"SUB t ch\nRDY 7\n",
+            b"TOUCH " + first + b"\nFIN " + first + b"\nREQ " + second + b" 1500\n",
+            b"RDY 0\n",
+            CLS,
+        )
+    )
+
+
+async def _take_leave(peer: Peer) -> None:
+    await peer.expect("RDY")
+    await peer.expect("CLS")
+    await peer.answer(b"CLOSE_WAIT")
+    await peer.expect_end()
+
+
+async def test_answers_that_the_server_refuses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_node(granted=PLAIN) as node, consumer(node) as subject:
+        peer = await serve(node)
+        await peer.raw(message(1))
+        await (await subject.__anext__()).finish()
+        await peer.expect("FIN")
+        with caplog.at_level(logging.WARNING, "nsqext.consumer"):
+            await peer.raw(error("E_FIN_FAILED FIN 1 failed"))
+            await eventually(lambda: "E_FIN_FAILED" in caplog.text)
+        assert len(subject.connections) == 1, "the connection lives on"
+        await peer.close()
+
+
+async def test_a_message_that_timed_out_is_not_answered() -> None:
+    granted = {**PLAIN, "msg_timeout": 300}
+    options = quick(start_timeout=0.0, delivery=DeliveryOptions(auto_touch=False))
+    async with scripted_node(granted=granted) as node, consumer(node, options) as subject:
+        peer = await serve(node)
+        await peer.raw(message(1) + message(2))
+        mine = await subject.__anext__()
+        await eventually(lambda: mine.expired)
+        await peer.raw(message(3))
+        assert (await subject.__anext__()).internal_id == 3, "number 2 waited here too long"
+        assert mine.expired
+        await peer.close()
+
+
+async def test_messages_that_wait_are_touched() -> None:
+    async def attempt(number: int) -> None:
+        async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node, consumer(node) as subject:
+            peer = await serve(node)
+            await peer.raw(message(1))
+            assert await tape(peer, 1) == ["TOUCH 1"]
+            mine = await subject.__anext__()
+            assert not mine.expired
+            await peer.close()
+
+    await unless_paused(attempt, 0.1)
+
+
+async def test_messages_that_a_handler_holds_are_touched() -> None:
+    async def attempt(number: int) -> None:
+        async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
+            subject = consumer(node, QUICK)
+            done = anyio.Event()
+
+            @subject.handler
+            async def handle(message: object) -> None:
+                await done.wait()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(subject.run)
+                peer = await serve(node)
+                await peer.raw(message(1))
+                assert await tape(peer, 2) == ["TOUCH 1", "TOUCH 1"]
+                done.set()
+                assert await tape(peer, 1) == ["FIN 1"]
+                subject.stop()
+                await peer.close()
+
+    await unless_paused(attempt, 0.1)
+
+
+async def test_bytes_that_are_no_message_end_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_node(granted=PLAIN) as node, consumer(node):
+        peer = await serve(node)
+        await peer.raw(b"\0\0\0\x08\0\0\0\x02shrt")
+        await peer.expect_end()
+        again = await node.accept()
+        assert "a message has at least 26 bytes" in caplog.text
+        await again.close()
+
+
+@pytest.mark.parametrize("unpack", [True, False])
+async def test_compressed_bodies(unpack: bool) -> None:
+    packed = compress_body("gzip", b"x" * 500)
+    assert packed is not None
+    header = encode_headers(packed[1])
+    part = b"\x04" + len(header).to_bytes(2, "big") + header
+    options = quick(start_timeout=0.0, delivery=DeliveryOptions(decompress=unpack))
+    async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
+        lookup.tell({0: node}, num=1, extend=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
+            peer = await serve(node)
+            assert peer.identify["extend_support"] is True
+            await peer.raw(message(1, packed[0], position=part) + message(2, b"plain", position=b"\0"))
+            one, two = await subject.__anext__(), await subject.__anext__()
+            assert one.body == (b"x" * 500 if unpack else packed[0])
+            assert bool(one.headers) != unpack
+            assert two.body == b"plain"
+            await peer.raw(message(3, b"no gzip", position=part))
+            assert (await subject.__anext__()).body == b"no gzip"
+            await peer.close()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_position_is_read_before_a_body_is_unpacked(ordered: bool) -> None:
+    packed = compress_body("gzip", b"x" * 500)
+    assert packed is not None
+    header = encode_headers(packed[1])
+    part = b"\x04" + len(header).to_bytes(2, "big") + header + pack(">QI", 700, 99)
+    async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
+        lookup.tell({0: node}, num=1, extend=True, ordered=ordered)
+        options = quick(start_timeout=0.0, queue_position=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
+            peer = await node.accept()
+            await peer.expect("SUB_ORDERED" if ordered else "SUB_ADVANCED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1, packed[0], position=part))
+            found = await subject.__anext__()
+            assert (found.offset, found.size, found.body, found.headers) == (700, 99, b"x" * 500, {})
+            await peer.close()

@@ -1,0 +1,385 @@
+"""The consumer on a cluster: handlers, iteration, draining, cancellation."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from anyio import create_task_group
+
+from nsqext import Consumer, DeliveryOptions, FailureOptions, Finish, Message, Reject, Requeue
+from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, MessageNotInFlight
+from nsqext.errors.server import ChannelNotRegistered
+from tests.support.consumers import CALM, QUICK, depth, eventually, publish, quick, running
+from tests.support.fake_nsqd import PLAIN, message, scripted_node
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+    from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_handler_gets_everything_from_all_partitions(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    seen: list[tuple[int, bytes]] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append((message.partition, message.body))
+
+    publish(cluster, topic, b"a", b"b", partition=0)
+    publish(cluster, topic, b"c", partition=1)
+
+    await running(consumer, lambda: eventually(lambda: len(seen) == 3))
+    assert sorted(seen) == [(0, b"a"), (0, b"b"), (1, b"c")]
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_answers_by_iteration(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, b"a", b"b")
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+        attempts: list[tuple[bytes, int]] = []
+        async for message in consumer:
+            attempts.append((message.body, message.attempts))
+            if message.attempts == 1:
+                await message.requeue()
+            else:
+                await message.finish()
+            assert message.answered
+            with pytest.raises(InvalidState):
+                await message.finish()
+            with pytest.raises(InvalidState):
+                await message.touch()
+            if len(attempts) == 4:
+                break
+    assert sorted(attempts) == [(b"a", 1), (b"a", 2), (b"b", 1), (b"b", 2)]
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_two_tasks_may_iterate(cluster: Cluster, topic: str) -> None:
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+        seen: list[bytes] = []
+
+        async def take() -> None:
+            message = await consumer.__anext__()
+            seen.append(message.body)
+            await message.finish()
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(take)
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+            publish(cluster, topic, b"a", b"b")
+    assert sorted(seen) == [b"a", b"b"]
+
+
+async def test_stop_ends_the_iteration(cluster: Cluster, topic: str) -> None:
+    async with (
+        Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer,
+        create_task_group() as tasks,
+    ):
+
+        async def stop() -> None:
+            await anyio.wait_all_tasks_blocked()
+            consumer.stop()
+
+        tasks.start_soon(stop)
+        assert [message async for message in consumer] == []
+
+
+async def test_several_handlers_at_a_time(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=3, options=QUICK)
+    inside = 0
+    together = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        nonlocal inside
+        inside += 1
+        if inside == 3:
+            together.set()
+        await together.wait()
+
+    publish(cluster, topic, b"a", b"b", b"c")
+    await running(consumer, together.wait)
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumer.stop()
+
+    publish(cluster, topic, b"a", b"b")
+    with anyio.fail_after(10):
+        await consumer.run()
+    await eventually(lambda: depth(cluster, topic) == 1)
+
+
+async def test_what_handlers_raise_decides(cluster: Cluster, topic: str) -> None:
+    options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.0))
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=options)
+    seen: list[tuple[bytes, int]] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.attempts))
+        if message.attempts == 1:
+            raise {b"finish": Finish(), b"requeue": Requeue(0), b"give up": Reject("no use")}.get(
+                message.body, ValueError("broken")
+            )
+
+    publish(cluster, topic, b"finish", b"requeue", b"give up", b"error")
+    await running(consumer, lambda: eventually(lambda: len(seen) == 6))
+    assert sorted(seen) == [
+        (b"error", 1),
+        (b"error", 2),
+        (b"finish", 1),
+        (b"give up", 1),
+        (b"requeue", 1),
+        (b"requeue", 2),
+    ]
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_dead_letters_go_to_a_function(cluster: Cluster, topic: str) -> None:
+    letters: list[tuple[bytes, str]] = []
+
+    async def bury(message: Message, error: Exception | None) -> None:
+        letters.append((message.body, str(error)))
+
+    failure = FailureOptions(requeue_delay=0.0, max_attempts=3, dead_letter=bury)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
+    attempts: list[int] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        raise ValueError(f"attempt {message.attempts}")
+
+    publish(cluster, topic, b"bad")
+    await running(consumer, lambda: eventually(lambda: letters))
+    assert attempts == [1, 2, 3]
+    assert letters == [(b"bad", "attempt 3")]
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_dead_letters_go_to_a_topic(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(f"{topic}_dead", channels=["ch"])
+    failure = FailureOptions(requeue_delay=0.0, max_attempts=2, dead_letter=f"{topic}_dead")
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        raise ValueError("bad")
+
+    publish(cluster, topic, b"bad")
+    found: list[bytes] = []
+
+    async def read() -> None:
+        async with Consumer(f"{topic}_dead", "ch", lookupd=cluster.lookupd, options=QUICK) as dead:
+            message = await dead.__anext__()
+            found.append(message.body)
+            await message.finish()
+
+    await running(consumer, read)
+    assert found == [b"bad"]
+
+
+async def test_an_ordered_message_is_not_given_up(cluster: Cluster, topic: str) -> None:
+    name = f"{topic}_ordered"
+    cluster.create_topic(name, ordered=True, channels=["ch"])
+    failure = FailureOptions(requeue_delay=0.0, max_attempts=2)
+    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
+    seen: list[tuple[bytes, int]] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.attempts))
+        if message.attempts < 4 and message.body == b"first":
+            raise Reject
+
+    publish(cluster, name, b"first", b"second")
+    await running(consumer, lambda: eventually(lambda: len(seen) >= 5))
+    assert seen[-1][0] == b"second"
+    assert [body for body, _ in seen[:-1]] == [b"first"] * (len(seen) - 1)
+
+
+async def test_the_delay_of_an_ordered_message_passes_here(cluster: Cluster, topic: str) -> None:
+    name = f"{topic}_ordered"
+    cluster.create_topic(name, ordered=True, channels=["ch"])
+    options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.3, jitter=0.0))
+    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, options=options)
+    times: list[float] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        times.append(anyio.current_time())
+        if message.attempts == 1:
+            raise ValueError("later")
+
+    publish(cluster, name, b"first")
+    await running(consumer, lambda: eventually(lambda: len(times) == 2))
+    assert times[1] - times[0] >= 0.3
+
+
+async def test_a_handler_that_is_cancelled_from_outside_has_failed(
+    cluster: Cluster, topic: str, anyio_backend_name: str
+) -> None:
+    options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.0))
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=options)
+    seen: list[int] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append(message.attempts)
+        if message.attempts == 1:
+            raise anyio.get_cancelled_exc_class()()
+
+    if anyio_backend_name == "trio":
+        return  # which lets nobody raise Cancelled by hand
+    publish(cluster, topic, b"a")
+    await running(consumer, lambda: eventually(lambda: len(seen) == 2))
+    assert seen == [1, 2]
+
+
+async def test_lookup_that_is_not_there_is_raised(nobody: Address) -> None:
+    with pytest.raises(LookupFailed):
+        async with Consumer("t", "ch", lookupd=str(nobody), options=QUICK):
+            raise AssertionError("it opened")
+
+
+async def test_a_channel_that_is_not_registered_is_raised(cluster: Cluster, topic: str) -> None:
+    name = f"{topic}_reg"
+    cluster.create_topic(name, channels=["known"], register_channels=True)
+    consumer = Consumer(name, "unknown", lookupd=cluster.lookupd, options=QUICK)
+    consumer.handler(_ignore)
+    with anyio.fail_after(10), pytest.raises(ChannelNotRegistered):
+        await consumer.run()
+
+
+async def _ignore(message: Message) -> None:
+    pass
+
+
+def test_what_cannot_be_right_is_refused() -> None:
+    with pytest.raises(InvalidSetting):
+        Consumer("t", "ch", nsqd="127.0.0.1:1", concurrency=0)
+    with pytest.raises(InvalidSetting):
+        Consumer("t", "ch", nsqd="127.0.0.1:1", max_in_flight=0)
+    with pytest.raises(InvalidSetting):
+        Consumer("t", "ch")
+    consumer = Consumer("t", "ch", nsqd="127.0.0.1:1")
+    with pytest.raises(InvalidSetting):
+        consumer.handler(lambda message: None)  # type: ignore[type-var]
+    consumer.handler(_ignore)
+    with pytest.raises(InvalidSetting):
+        consumer.handler(_ignore)
+
+
+async def test_an_object_with_an_async_call_is_a_handler() -> None:
+    class Handler:
+        async def __call__(self, message: Message) -> None:
+            pass
+
+    Consumer("t", "ch", nsqd="127.0.0.1:1").handler(Handler())
+
+
+async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), concurrency=2, options=QUICK)
+        release = anyio.Event()
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            if message.body == b"slow":
+                await release.wait()
+
+        async def body() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1, b"slow") + message(2))
+            assert (await peer.expect("FIN")).words[1][7] == 2
+            await peer.heartbeat()
+            await peer.expect_nop()
+            release.set()
+            assert (await peer.expect("FIN")).words[1][7] == 1
+
+        await running(consumer, body, node)
+
+
+async def test_handlers_that_never_wait_do_not_hold_up_answers_or_heartbeats() -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        handled = 0
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            nonlocal handled
+            handled += 1
+            blocker.wait(0.03)
+
+        blocker = threading.Event()
+
+        async def body() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(b"".join(message(number) for number in range(1, 21)))
+            await peer.expect("FIN")
+            assert handled < 10
+            blocker.set()
+
+        await running(consumer, body, node)
+
+
+async def test_a_message_whose_connection_is_lost_says_so() -> None:
+    async with (
+        scripted_node(granted=PLAIN) as node,
+        Consumer("t", "ch", nsqd=str(node), options=quick(start_timeout=0.0)) as consumer,
+    ):
+        peer = await _subscribe(node)
+        await peer.raw(message(1) + message(2))
+        mine = await consumer.__anext__()
+        assert not mine.expired
+        await peer.close()
+        await eventually(lambda: mine.expired)
+        with pytest.raises(MessageNotInFlight, match="connection is gone"):
+            await mine.finish()
+        assert not mine.answered
+        peer = await _subscribe(node)
+        await peer.raw(message(3))
+        assert (await consumer.__anext__()).id[7] == 3  # number 2 is left to its next delivery
+        await peer.close()
+
+
+async def test_answers_that_come_too_late_may_be_ignored() -> None:
+    options = quick(start_timeout=0.0, delivery=DeliveryOptions(on_lost="ignore"))
+    async with (
+        scripted_node(granted=PLAIN) as node,
+        Consumer("t", "ch", nsqd=str(node), options=options) as consumer,
+    ):
+        peer = await _subscribe(node)
+        await peer.raw(message(1))
+        mine = await consumer.__anext__()
+        await peer.close()
+        await eventually(lambda: mine.expired)
+        await mine.touch()
+        await mine.finish()
+        assert mine.answered
+
+
+async def _subscribe(node: Any) -> Any:
+    peer = await node.accept()
+    await peer.expect("SUB")
+    await peer.answer()
+    await peer.expect("RDY")
+    return peer

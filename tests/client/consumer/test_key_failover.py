@@ -1,0 +1,365 @@
+"""Keys from publisher to handler on a cluster: lanes, key_failover channels, and consumers that come, go and die."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pytest
+from anyio import create_task_group
+
+from nsqext import BackoffOptions, Consumer, FailureOptions, Message, OutgoingMessage, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting, MessageNotInFlight
+from tests.support.consumers import QUICK, eventually, quick, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes, shared by the tests of this module; each takes topics of its own."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """An extend topic of the test's own with two partitions and a channel."""
+    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
+    return name
+
+
+def channels(cluster: Cluster, topic: str) -> list[dict[str, object]]:
+    """Return the numbers of the channel, from each partition's leader."""
+    found = []
+    for node in cluster.nodes.values():
+        params = {"format": "json", "topic": topic, "leaderOnly": "true"}
+        data = httpx.get(f"http://{node.http}/stats", params=params).json()["data"]
+        found += [entry["channels"][0] for entry in data["topics"]]
+    return found
+
+
+def left(cluster: Cluster, topic: str) -> int:
+    """Return how many messages are not finished."""
+    return sum(int(str(channel["depth"])) for channel in channels(cluster, topic))
+
+
+def key_ranges(topic: dict[str, Any]) -> list[dict[str, str]]:
+    """Return who has which keys of the channel; nobody has any before the first subscription chose the dispatch."""
+    found: list[dict[str, str]] = topic["channels"][0].get("key_ranges", [])
+    return found
+
+
+def drafts(count: int, keys: int, seed: int = 1) -> tuple[list[OutgoingMessage], dict[str, list[int]]]:
+    """Return messages with numbers as bodies and random keys, and the numbers of each key."""
+    chance = random.Random(seed)
+    made, numbers = [], defaultdict(list)
+    for number in range(count):
+        key = f"key-{chance.randrange(keys)}"
+        made.append(OutgoingMessage(b"%d" % number, key=key))
+        numbers[key].append(number)
+    return made, dict(numbers)
+
+
+def firsts(seen: list[tuple[str, int]]) -> dict[str, list[int]]:
+    """Return the numbers of each key in the order of their first deliveries."""
+    found: dict[str, dict[int, None]] = defaultdict(dict)
+    for key, number in seen:
+        found[key].setdefault(number)
+    return {key: list(numbers) for key, numbers in found.items()}
+
+
+async def test_lanes_keep_the_order_of_a_key_against_any_channel(cluster: Cluster, topic: str) -> None:
+    """Handlers that take different times and fail now and then."""
+    made, numbers = drafts(300, 20)
+    consumer = Consumer(
+        topic,
+        "ch",
+        lookupd=cluster.lookupd,
+        concurrency=8,
+        key="##key",
+        options=quick(failure=FailureOptions(requeue_delay=0.01, jitter=0)),
+    )
+    seen: list[tuple[str, int]] = []
+    done: list[tuple[str, int]] = []
+    chance = random.Random(2)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        key, number = str(message.key), int(message.body)
+        seen.append((key, number))
+        await anyio.sleep(chance.random() * 0.004)
+        if number % 50 == 7 and message.attempts < 3:
+            raise OSError("try again")
+        done.append((key, number))
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, made)
+    await running(consumer, lambda: eventually(lambda: len(done) == 300))
+    assert {key: [number for other, number in done if other == key] for key in numbers} == numbers
+    assert firsts(seen) == numbers
+
+
+async def test_a_failing_key_holds_up_no_other(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(
+        topic,
+        "ch",
+        lookupd=cluster.lookupd,
+        concurrency=2,
+        key=lambda message: message.body[:1],
+        max_in_flight=6,
+        options=quick(failure=FailureOptions(requeue_delay=300.0, jitter=0)),
+    )
+    done: list[bytes] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        if message.body == b"a0":
+            raise OSError("not now")
+        done.append(message.body)
+
+    async with Producer(cluster.lookupd) as producer:
+        bodies = [b"a0", b"a1", b"a2", *(b"%c%d" % (key, n) for n in range(10) for key in b"bcdef")]
+        await producer.publish_many(topic, bodies, partition=0)
+    await running(consumer, lambda: eventually(lambda: len(done) == 50))
+    assert not [body for body in done if body.startswith(b"a")]
+
+
+async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Cluster, topic: str) -> None:
+    made, numbers = drafts(400, 60)
+    seen: dict[str, list[tuple[str, int]]] = {"one": [], "two": []}
+    consumers = []
+    for name in seen:
+        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
+
+        @consumer.handler
+        async def handle(message: Message, name: str = name) -> None:
+            seen[name].append((str(message.key), int(message.body)))
+
+        consumers.append(consumer)
+    async with create_task_group() as tasks:
+        for consumer in consumers:
+            tasks.start_soon(consumer.run)
+        await eventually(lambda: all(len(consumer.connections) == 2 for consumer in consumers))
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish_many(topic, made)
+        await eventually(lambda: sum(map(len, seen.values())) == 400)
+        assert {channel["dispatch"] for channel in channels(cluster, topic)} == {"key_failover"}
+        for consumer in consumers:
+            consumer.stop()
+    keys = [{key for key, _ in got} for got in seen.values()]
+    assert keys[0]
+    assert keys[1]
+    assert not keys[0] & keys[1]
+    assert firsts(seen["one"] + seen["two"]) == numbers
+
+
+async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
+    """With headers, tag and trace id or without, alone and in batches."""
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"alone", key="ann")
+        traced = await producer.publish(topic, b"traced", key="ann", trace_id=7)
+        await producer.publish(topic, b"full", key="ann", headers={"size": "1"}, tag="red", trace_id=8)
+        await producer.publish(topic, b"bytes", key=b"\xff\x00")
+        await producer.publish_many(topic, [b"many", OutgoingMessage(b"own", key="bob", trace_id=9)], key="ann")
+        await producer.publish(topic, b"none")
+    assert traced.trace_id == 7
+    assert traced.message_id
+    found = {}
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) as consumer:
+        async for message in consumer:
+            found[message.body] = message.key, dict(message.headers), message.tag, message.trace_id
+            await message.finish()
+            if len(found) == 7:
+                break
+    assert found == {
+        b"alone": ("ann", {}, None, 0),
+        b"traced": ("ann", {}, None, 7),
+        b"full": ("ann", {"size": "1"}, "red", 8),
+        b"bytes": ("\xff\x00", {}, None, 0),
+        b"many": ("ann", {}, None, 0),
+        b"own": ("bob", {}, None, 9),
+        b"none": (None, {}, None, 0),
+    }
+
+
+async def test_topics_without_extend_support_get_no_key(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(f"{topic}-plain", channels=["ch"])
+    async with (
+        Producer(cluster.lookupd) as producer,
+        Consumer(f"{topic}-plain", "ch", lookupd=cluster.lookupd, options=QUICK) as consumer,
+    ):
+        await producer.publish(f"{topic}-plain", b"x", key="ann")
+        async for message in consumer:
+            assert message.key is None
+            await message.finish()
+            break
+
+
+async def test_a_key_that_is_too_long_is_refused(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        with pytest.raises(InvalidHeader, match="use a shorter key"):
+            await producer.publish(topic, b"x", key="k" * 60_000)
+
+
+async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(
+        topic, "ch", lookupd=cluster.lookupd, key=lambda message: message.headers["user"], options=QUICK
+    )
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        raise AssertionError(f"{message!r} has no key")
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"x")
+    with anyio.fail_after(10), pytest.raises(InvalidInput, match="mend the consumer's key function"):
+        await consumer.run()
+
+
+async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:
+    other = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+        with pytest.raises(InvalidSetting, match="is dispatched by shared, not key_failover"):
+            async with other:
+                pass
+
+
+async def test_a_server_that_knows_no_key_failover_is_refused() -> None:
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
+        with pytest.raises(InvalidSetting, match="knows no dispatch by key_failover"):
+            async with consumer:
+                pass
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(InvalidSetting, match="dispatch='fan' is none of shared, key_failover"):
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="fan")
+    with pytest.raises(InvalidSetting, match="key='' is neither"):
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", key="")
+    with pytest.raises(InvalidSetting, match="contradict"):
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="key_failover", options=quick(ordered=True))
+    with pytest.raises(TypeError, match="colour"):
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[call-arg]
+
+
+class Chaos:
+    """Consumers that join, leave and die, and what they saw."""
+
+    def __init__(self, cluster: Cluster, topic: str, seed: int, *, cuts: bool = False) -> None:
+        self.cluster = cluster
+        self.cuts = cuts
+        self.topic = topic
+        self.chance = random.Random(seed)
+        self.seen: list[tuple[str, int]] = []
+        self.finished: set[int] = set()
+        self.holders: dict[str, set[int]] = defaultdict(set)
+        self.names = 0
+
+    async def consume(self, stop: anyio.Event, *, dies: bool) -> None:
+        """Consume by hand until the stop; who dies leaves unanswered what it has."""
+        self.names += 1
+        name, chance = self.names, random.Random(self.names)
+        consumer = Consumer(
+            self.topic,
+            "ch",
+            lookupd=self.cluster.lookupd,
+            dispatch="key_failover",
+            max_in_flight=chance.choice([2, 5, 20]),
+            options=quick(backoff=BackoffOptions(mode="off")),
+        )
+        async with create_task_group() as tasks, consumer:
+            tasks.start_soon(self._stop, stop, consumer)
+            async for message in consumer:
+                key, number = str(message.key), int(message.body)
+                self.seen.append((key, number))
+                # a connection that breaks is noticed by the broker first, and the key moves on
+                assert self.cuts or not self.holders[key] - {name}, "two consumers hold a key"
+                self.holders[key].add(name)
+                await anyio.sleep(chance.random() * 0.003)
+                if stop.is_set() and dies:
+                    break  # with this one and all that follow it in flight
+                self.holders[key].discard(name)
+                try:
+                    if chance.random() < 0.05:
+                        await message.requeue()
+                    else:
+                        await message.finish()
+                        self.finished.add(number)
+                except MessageNotInFlight:
+                    assert self.cuts
+            for holders in self.holders.values():
+                holders.discard(name)
+            tasks.cancel_scope.cancel()
+
+    def cut(self) -> None:
+        """Break the connection of some consumer in the middle of the next frame."""
+        for node in self.cluster.nodes.values():
+            params = {"format": "json", "topic": self.topic, "leaderOnly": "true"}
+            data = httpx.get(f"http://{node.http}/stats", params=params).json()["data"]
+            found = [line["remote_address"] for entry in data["topics"] for line in key_ranges(entry)]
+            if found:
+                self.cluster.faults.cut(node.name, peer=self.chance.choice(found))
+
+    async def _stop(self, stop: anyio.Event, consumer: Consumer) -> None:
+        await stop.wait()
+        consumer.stop()
+
+
+@pytest.mark.parametrize("cuts", [False, True], ids=["leaving", "breaking"])
+async def test_chaos(cluster: Cluster, topic: str, cuts: bool) -> None:
+    """For every key the first deliveries are in order, one consumer holds it at a time, and nothing is lost."""
+    chaos = Chaos(cluster, topic, 3, cuts=cuts)
+    made, numbers = drafts(1500, 40)
+    async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
+        stops: list[anyio.Event] = []
+        for turn in range(12):
+            await producer.publish_many(topic, made[turn * 125 : turn * 125 + 125])
+            stop = anyio.Event()
+            stops.append(stop)
+            tasks.start_soon(lambda stop, dies: chaos.consume(stop, dies=dies), stop, bool(turn % 2))
+            await anyio.sleep(0.05 + chaos.chance.random() * 0.05)
+            if cuts and turn % 2:
+                chaos.cut()
+            if len(stops) > 3:
+                stops.pop(chaos.chance.randrange(3)).set()
+        await eventually(lambda: len(chaos.finished) == 1500 and left(cluster, topic) == 0)
+        for stop in stops:
+            stop.set()
+    cluster.faults.heal()
+    assert firsts(chaos.seen) == numbers
+
+
+async def test_the_type_survives_a_change_of_leader(cluster: Cluster, topic: str) -> None:
+    name = f"{topic}-copied"
+    cluster.create_topic(name, replicas=2, extend=True, channels=["ch"])
+    made, numbers = drafts(200, 10)
+    seen: list[tuple[str, int]] = []
+    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, dispatch="key_failover", concurrency=4, options=QUICK)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append((str(message.key), int(message.body)))
+        await anyio.sleep(0.001)
+
+    other = next(node for node in cluster.nodes if node != cluster.leader(name))
+    async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
+        tasks.start_soon(consumer.run)
+        await producer.publish_many(name, made[:100])
+        await eventually(lambda: len(seen) > 50)
+        await anyio.to_thread.run_sync(cluster.move_leader, name, 0, other)
+        await producer.publish_many(name, made[100:])
+        await eventually(lambda: len({number for _, number in seen}) == 200)
+        consumer.stop()
+    assert [channel["dispatch"] for channel in channels(cluster, name)] == ["key_failover"]
+    assert firsts(seen) == numbers

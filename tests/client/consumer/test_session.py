@@ -1,0 +1,239 @@
+"""How a consumer opens and ends: once, drained, with one error, and with nothing left behind."""
+
+from __future__ import annotations
+
+from struct import pack
+
+import anyio
+import pytest
+from anyio import create_task_group, get_running_tasks
+
+from nsqext import Consumer, Message, Producer, Requeue
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidState
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, tape
+from tests.support.fake_nsqd import PLAIN, message, scripted_lookup, scripted_node
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_order_of_the_end() -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=3, options=QUICK)
+        started, go_on = anyio.Event(), anyio.Event()
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            started.set()
+            await go_on.wait()
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(consumer.run)
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            assert (await peer.expect("RDY")).words == [b"RDY", b"3"]
+            await peer.raw(message(1) + message(2))
+            await started.wait()
+            consumer.stop()
+            assert (await peer.expect("RDY")).words == [b"RDY", b"0"]
+            go_on.set()
+            assert (await peer.expect("FIN")).words[1][7] == 1
+            await peer.expect("CLS")
+            await peer.answer(b"CLOSE_WAIT")
+            await peer.expect_end()
+
+
+async def test_handlers_may_end_within_the_grace_when_run_is_cancelled(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(grace=30.0))
+    started, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        started.set()
+        await go_on.wait()
+        ended.set()
+
+    publish(cluster, topic, b"a")
+    async with create_task_group() as tasks:
+        tasks.start_soon(consumer.run)
+        await started.wait()
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+            assert not ended.is_set()
+            go_on.set()
+    assert ended.is_set()
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_handlers_that_do_not_end_are_cancelled_after_the_grace(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(grace=0.05))
+    started = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        started.set()
+        await anyio.sleep_forever()
+
+    publish(cluster, topic, b"a")
+    await running(consumer, started.wait)
+    await eventually(lambda: depth(cluster, topic) == 1)
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+async def test_what_handlers_are_cut_off_from_goes_back_before_the_leave(lanes: bool) -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        options = quick(grace=0.05, key=(lambda message: b"k") if lanes else None)
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=4, concurrency=4, options=options)
+        begun: list[int] = []
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            number = message.internal_id
+            begun.append(number)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                if number == 2:
+                    await message.finish()  # answered on the way out
+                if number == 3:
+                    raise Requeue(7.0, backoff=False)
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(consumer.run)
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            numbers = [1] if lanes else [1, 2, 3]
+            await peer.raw(b"".join(map(message, numbers)))
+            await eventually(lambda: len(begun) == len(numbers))
+            consumer.stop()
+            assert await tape(peer, 1) == ["RDY 0"]
+            answers = await tape(peer, len(numbers))
+            assert sorted(answers) == ["FIN 2", "REQ 1", "REQ 3"] if not lanes else ["REQ 1"]
+            requeued = [command.words[2] for command in peer.commands if command.words[0] == b"REQ"]
+            assert sorted(requeued) == ([b"0"] if lanes else [b"0", b"7000"])
+            await peer.expect("CLS")
+            await peer.answer(b"CLOSE_WAIT")
+        assert not consumer.backoff.level
+
+
+async def test_an_ordered_message_is_left_to_the_end_of_the_connection() -> None:
+    async with scripted_node() as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1, ordered=True)
+        consumer = Consumer("t", "ch", lookupd=str(lookup), options=quick(grace=0.05))
+        started = anyio.Event()
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            started.set()
+            await anyio.sleep_forever()
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(consumer.run)
+            peer = await node.accept()
+            await peer.expect("SUB_ORDERED")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1, position=pack(">QI", 0, 34)))
+            await started.wait()
+            consumer.stop()
+            assert await tape(peer, 2) == ["RDY 0", "CLS"]
+            await peer.answer(b"CLOSE_WAIT")
+
+
+@pytest.mark.parametrize("generation", ["nsq", "ha"])
+async def test_what_a_handler_is_cut_off_from_comes_again_at_once(generation: str) -> None:
+    with Cluster(nodes=1, generation=generation) as cluster, anyio.fail_after(20):
+        cluster.create_topic("t", channels=["ch"])
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish("t", b"a")
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, options=quick(grace=0.05))
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            consumer.stop()
+            await anyio.sleep_forever()
+
+        await consumer.run(signals=False)
+        async with Consumer("t", "ch", lookupd=cluster.lookupd, options=QUICK) as successor:
+            again = await successor.__anext__()
+            assert (again.body, again.attempts) == (b"a", 2)
+            await again.finish()
+
+
+async def test_a_handler_that_does_not_heed_its_cancellation_does_not_keep_the_connection() -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), options=quick(grace=0.05))
+        started, left = anyio.Event(), anyio.Event()
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            started.set()
+            with anyio.CancelScope(shield=True):
+                await left.wait()
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(consumer.run)
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1))
+            await started.wait()
+            consumer.stop()
+            assert await tape(peer, 2) == ["RDY 0", "CLS"]
+            await peer.answer(b"CLOSE_WAIT")
+            await peer.expect_end()
+            left.set()
+
+
+async def test_the_error_of_the_body_comes_out_as_it_is(cluster: Cluster, topic: str) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+            raise KeyError("mine")
+
+
+async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, topic: str) -> None:
+    with pytest.raises(KeyError, match="mine"), anyio.CancelScope() as scope:
+        async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+            scope.cancel()
+            raise KeyError("mine")
+
+
+async def test_what_a_handler_may_not_raise_comes_out_as_it_is(
+    cluster: Cluster, topic: str, anyio_backend_name: str
+) -> None:
+    if anyio_backend_name == "asyncio":
+        return  # whose event loop ends on it
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        raise SystemExit(3)
+
+    publish(cluster, topic, b"a")
+    with pytest.raises(SystemExit):
+        await consumer.run()
+
+
+async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    with pytest.raises(InvalidState, match="not open"):
+        await consumer.__anext__()
+    with pytest.raises(InvalidState, match="no handler"):
+        await consumer.run()
+    async with consumer:
+        pass
+    with pytest.raises(InvalidState, match="once"):
+        async with consumer:
+            pass
+
+
+async def test_nothing_is_left_behind(cluster: Cluster, topic: str) -> None:
+    before = len(get_running_tasks())
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
+        assert len(get_running_tasks()) > before
+    assert len(get_running_tasks()) == before

@@ -1,0 +1,250 @@
+"""Several topics in one process: the lookup service is asked once for all, and can be another one at run time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
+
+from nsqext import App, Consumer, ConsumerOptions, FailureOptions, Lookup, LookupOptions, Message, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
+from nsqext.lookup import http
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, take
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+_TOPICS = 20
+
+
+class Asked:
+    """Counts the questions to lookup nodes, and the pools of connections that they go over."""
+
+    def __init__(self) -> None:
+        self.questions: Counter[tuple[str, str, str]] = Counter()
+        self.pools = 0
+        self.open_pools = 0
+
+    def lists(self) -> int:
+        """How often the list of lookup nodes was asked for."""
+        return self.questions["/listlookup", "", ""]
+
+    def topics(self, access: str) -> dict[str, int]:
+        """How often each topic was asked for."""
+        return {topic: count for (_, topic, kind), count in self.questions.items() if kind == access}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Count from now on."""
+    counted = Asked()
+    fetch, make, close = http.LookupHttp.fetch, http._make_client, http.LookupHttp.aclose
+
+    async def count(self: http.LookupHttp, address: Address, path: str, params: dict[str, Any], *rest: Any) -> Any:
+        counted.questions[path, params.get("topic", ""), params.get("access", "")] += 1
+        return await fetch(self, address, path, params, *rest)
+
+    def count_pool(*given: Any) -> Any:
+        counted.pools += 1
+        counted.open_pools += 1
+        return make(*given)
+
+    async def count_close(self: http.LookupHttp) -> None:
+        if self._client is not None and not self._client.is_closed:
+            counted.open_pools -= 1
+        await close(self)
+
+    monkeypatch.setattr(http.LookupHttp, "fetch", count)
+    monkeypatch.setattr(http.LookupHttp, "aclose", count_close)
+    monkeypatch.setattr(http, "_make_client", count_pool)
+    return counted
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+def topics_of(cluster: Cluster, count: int) -> list[str]:
+    """Return fresh topics."""
+    names = [f"t{number}_{token_hex(4)}" for number in range(count)]
+    for name in names:
+        cluster.create_topic(name, channels=["ch"])
+    return names
+
+
+async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluster, asked: Asked) -> None:
+    lookup = Lookup(cluster.lookupd, options=QUICK.lookup)
+    topics = topics_of(cluster, _TOPICS)
+    ready = 0
+    bodies: list[bytes] = []
+
+    async def consume(topic: str) -> None:
+        nonlocal ready
+        async with Consumer(topic, "ch", lookupd=lookup, options=QUICK) as consumer:
+            ready += 1
+            bodies.extend(await take(consumer, 2))
+
+    async with create_task_group() as tasks:
+        for topic in topics:
+            tasks.start_soon(consume, topic)
+        await eventually(lambda: ready == _TOPICS)
+        async with Producer(lookup) as first, Producer(lookup) as second:
+            for topic in topics:
+                await first.publish(topic, topic.encode())
+                await second.publish(topic, topic.encode())
+    assert sorted(bodies) == sorted(topic.encode() for topic in topics * 2)
+    assert asked.lists() == 1
+    assert asked.topics("r") == asked.topics("w") == dict.fromkeys(topics, 1)
+    assert (asked.pools, asked.open_pools) == (1, 0)
+    assert not lookup.directory._views
+
+
+async def test_all_of_an_app_ask_together(cluster: Cluster, asked: Asked) -> None:
+    topic_a, topic_b, topic_c, topic_d = topics_of(cluster, 4)
+    app = App(cluster.lookupd)
+    others = ConsumerOptions(lookup=LookupOptions(poll_interval=30))
+    seen: list[str] = []
+
+    @app.handler(topic_a, "ch")
+    @app.handler(topic_a, "other")
+    @app.handler(topic_b, "ch")
+    @app.handler(topic_c, "ch", options=others)
+    @app.handler(topic_d, "ch", options=others)
+    async def handle(message: Message) -> None:
+        seen.append(message.topic)
+        if len(seen) == 4:
+            app.stop()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(app.serve)
+        await eventually(lambda: all(consumer.connections for consumer in app.consumers))
+        for topic in (topic_a, topic_c, topic_d):
+            await app.producer.publish(topic, b"x")
+    assert sorted(seen) == [topic_a, topic_a, topic_c, topic_d]
+    assert asked.topics("r") == {topic_a: 1, topic_b: 1, topic_c: 1, topic_d: 1}
+    # one for each kind of options
+    assert (asked.lists(), asked.pools, asked.open_pools) == (2, 2, 0)
+
+
+async def test_an_app_may_share_with_others(cluster: Cluster, asked: Asked) -> None:
+    topic_a, topic_b = topics_of(cluster, 2)
+    lookup = Lookup(cluster.lookupd)
+    app = App(lookup)
+
+    @app.handler(topic_a, "ch")
+    async def handle(message: Message) -> None:
+        app.stop()
+
+    async with Producer(lookup) as producer:
+        await producer.publish(topic_a, b"x")
+        with anyio.fail_after(10):
+            await app.serve()
+        await producer.publish(topic_b, b"x")
+    assert (asked.pools, asked.open_pools) == (1, 0)
+    with pytest.raises(InvalidSetting, match="both lookupd and nsqd"):
+        App(lookup, nsqd="127.0.0.1:4150")
+
+
+async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Cluster, asked: Asked) -> None:
+    topic_a, topic_b = topics_of(cluster, 2)
+    options = quick(failure=FailureOptions(max_attempts=1, dead_letter=topic_b))
+    consumer = Consumer(topic_a, "ch", lookupd=cluster.lookupd, options=options)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumer.stop()
+        raise ValueError("never")
+
+    publish(cluster, topic_a, b"x")
+    with anyio.fail_after(10):
+        await consumer.run()
+    assert depth(cluster, topic_b) == 1
+    assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
+
+
+async def test_when_the_one_who_asks_leaves_the_others_go_on(cluster: Cluster, asked: Asked) -> None:
+    topic_a, topic_b = topics_of(cluster, 2)
+    lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.05))
+    async with Producer(lookup) as producer:
+        async with Consumer(topic_a, "ch", lookupd=lookup, options=quick(lookup=lookup.options)):
+            await producer.publish(topic_b, b"x")
+            polled = asked.topics("w")[topic_b]
+            await eventually(lambda: asked.topics("w")[topic_b] > polled)
+        consumed, polled = asked.topics("r")[topic_a], asked.topics("w")[topic_b]
+        await eventually(lambda: asked.topics("w")[topic_b] > polled + 2)
+        assert asked.topics("r")[topic_a] <= consumed + 1
+
+
+@pytest.mark.parametrize("turns", [*range(0, 40, 4), 80, 160])
+async def test_cancelled_at_any_turn_the_others_go_on(cluster: Cluster, asked: Asked, turns: int) -> None:
+    topic_a, topic_b = topics_of(cluster, 2)
+    lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.02))
+
+    async def consume(topic: str) -> None:
+        async with Consumer(topic, "ch", lookupd=lookup, options=quick(grace=0.1, lookup=lookup.options)) as consumer:
+            async for message in consumer:
+                await message.finish()
+
+    async def produce() -> None:
+        async with Producer(lookup) as producer:
+            await producer.publish(topic_b, b"x")
+            polled = asked.topics("w")[topic_b]
+            await eventually(lambda: asked.topics("w")[topic_b] > polled + 1)
+
+    async with create_task_group() as outer, create_task_group() as tasks:
+        tasks.start_soon(consume, topic_a)
+        for _ in range(turns):
+            await checkpoint()
+        outer.start_soon(produce)
+        await checkpoint()
+        tasks.cancel_scope.cancel()
+    assert asked.open_pools == 0
+    assert lookup.directory._users == 0
+
+
+async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster) -> None:
+    topic_a, topic_b = topics_of(cluster, 2)
+    with Cluster(nodes=1) as other:
+        for name in (topic_a, topic_b):
+            other.create_topic(name, partitions=2, channels=["ch"])
+        lookup = Lookup(cluster.lookupd, options=LookupOptions(max_pause=0.1))
+        async with (
+            Producer(lookup) as producer,
+            Consumer(topic_b, "ch", lookupd=lookup, options=quick(lookup=lookup.options)) as consumer,
+        ):
+            here = {str(node.tcp) for node in cluster.nodes.values()}
+            there = {str(node.tcp) for node in other.nodes.values()}
+            assert (await producer.publish(topic_a, b"here")).node in here
+            lookup.switch(other.lookupd)
+            await eventually(lambda: {one.node for one in consumer.connections} == there)
+            await eventually(lambda: {one.partition for one in consumer.connections} == {0, 1})
+            assert (await producer.publish(topic_a, b"there")).node in there
+            pool = producer._pool
+            await eventually(lambda: {str(key) for key, node in pool._nodes.items() if node.connection} == there)
+            publish(other, topic_b, b"moved")
+            assert await take(consumer, 1) == [b"moved"]
+        assert depth(other, topic_a) == 1
+
+
+async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = Lookup("127.0.0.1:1")
+    monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
+    producer = Producer.from_url(lookupd=lookup)
+    assert producer._directory is lookup.directory
+    assert producer.options.timeout == 3
+    assert Consumer.from_url("t", "ch", lookupd=lookup)._directory is lookup.directory
+    with pytest.raises(InvalidSetting, match="beside a Lookup"):
+        Producer.from_url(lookupd=lookup, lookup_poll_interval=7.0)

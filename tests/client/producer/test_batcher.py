@@ -1,0 +1,228 @@
+"""The batcher: bounded, in order, nothing dropped, nothing failed in silence."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from nsqext import BatchFailed, OutgoingMessage, Producer, ProducerOptions, PublishFailed, Receipt
+from nsqext.broker import Cluster
+from nsqext.client.producer.batcher import Batcher, BatcherLimits
+from nsqext.errors import (
+    DeliveryUnknown,
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidHeader,
+    InvalidSetting,
+    InvalidState,
+    NsqError,
+)
+from tests.support.fake_nsqd import error, obey, scripted_node, until
+
+pytestmark = pytest.mark.anyio
+
+
+class _Publisher:
+    """Takes batches; each waits until it is let go, where that is wanted."""
+
+    def __init__(self) -> None:
+        self.options = ProducerOptions()
+        self.batches: list[list[bytes]] = []
+        self.failing: NsqError | None = None
+        self.gate = anyio.Event()
+        self.gate.set()
+
+    async def publish_many(self, topic: str, messages: Sequence[bytes | OutgoingMessage]) -> list[Receipt]:
+        self.batches.append([message.body if isinstance(message, OutgoingMessage) else message for message in messages])
+        await self.gate.wait()
+        if self.failing is not None:
+            raise self.failing
+        return [Receipt(topic, 0, "n1", number + 1) for number in range(len(messages))]
+
+
+@asynccontextmanager
+async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterator[Batcher]:
+    failure: Exception | None = None
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            try:
+                async with Batcher(publisher, tasks, "t", limits) as batcher:
+                    yield batcher
+            except Exception as error:
+                failure = error  # raised outside of the group, as a producer does it
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def test_messages_join_in_batches_in_their_order() -> None:
+    publisher = _Publisher()
+    async with _batcher(publisher, BatcherLimits(linger=60, max_count=10)) as batcher:
+        for number in range(25):
+            await batcher.add(b"%d" % number)
+        await batcher.flush()
+        assert batcher.pending == 0
+    assert [len(batch) for batch in publisher.batches] == [10, 10, 5]
+    assert [body for batch in publisher.batches for body in batch] == [b"%d" % number for number in range(25)]
+
+
+async def test_a_batch_holds_no_more_bytes_than_it_may() -> None:
+    publisher = _Publisher()
+    async with _batcher(publisher, BatcherLimits(linger=60, max_bytes=100)) as batcher:
+        for size in (40, 40, 40, 300, 10):
+            await batcher.add(b"x" * size)
+    assert [sum(map(len, batch)) for batch in publisher.batches] == [80, 40, 300, 10]
+
+
+async def test_lingering_ends() -> None:
+    publisher = _Publisher()
+    async with _batcher(publisher, BatcherLimits(linger=0.01)) as batcher:
+        assert (await batcher.publish(b"x")).message_id == 1
+        await batcher.add(b"y")
+        await until(lambda: publisher.batches == [[b"x"], [b"y"]])
+
+
+async def test_adding_waits_while_too_much_is_pending() -> None:
+    publisher = _Publisher()
+    publisher.gate = anyio.Event()
+    added: list[int] = []
+    async with _batcher(publisher, BatcherLimits(linger=0, max_count=2, max_pending=4)) as batcher:
+
+        async def add() -> None:
+            for number in range(10):
+                await batcher.add(b"%d" % number)
+                added.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(add)
+            await until(lambda: len(added) == 4)
+            await anyio.wait_all_tasks_blocked()
+            assert len(added) == batcher.pending == 4
+            publisher.gate.set()
+    assert len(added) == 10
+    assert sum(map(len, publisher.batches)) == 10
+
+
+async def test_failures_are_told_by_flush_and_kept_for_the_user() -> None:
+    publisher = _Publisher()
+    publisher.failing = PublishFailed("no leader")
+    async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
+        await batcher.add(b"x")
+        with pytest.raises(BatchFailed, match="no leader"):
+            await batcher.flush()
+        failed = batcher.take_failed()
+        assert [(message, str(failure)) for message, failure in failed] == [(b"x", "no leader")]
+        await batcher.flush()
+        with pytest.raises(PublishFailed):
+            await batcher.publish(b"y")
+        await batcher.flush()
+
+
+async def test_leaving_tells_of_failures_unless_something_else_is_told() -> None:
+    publisher = _Publisher()
+    publisher.failing = BatchFailed([PublishFailed("no leader")])
+    with pytest.raises(BatchFailed):
+        async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
+            await batcher.add(b"x")
+    with pytest.raises(KeyError):
+        async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
+            await batcher.add(b"x")
+            raise KeyError
+
+
+async def test_failures_that_nobody_asks_for_stop_the_adding() -> None:
+    publisher = _Publisher()
+    publisher.failing = PublishFailed("no leader")
+    async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:
+        with pytest.raises(BatchFailed):
+            for _ in range(10):
+                await batcher.add(b"x")
+        assert len(batcher.take_failed()) == 3
+
+
+async def test_a_message_that_cannot_be_right_is_refused_alone() -> None:
+    publisher = _Publisher()
+    async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
+        await batcher.add(b"x")
+        with pytest.raises(InvalidBody):
+            await batcher.add(b"")
+        with pytest.raises(InvalidHeader):
+            await batcher.add(OutgoingMessage(b"x", headers={"##no": "x"}))
+        await batcher.add(OutgoingMessage(b"y", headers={"a": "b"}, key="k", trace_id=1))
+    assert functools.reduce(operator.iadd, publisher.batches, []) == [b"x", b"y"]
+
+
+async def test_a_message_that_its_topic_does_not_take_fails_alone() -> None:
+    with Cluster(nodes=1) as cluster, anyio.fail_after(15):
+        cluster.create_topic("t", channels=["ch"])
+        async with Producer(cluster.lookupd) as producer, producer.batcher("t", linger=60) as batcher:
+            for number in range(6):
+                await batcher.add(OutgoingMessage(b"%d" % number, headers={"a": "b"} if number % 2 else None))
+            with pytest.raises(BatchFailed):
+                await batcher.flush()
+            failed = batcher.take_failed()
+            assert [message.body for message, _ in failed if isinstance(message, OutgoingMessage)] == [b"1", b"3", b"5"]
+            assert {type(failure) for _, failure in failed} == {ExtendNotSupported}
+            assert batcher.pending == 0
+
+
+async def test_what_the_end_of_the_producer_cuts_off_is_told() -> None:
+    publisher = _Publisher()
+    publisher.gate = anyio.Event()
+    outcomes: list[type[NsqError]] = []
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as users, anyio.create_task_group() as tasks:
+            batcher = Batcher(publisher, tasks, "t", BatcherLimits(linger=0, max_count=1))
+            await batcher.__aenter__()
+
+            async def publish() -> None:
+                try:
+                    await batcher.publish(b"x")
+                except NsqError as failure:
+                    outcomes.append(type(failure))
+
+            users.start_soon(publish)
+            users.start_soon(publish)
+            await until(lambda: batcher.pending == 2 and publisher.batches)
+            tasks.cancel_scope.cancel()
+        with pytest.raises(InvalidState):
+            await batcher.add(b"x")
+        with pytest.raises(InvalidState):
+            async with batcher:
+                pass
+    assert sorted(outcomes, key=str) == sorted([DeliveryUnknown, PublishFailed], key=str)
+
+
+@pytest.mark.parametrize("limits", [{"linger": -1}, {"max_count": 0}, {"max_bytes": 0}, {"max_pending": 0}])
+async def test_limits_that_make_no_sense(limits: dict[str, float]) -> None:
+    with pytest.raises(InvalidSetting):
+        BatcherLimits(**limits)  # type: ignore[arg-type]
+
+
+async def test_through_a_producer() -> None:
+    answers = {"MPUB": [error("E_FAILED_ON_NOT_LEADER"), error("E_MPUB_FAILED x"), b"\0\0\0\6\0\0\0\0OK"]}
+    with anyio.fail_after(10):
+        async with scripted_node(obey(answers)) as node:
+            async with (
+                Producer(nsqd=str(node), options=ProducerOptions(retry_wait=0.001)) as producer,
+                producer.batcher("t", max_count=50) as batcher,
+            ):
+                for number in range(500):
+                    await batcher.add(b"%d" % number)
+            assert len(node.commands) == 12
+
+
+async def test_a_producer_that_ends_first_publishes_what_is_pending() -> None:
+    with anyio.fail_after(10):
+        async with scripted_node(obey()) as node:
+            async with Producer(nsqd=str(node)) as producer:
+                batcher = await producer.batcher("t", linger=60).__aenter__()
+                await batcher.add(b"x")
+            assert [command.words[0] for command in node.commands] == [b"MPUB"]
+            with pytest.raises(InvalidState):
+                await batcher.add(b"y")

@@ -1,0 +1,133 @@
+"""The pool: one connection a node, made once for all who want it, given up when nobody does."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.errors import ConnectionFailed, InvalidState, NsqError
+from nsqext.protocol.client.commands import NOP
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address
+from tests.support.fake_nsqd import obey, scripted_node, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_all_who_come_share_one_connection() -> None:
+    async with scripted_node(obey()) as node:
+        pool = ConnectionPool(ConnectionOptions())
+        place = pool.node(node.address)
+        assert pool.node(node.address) is place
+        connections = []
+
+        async def connect() -> None:
+            connections.append(await pool.connection(place))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(connect)
+        assert len(node.peers) == 1
+        assert len(set(map(id, connections))) == 1
+        connections[0].close()
+        assert await pool.connection(place) is not connections[0]
+        await pool.aclose()
+        with pytest.raises(InvalidState):
+            await pool.connection(place)
+
+
+async def test_all_who_come_share_one_failure() -> None:
+    async with scripted_node() as node:
+        pass
+    pool = ConnectionPool(ConnectionOptions())
+    place = pool.node(node.address)
+    errors: list[NsqError] = []
+
+    async def connect() -> None:
+        with pytest.raises(ConnectionFailed) as caught:
+            await pool.connection(place)
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(connect)
+    assert len(set(map(id, errors))) == 4
+    assert 1 <= place.failures <= 2
+    assert place.rest_until > 0
+
+
+async def test_when_the_one_who_connects_is_cancelled_the_next_one_does() -> None:
+    async with scripted_node(granted=None) as node:
+        pool = ConnectionPool(ConnectionOptions())
+        place = pool.node(node.address)
+        scope, done = anyio.CancelScope(), anyio.Event()
+
+        async def cancelled() -> None:
+            with scope:
+                await pool.connection(place)
+
+        async def patient() -> None:
+            await pool.connection(place)
+            done.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancelled)
+            await until(lambda: len(node.peers) == 1)
+            tasks.start_soon(patient)
+            scope.cancel()
+            await until(lambda: len(node.peers) == 2)
+            first, second = node.peers
+            await second.shake_hands({"version": "1.3.0"})
+            with anyio.fail_after(10):
+                await done.wait()
+                await first.read_magic()
+                await first.expect("IDENTIFY")
+                await first.expect_end()
+        await pool.aclose()
+
+
+async def test_connections_that_nobody_wants_are_closed_when_they_are_idle() -> None:
+    async with scripted_node() as node:
+        pool = ConnectionPool(ConnectionOptions())
+        place = pool.node(node.address)
+        connection = await pool.connection(place)
+        peer = await node.accept()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.request, b"PUB t\n\0\0\0\1x")
+            await peer.expect("PUB")
+            pool.keep_only(())
+            pool.tick()
+            assert connection.usable
+            assert pool.in_flight == 1
+            await peer.answer()
+        pool.tick()
+        assert connection.closed
+        assert place.connection is None
+        assert pool.in_flight == 0
+
+
+async def test_closing_sends_what_is_written() -> None:
+    async with scripted_node() as node:
+        pool = ConnectionPool(ConnectionOptions())
+        connection = await pool.connection(pool.node(node.address))
+        peer = await node.accept()
+        connection.write(NOP)
+        await pool.aclose()
+        await peer.expect_nop()
+        await peer.expect_end()
+
+
+async def test_a_node_that_takes_nothing_more_does_not_keep_the_others_open() -> None:
+    async with scripted_node() as stuck, scripted_node() as idle:
+        pool = ConnectionPool(ConnectionOptions())
+        connections = []
+        for node in (stuck, idle):
+            connections.append(await pool.connection(pool.node(node.address)))
+            (await node.accept()).stop_reading()
+        connections[0].write(b"x" * 20_000_000)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.aclose)
+            await anyio.wait_all_tasks_blocked()
+            pool.node(Address("127.0.0.1", 1))  # somebody learns of a node meanwhile
+        assert [connection.closed for connection in connections] == [True, True]

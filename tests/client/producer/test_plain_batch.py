@@ -1,0 +1,79 @@
+"""The short way of many messages: it says the same as the long one, and leaves to it what it cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext import OutgoingMessage, ProducerOptions
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.plain_batch import plain_batches
+from nsqext.client.producer.routing import Route
+from nsqext.errors import ProtocolError
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.client.commands import multi, multi_body, sized
+from nsqext.protocol.identify import Negotiated
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address, TopicMeta
+
+_OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_size=1000)
+
+
+def _route(*, extend: bool = False) -> Route:
+    meta = TopicMeta(partition_num=1, extend_support=extend)
+    return Route("t", PartitionMap("t", meta=meta, leaders={0: Address("n", 1)}), ConnectionPool(ConnectionOptions()))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=30))
+def test_a_command_for_many_is_line_size_and_body(items: list[bytes]) -> None:
+    expected = sized(b"MPUB t 0\n", multi_body(items))
+    assert multi(b"MPUB t 0\n", items) == expected
+    assert multi(b"MPUB t 0\n", items, list(map(len, items))) == expected
+    one_size = [item.ljust(20) for item in items]
+    assert multi(b"MPUB t 0\n", one_size, 20) == sized(b"MPUB t 0\n", multi_body(one_size))
+
+
+@given(st.lists(st.integers(min_value=0, max_value=310), min_size=1, max_size=40))
+def test_what_the_servers_take_goes_the_short_way_and_nothing_else(sizes: list[int]) -> None:
+    bodies = [b"x" * size for size in sizes]
+    target = _route().at(0)
+    batches = plain_batches(_route(), 0, bodies, _OPTIONS)
+    assert (batches is not None) == (min(sizes) > 0 and max(sizes) <= 300)
+    if batches is None:
+        return
+    assert [index for batch in batches for index in batch.indexes] == list(range(len(sizes)))
+    for batch in batches:
+        mine = [bodies[index] for index in batch.indexes]
+        body = multi_body(mine)
+        assert len(mine) <= 8
+        assert len(body) <= 1000
+        assert batch.command(target, TopicMeta(), Negotiated()) == sized(b"MPUB t 0\n", body)
+        assert batch.receipts(target, TopicMeta(), b"OK") == [target.receipt] * len(mine)
+    if len(sizes) <= 8 and len(multi_body(bodies)) <= 1000:
+        assert len(batches) == 1
+
+
+def test_a_body_that_fits_no_batch_is_left_to_its_error() -> None:
+    assert plain_batches(_route(), None, [b"x" * 300], ProducerOptions(max_batch_size=300)) is None
+
+
+@pytest.mark.parametrize("messages", [[b"a", OutgoingMessage(b"b")], [b"a", "b"], [bytearray(b"a")], [None]])
+def test_anything_but_bytes_has_to_be_looked_at(messages: list[Any]) -> None:
+    assert plain_batches(_route(), None, messages, _OPTIONS) is None
+
+
+def test_bodies_that_are_to_be_compressed_get_headers() -> None:
+    options = ProducerOptions(compression="gzip", compression_min=100)
+    assert plain_batches(_route(extend=True), None, [b"x" * 99], options) is not None
+    assert plain_batches(_route(extend=True), None, [b"x" * 99, b"x" * 100], options) is None
+    assert plain_batches(_route(extend=False), None, [b"x" * 100], options) is not None
+
+
+def test_a_reply_to_another_command_is_told() -> None:
+    batches = plain_batches(_route(), None, [b"a"], _OPTIONS)
+    assert batches is not None
+    with pytest.raises(ProtocolError, match="reply to a batch"):
+        batches[0].receipts(_route().at(0), TopicMeta(), b"OK" + bytes(28))

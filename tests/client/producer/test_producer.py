@@ -1,0 +1,462 @@
+"""The producer against scripted servers: where messages go, what is sent, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from nsqext import (
+    BatchFailed,
+    DeliveryUnknown,
+    OutgoingMessage,
+    Producer,
+    PublishFailed,
+    Receipt,
+)
+from nsqext.errors import (
+    DelayNotSupported,
+    ExtendNotSupported,
+    InvalidHeader,
+    InvalidPartition,
+    InvalidState,
+    NsqError,
+    TopicNotFound,
+)
+from nsqext.protocol.compression import COMPRESS_HEADER, decompress_body
+from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.trace_reply import encode_trace_reply
+from tests.support.fake_nsqd import (
+    PLAIN,
+    Answer,
+    error,
+    obey,
+    ok,
+    scripted_lookup,
+    scripted_node,
+    until,
+)
+from tests.support.lookup_responses import node_json
+from tests.support.machine_pauses import unless_paused
+from tests.support.producers import bodies, bounded, options_of, producing
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+
+async def _publish_keyed(producer: Producer, body: bytes) -> None:
+    await producer.publish("t", body, key="k")
+
+
+# Choice
+
+
+async def test_partitions_take_turns() -> None:
+    async with producing({}, {}) as (producer, nodes, _):
+        receipts = [await producer.publish("t", b"x") for _ in range(6)]
+        assert sorted(receipt.partition for receipt in receipts) == [0, 0, 0, 1, 1, 1]
+        assert receipts[0].partition != receipts[1].partition
+        assert {receipt.node for receipt in receipts} == {str(node) for node in nodes}
+
+
+async def test_least_pending_avoids_the_busy_node() -> None:
+    async with producing({"PUB": None}, {}, options=options_of(balance="least_pending", close_timeout=0.0)) as setup:
+        producer, nodes, _ = setup
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_swallow, producer, 0)
+            await until(lambda: nodes[0].commands)
+            receipts = [await producer.publish("t", b"x", partition=1)]
+            receipts += [await producer.publish("t", b"x") for _ in range(6)]
+            assert {receipt.partition for receipt in receipts} == {1}
+            tasks.cancel_scope.cancel()
+
+
+async def _swallow(producer: Producer, partition: int) -> None:
+    with anyio.CancelScope():
+        await producer.publish("t", b"stuck", partition=partition)
+
+
+async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
+    async with producing({}, {}) as (producer, _, _):
+        keyed = {(await producer.publish("t", b"x", key="user:42")).partition for _ in range(4)}
+        assert keyed == {1}
+        assert (await producer.publish("t", b"x", partition=0)).partition == 0
+        with pytest.raises(InvalidPartition):
+            await producer.publish("t", b"x", partition=2)
+        with pytest.raises(InvalidPartition):
+            await producer.publish("t", b"x", partition=0, key="k")
+
+
+async def test_a_key_needs_partitions() -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
+        with pytest.raises(InvalidPartition, match="number of partitions"):
+            await producer.publish("t", b"x", key="k")
+
+
+async def test_nothing_is_connected_before_it_is_needed_and_a_node_that_comes_back_is_found(nobody: Address) -> None:
+    async def attempt(number: int) -> None:
+        async with bounded(), Producer(nsqd=str(nobody), options=options_of(timeout=0.2)) as producer:
+            for body in (b"first", b"again"):
+                with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
+                    await producer.publish("t", b"lost")
+                assert caught.value.attempts
+                async with scripted_node(obey(), port=nobody.port) as node:
+                    await anyio.wait_all_tasks_blocked()
+                    assert not node.peers
+                    await producer.publish("t", body)
+                    assert bodies(node) == [body]
+                    assert len(node.peers) == 1
+
+    await unless_paused(attempt, 0.05)
+
+
+async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
+    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
+        lookup.tell({0: one}, num=1)
+        async with Producer(str(lookup), options=options_of()) as producer:
+            for topic in ("a", "b"):
+                await producer.publish(topic, b"x")
+            lookup.tell({0: two}, num=1)
+            pool, directory = producer._pool, producer._directory
+            first = pool.node(one.address)
+            for topic, kept in (("a", True), ("b", False)):
+                await directory.refresh(topic)
+                await producer.publish(topic, b"y")
+                pool.tick()
+                assert (first.connection is not None) is kept
+            lookup.tell({0: one}, num=1)
+            await directory.refresh("a")
+            await producer.publish("a", b"z")
+            assert pool.node(one.address) is first
+            assert first.connection is not None
+
+
+async def test_topics_that_nobody_publishes_to_are_forgotten_while_others_go_on() -> None:
+    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
+        options = options_of(forget_after=0.05)
+        async with Producer(str(lookup), options=options) as producer:
+            lookup.tell({0: one}, num=1)
+            for number in range(20):
+                await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
+            lookup.tell({0: two}, num=1)
+            sender, directory = producer._sender, producer._directory
+            with anyio.fail_after(5):
+                first = producer._pool.node(one.address)
+                while len(sender.routes) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
+                    await producer.publish("busy", b"x", partition=0)
+                    await producer.publish("busy", b"x")
+            assert list(sender.routes) == list(sender._unwatch) == ["busy"]
+            assert producer._pool.node(two.address).connection is not None
+            lookup.tell({0: one}, num=1)
+            await producer.publish("idle3", b"again", key="k")
+            assert bodies(one)[-1] == b"again"
+
+
+# Headers, traces, compression, delay
+
+
+async def test_a_trace_gives_a_full_receipt() -> None:
+    async with producing({"PUB_TRACE": ok(encode_trace_reply(7, 5, 100, 31))}) as (producer, nodes, _):
+        receipt = await producer.publish("t", b"x", trace_id=5)
+        assert receipt == Receipt("t", 0, str(nodes[0]), 7, 5, 100, 31)
+        assert await producer.publish("t", b"y", trace_id=5) == receipt  # over the connection that is there now
+        assert await producer.publish("t", b"z", trace_id=5, key="k") == receipt
+        assert await producer.publish("t", b"z", trace_id=5, partition=0) == receipt
+
+
+@pytest.mark.parametrize("reply", [ok(), ok(b"NO" + bytes(28)), ok(encode_trace_reply(7, 5, 100, 31) + b"x")])
+async def test_a_reply_without_the_trace_is_an_unknown_outcome(reply: bytes) -> None:
+    options = options_of(on_unknown="raise")
+    async with producing({"PUB_TRACE": reply}, options=options) as (producer, _, _):
+        for _ in range(2):
+            await producer.publish("t", b"x")  # connects
+            with pytest.raises(DeliveryUnknown, match="trace"):
+                await producer.publish("t", b"x", trace_id=5)
+
+
+async def test_headers_are_sent_as_they_are_given() -> None:
+    headers = {"user": "42", "x.y": "\u00e9"}
+    async with producing({}, extend=True) as (producer, nodes, _):
+        for _ in range(2):
+            await producer.publish("t", b"x", headers=headers, tag="canary")
+        assert headers == {"user": "42", "x.y": "\u00e9"}
+        sent = {body for node in nodes for body in bodies(node, "PUB_EXT")}
+        header = '{"user":"42","x.y":"\u00e9","##client_dispatch_tag":"canary"}'.encode()
+        assert sent == {len(header).to_bytes(2, "big") + header + b"x"}
+        for wrong in ({"##a": "b"}, {"a": 1}, {"a b": "c"}):
+            with pytest.raises(InvalidHeader):
+                await producer.publish("t", b"x", headers=wrong)  # type: ignore[arg-type]
+
+
+async def test_headers_need_a_topic_that_takes_them() -> None:
+    async with producing({}) as (producer, nodes, _):
+        with pytest.raises(ExtendNotSupported):
+            await producer.publish("t", b"x", headers={"a": "b"})
+        assert nodes[0].commands == []
+
+
+async def test_an_error_in_an_extended_batch_gives_the_connection_up() -> None:
+    answers: list[Answer] = [error("E_INVALID_JSON_HEADER x"), ok()]
+    async with producing({"MPUB_EXT": answers}, extend=True) as (producer, nodes, _):
+        with pytest.raises(BatchFailed):
+            await producer.publish_many("t", [OutgoingMessage(b"x", headers={"a": "b"}), b"y"])
+        receipts = await producer.publish_many(
+            "t", [OutgoingMessage(b"x", headers={"a": "b"}), OutgoingMessage(b"y", trace_id=3)]
+        )
+        assert [receipt.trace_id for receipt in receipts] == [0, 3]
+        assert b'{"##trace_id":"3"}' in bodies(nodes[0], "MPUB_EXT")[1]
+        assert len(nodes[0].peers) == 2
+
+
+@pytest.mark.parametrize("extend", [False, True])
+async def test_bodies_are_compressed_where_headers_can_tell(extend: bool) -> None:
+    options = options_of(compression="snappy", compression_min=100)
+    body = b"all work and no play " * 50
+    async with producing({}, extend=extend, options=options) as (producer, nodes, _):
+        await producer.publish("t", body)
+        await producer.publish("t", body[:50])
+        await producer.publish_many("t", [body, b"small"])
+        sent = nodes[0].commands
+        assert sent[1].words[0] == b"PUB"
+        if not extend:
+            assert sent[0].body == body
+            return
+        packed = sent[0].body or b""
+        size = int.from_bytes(packed[:2], "big")
+        headers = decode_headers(packed[2 : 2 + size])
+        assert headers[COMPRESS_HEADER] == "2"
+        assert decompress_body(headers, packed[2 + size :]) == body
+        assert [command.words[0] for command in sent] == [b"PUB_EXT", b"PUB", b"MPUB_EXT"]
+
+
+async def test_a_delay_is_for_the_original_nsq() -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
+        await producer.publish("t", b"x", delay=1.5)
+        assert node.commands[0].words == [b"DPUB", b"t", b"1500"]
+        with pytest.raises(DelayNotSupported):
+            await producer.publish("t", b"x", delay=1, trace_id=1)
+    async with producing({}) as (producer, nodes, _):
+        with pytest.raises(DelayNotSupported):
+            await producer.publish("t", b"x", delay=1)
+        assert nodes[0].commands == []
+
+
+# The original NSQ
+
+
+async def test_a_topic_that_lookup_does_not_know_yet_goes_to_the_nodes_of_the_original_nsq() -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.tell_path("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+        async with Producer(str(lookup), options=options_of()) as producer:
+            assert (await producer.publish("new", b"x")).partition == -1
+            lookup.tell(nodes=[node])
+            assert (await producer.publish("new", b"y")).node == str(node)
+        assert bodies(node) == [b"x", b"y"]
+        lookup.refuse()
+        lookup.tell_path("/nodes", {"producers": [node_json(str(node))]})
+        async with Producer(str(lookup), options=options_of()) as producer:
+            with pytest.raises(TopicNotFound):
+                await producer.publish("new", b"x")
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(many: bool) -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.refuse(404, "TOPIC_NOT_FOUND")
+        lookup.tell_path("/nodes", {"producers": []})
+        async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
+            if many:
+                tasks.start_soon(producer.publish_many, "new", [b"x"])
+            else:
+                tasks.start_soon(producer.publish, "new", b"x")
+            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 2)
+            lookup.tell_path("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+        assert len(node.commands) == 1
+
+
+async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
+    async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        options = options_of(timeout=30.0)
+        async with Producer(str(lookup), options=options) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(_publish_keyed, producer, b"x")
+            peer = await node.accept()
+            await peer.expect("PUB")
+            tasks.start_soon(_publish_keyed, producer, b"y")
+            await anyio.wait_all_tasks_blocked()
+            begun_by = time.monotonic()
+            await anyio.sleep(0.01)
+            await peer.answer()
+            await peer.expect("PUB")
+            (reply,) = producer._pool.node(node.address).connection.protocol._pending  # type: ignore[union-attr]
+            assert reply.deadline <= begun_by + options.timeout
+            await peer.answer()
+
+
+async def test_where_no_node_comes_up_the_error_says_so() -> None:
+    async with bounded(), scripted_lookup() as lookup:
+        lookup.refuse(404, "TOPIC_NOT_FOUND")
+        lookup.tell_path("/nodes", {"producers": []})
+        async with Producer(str(lookup), options=options_of(timeout=0.3)) as producer:
+            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
+                await producer.publish("new", b"x")
+            with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
+                await producer.publish_many("new", [b"x"])
+
+
+async def test_several_nodes_without_lookup() -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as one, scripted_node(obey(), granted=PLAIN) as two:
+        async with scripted_node() as gone:
+            pass
+        async with Producer(nsqd=[str(one), str(gone), str(two)], options=options_of()) as producer:
+            for _ in range(9):
+                await producer.publish("t", b"x")
+        assert len(one.commands) + len(two.commands) == 9
+        assert min(len(one.commands), len(two.commands)) >= 3
+
+
+# Life
+
+
+async def test_closing_waits_for_what_is_under_way() -> None:
+    async with bounded(), scripted_node() as node, anyio.create_task_group() as tasks:
+        receipts: list[Receipt] = []
+
+        async def publish(producer: Producer) -> None:
+            receipts.append(await producer.publish("t", b"x"))
+
+        async def serve() -> None:
+            peer = await node.accept()
+            await peer.expect("PUB")
+            taken.set()
+            await leaving.wait()
+            await peer.answer()
+
+        taken, leaving = anyio.Event(), anyio.Event()
+        tasks.start_soon(serve)
+        async with Producer(nsqd=str(node)) as producer:
+            tasks.start_soon(publish, producer)
+            await taken.wait()
+            leaving.set()
+        assert len(receipts) == 1
+
+
+async def test_closing_after_a_cancellation_waits_no_longer_than_for_the_answer() -> None:
+    async with bounded(), scripted_node() as node:
+        async with anyio.create_task_group() as tasks:
+
+            async def use() -> None:
+                async with Producer(nsqd=str(node), options=options_of(close_timeout=60)) as producer:
+                    await producer.publish("t", b"x")
+
+            tasks.start_soon(use)
+            peer = await node.accept()
+            await peer.expect("PUB")
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await peer.answer()
+        await peer.expect_end()
+
+
+async def test_closing_does_not_wait_for_ever() -> None:
+    outcomes: list[NsqError] = []
+    async with bounded(), scripted_node(obey({"PUB": None})) as node, anyio.create_task_group() as tasks:
+
+        async def publish(producer: Producer, **choice: Any) -> None:
+            try:
+                await producer.publish("t", b"x", **choice)
+            except NsqError as failure:
+                outcomes.append(failure)
+
+        async with Producer(nsqd=str(node), options=options_of(close_timeout=0.1, timeout=60)) as producer:
+            for _ in range(3):
+                tasks.start_soon(publish, producer)
+            await until(lambda: len(node.commands) == 3)
+    assert [type(outcome) for outcome in outcomes] == [DeliveryUnknown] * 3
+
+
+async def test_a_closed_producer_refuses() -> None:
+    async with bounded(), scripted_node(obey()) as node:
+        producer = Producer(nsqd=str(node))
+        with pytest.raises(InvalidState):
+            await producer.publish("t", b"x")
+        async with producer:
+            await producer.publish("t", b"x")
+        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
+            with pytest.raises(InvalidState):
+                await publish
+        with pytest.raises(InvalidState):
+            async with producer:
+                pass
+        with pytest.raises(InvalidState):
+            producer.batcher("t")
+
+
+async def test_what_closing_cuts_off_is_not_tried_again() -> None:
+    outcomes: list[NsqError] = []
+
+    async def publish(producer: Producer) -> None:
+        with pytest.raises(DeliveryUnknown, match="before the producer was closed") as caught:
+            await producer.publish("t", b"late")
+        outcomes.append(caught.value)
+
+    options = options_of(close_timeout=0.05, retry_wait=5.0)
+    async with (
+        bounded(),
+        scripted_node(obey({"PUB": [ok(), None]})) as node,
+        anyio.create_task_group() as tasks,
+        Producer(nsqd=str(node), options=options) as producer,
+    ):
+        await producer.publish("t", b"x")
+        tasks.start_soon(publish, producer)
+        await until(lambda: len(node.commands) == 2)
+    assert len(outcomes) == 1
+    assert bodies(node) == [b"x", b"late"]
+
+
+async def test_the_error_of_the_block_is_kept() -> None:
+    async with bounded(), scripted_node(obey()) as node:
+        with pytest.raises(KeyError):
+            async with Producer(nsqd=str(node)) as producer:
+                await producer.publish("t", b"x")
+                raise KeyError
+        with anyio.CancelScope() as scope:
+            async with Producer(nsqd=str(node)) as producer:
+                await producer.publish("t", b"x")
+                scope.cancel()
+                await anyio.sleep(10)
+        assert scope.cancelled_caught
+
+
+async def test_an_open_producer_that_is_dropped_warns() -> None:
+    producer = Producer(nsqd="127.0.0.1:1")
+    producer._open = True
+    with pytest.warns(ResourceWarning, match="dropped"):
+        del producer
+        gc.collect()
+
+
+@pytest.mark.parametrize("steps", range(1, 14))
+async def test_cancelling_a_publish_anywhere_leaves_all_in_order(steps: int) -> None:
+    """Cancel after so many turns of the event loop: connecting, shaking hands, sending, waiting, trying again."""
+    answers: list[Answer] = [error("E_FAILED_ON_NOT_LEADER"), ok()]
+    async with producing({"PUB": answers}) as (producer, nodes, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_publish_keyed, producer, b"x")
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            if steps > 8:
+                await anyio.sleep(0.002 * (steps - 8))
+            tasks.cancel_scope.cancel()
+        receipt = await producer.publish("t", b"y", key="k")
+        assert receipt.partition == 0
+        assert len(producer._turns) == 0
+        assert not producer._sender.running
+        await until(lambda: not producer._pool.in_flight)
+        assert bodies(nodes[0])[-1] == b"y"

@@ -1,0 +1,131 @@
+"""The producer on embedded clusters: leaders that die and move, order, and the original NSQ through lookup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from nsqext import OutgoingMessage, Producer, ProducerOptions, Receipt
+from nsqext.broker import Cluster
+from nsqext.errors import ExtendNotSupported
+from tests.support.fake_nsqd import until
+from tests.support.machine_pauses import PauseWatch
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(nodes=3) as running:
+        running.create_topic("plain", partitions=2, replicas=1, channels=["ch"])
+        running.create_topic("extended", partitions=1, replicas=2, extend=True, channels=["ch"])
+        yield running
+
+
+async def test_receipts_of_every_way_to_publish(cluster: Cluster) -> None:
+    with anyio.fail_after(15):
+        async with Producer(cluster.lookupd) as producer:
+            plain = await producer.publish("plain", b"x")
+            traced = await producer.publish("plain", b"x", trace_id=7)
+            both = await producer.publish("extended", b"x", headers={"user": "42"}, tag="canary", trace_id=9)
+            many = await producer.publish_many(
+                "plain", [OutgoingMessage(b"a", trace_id=1), OutgoingMessage(b"b", trace_id=2)]
+            )
+            mixed = await producer.publish_many("extended", [b"a", OutgoingMessage(b"b", headers={"k": "v"})])
+            with pytest.raises(ExtendNotSupported):
+                await producer.publish("plain", b"x", tag="canary")
+    assert plain.message_id == 0
+    assert traced.message_id > 0
+    assert traced.size == 31
+    assert both.trace_id == 9
+    assert both.offset >= 0
+    assert [receipt.trace_id for receipt in many] == [1, 2]
+    assert many[1].message_id == many[0].message_id + 1
+    assert many[1].offset == many[0].offset + many[0].size
+    assert len(mixed) == 2
+
+
+async def _publish_all(producer: Producer, topic: str, key: str, gone: anyio.Event, receipts: list[Receipt]) -> float:
+    """Publish in a row, until some time after the leader went; returns the longest time that one took."""
+    longest, after = 0.0, 0
+    while after < 100:
+        begun, number = time.monotonic(), len(receipts)
+        receipts.append(await producer.publish(topic, b"%s-%d" % (key.encode(), number), key=key, trace_id=number))
+        longest = max(longest, time.monotonic() - begun)
+        after += gone.is_set()
+        await anyio.sleep(0.002)
+    return longest
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate", "move"])
+async def test_a_leader_that_goes_costs_less_than_two_seconds_and_no_order(how: str) -> None:
+    with Cluster(nodes=3) as cluster, anyio.fail_after(30), PauseWatch() as pauses:
+        cluster.create_topic("t", partitions=1, replicas=3, channels=["ch"])
+        receipts: dict[str, list[Receipt]] = {key: [] for key in ("a", "b")}
+        stalls: list[float] = []
+        gone = anyio.Event()
+
+        async def publish(producer: Producer, key: str) -> None:
+            stalls.append(await _publish_all(producer, "t", key, gone, receipts[key]))
+
+        options = ProducerOptions(timeout=20)
+        async with Producer(cluster.lookupd, options=options) as producer, anyio.create_task_group() as tasks:
+            for key in receipts:
+                tasks.start_soon(publish, producer, key)
+            await until(lambda: len(receipts["a"]) > 20)
+            leader = cluster.leader("t")
+            if how == "move":
+                others = sorted(set(cluster.nodes) - {leader})
+                await anyio.to_thread.run_sync(cluster.move_leader, "t", 0, others[0])
+            else:
+                await anyio.to_thread.run_sync(getattr(cluster, how), leader)
+            gone.set()
+        assert len({receipt.node for receipt in receipts["a"]}) == 2
+    # a node that is told to go refuses writes for a second before it goes
+    assert max(stalls) - pauses.total < (3.0 if how == "terminate" else 2.0)
+    for row in receipts.values():
+        offsets = [receipt.offset for receipt in row]
+        assert offsets == sorted(offsets)
+        assert [receipt.trace_id for receipt in row] == list(range(len(row)))
+
+
+async def test_unkeyed_messages_hardly_notice_a_node_that_dies() -> None:
+    with Cluster(nodes=3) as cluster, anyio.fail_after(30), PauseWatch() as pauses:
+        cluster.create_topic("t", partitions=3, replicas=1, channels=["ch"])
+        async with Producer(cluster.lookupd, options=ProducerOptions(timeout=10)) as producer:
+            for _ in range(9):
+                await producer.publish("t", b"x")
+            dead = cluster.nodes[cluster.leader("t", 0)].tcp
+            await anyio.to_thread.run_sync(cluster.kill, cluster.leader("t", 0))
+            begun = time.monotonic()
+            nodes = {(await producer.publish("t", b"x")).node for _ in range(60)}
+            taken = time.monotonic() - begun
+        assert dead not in nodes
+        assert len(nodes) == 2
+    assert taken - pauses.total < 1.5
+
+
+async def test_the_original_nsq_through_lookup() -> None:
+    with Cluster(nodes=2, generation="nsq") as cluster, anyio.fail_after(18):
+        options = ProducerOptions(timeout=8)
+        async with Producer(cluster.lookupd, options=options) as producer:
+            for number in range(10):
+                assert (await producer.publish("fresh", b"%d" % number)).partition == -1
+            await producer.publish("fresh", b"later", delay=0.1)
+            assert len(await producer.publish_many("fresh", [b"a"] * 10)) == 10
+        published = 0
+        for node in cluster.nodes.values():
+            stats = await anyio.to_thread.run_sync(_stats, node.http)
+            published += sum(topic["message_count"] for topic in stats["topics"])
+        assert published == 21
+
+
+def _stats(address: str) -> dict[str, Any]:
+    answer: dict[str, Any] = httpx.get(f"http://{address}/stats?format=json").json()
+    data: dict[str, Any] = answer.get("data", answer)
+    return data

@@ -1,0 +1,127 @@
+"""Many messages by one call: batches, an outcome for each, and nothing sent when one cannot be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsqext import (
+    BatchFailed,
+    OutgoingMessage,
+    Producer,
+    PublishFailed,
+    Receipt,
+)
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidHeader, InvalidInput
+from nsqext.errors.server import BadMessage
+from nsqext.protocol.client.commands import multi_body
+from tests.support.fake_nsqd import (
+    PLAIN,
+    Answer,
+    error,
+    obey,
+    ok,
+    scripted_node,
+)
+from tests.support.producers import bodies, bounded, options_of, producing
+
+pytestmark = pytest.mark.anyio
+
+
+# Many
+
+
+async def test_many_go_as_batches_by_partition() -> None:
+    async with producing({}, {}) as (producer, nodes, _):
+        receipts = await producer.publish_many(
+            "t", [OutgoingMessage(b"a", key="user:42"), OutgoingMessage(b"b", key="order-1"), b"c"]
+        )
+        assert [receipt.partition for receipt in receipts[:2]] == [1, 1]
+        assert await producer.publish_many("t", []) == []
+        assert sum(len(bodies(node, "MPUB")) for node in nodes) == 2
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_generator_is_taken_once(key: str | None) -> None:
+    async with producing({}) as (producer, nodes, _):
+        receipts = await producer.publish_many("t", (body for body in (b"a", b"bc")), key=key)
+        assert len(receipts) == 2
+        assert bodies(nodes[0], "MPUB") == [multi_body([b"a", b"bc"])]
+
+
+async def test_the_outcome_of_every_message_is_told_apart() -> None:
+    async with producing({}, {"MPUB": error("E_BAD_MESSAGE x")}) as (producer, _, _):
+        drafts = [OutgoingMessage(b"a", key=key) for key in ("polygenelubricants", "user:42", "polygenelubricants")]
+        with pytest.raises(BatchFailed, match="1 of 3") as caught:
+            await producer.publish_many("t", drafts)
+        outcomes = caught.value.outcomes
+        assert [type(outcome) for outcome in outcomes] == [Receipt, BadMessage, Receipt]
+
+
+async def test_batches_of_a_key_stop_at_the_first_that_fails() -> None:
+    options = options_of(max_batch_count=2)
+    answers: list[Answer] = [ok(), error("E_BAD_MESSAGE x"), ok()]
+    async with producing({"MPUB": answers}, options=options) as (producer, nodes, _):
+        with pytest.raises(BatchFailed) as caught:
+            await producer.publish_many("t", [b"%d" % number for number in range(6)], key="k")
+        kinds = [type(outcome) for outcome in caught.value.outcomes]
+        assert kinds == [Receipt] * 2 + [BadMessage] * 2 + [PublishFailed] * 2
+        assert len(bodies(nodes[0], "MPUB")) == 2
+
+
+async def test_nothing_is_sent_when_one_message_cannot_be_right() -> None:
+    async with producing({}) as (producer, nodes, _):
+        wrong: list[Any] = [[b"x", b""], [b"x", "y"], b"xy", [b"x" * 2_000_000]]
+        for messages in wrong:
+            with pytest.raises(InvalidBody):
+                await producer.publish_many("t", messages)
+        assert nodes[0].commands == []
+
+
+async def test_the_message_that_cannot_be_right_is_named() -> None:
+    async with producing({}) as (producer, nodes, _):
+        wrong: list[tuple[type[InvalidInput], Any]] = [
+            (InvalidBody, b""),
+            (InvalidHeader, OutgoingMessage(b"x", headers={"##no": "x"})),
+            (ExtendNotSupported, OutgoingMessage(b"x", headers={"a": "b"})),
+            (ExtendNotSupported, OutgoingMessage(b"x", tag="canary")),
+        ]
+        for kind, message in wrong:
+            with pytest.raises(kind, match="message 2: ") as caught:
+                await producer.publish_many("t", [b"a", b"b", message, b"c"])
+            assert (caught.value.index, caught.value.topic) == (2, "t")
+        assert nodes[0].commands == []
+
+
+async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent() -> None:
+    marks: list[tuple[OutgoingMessage, str]] = [
+        (OutgoingMessage(b"x", headers={"a": "b"}), "headers and tags"),
+        (OutgoingMessage(b"x", tag="canary"), "headers and tags"),
+        (OutgoingMessage(b"x", trace_id=0), "trace ids"),
+    ]
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node:
+        for connected in (False, True):
+            options = options_of(max_batch_count=2)
+            async with Producer(nsqd=["127.0.0.1:1", str(node)], options=options) as producer:
+                if connected:
+                    await producer.publish_many("t", [b"a"])
+                for mark, what in marks:
+                    with pytest.raises(
+                        ExtendNotSupported, match=f"message 3: the original NSQ knows no {what}"
+                    ) as caught:
+                        await producer.publish_many("t", [b"a", b"b", b"c", mark, b"d"])
+                    assert (caught.value.index, caught.value.topic) == (3, "t")
+        assert [command.words[0] for command in node.commands] == [b"MPUB"]
+
+
+async def test_headers_without_lookup_are_left_to_a_redesigned_server() -> None:
+    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), options=options_of()) as producer:
+        await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])
+        assert len(bodies(node, "MPUB_EXT")) == 1
+
+
+async def test_headers_for_nodes_that_cannot_be_reached_fail_as_anything_does() -> None:
+    async with bounded(), Producer(nsqd="127.0.0.1:1", options=options_of(timeout=0.1)) as producer:
+        with pytest.raises(BatchFailed, match="2 of 2"):
+            await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])

@@ -1,0 +1,143 @@
+"""Publications: the commands they become, and the receipts they read out of replies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from nsqext.client.producer.batch import BatchPlanner
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.request import OutgoingMessage, Single, check_choice, key_bytes
+from nsqext.client.producer.routing import Route
+from nsqext.client.trace_log import trace_log
+from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.hashing import key_hash
+from nsqext.protocol.identify import Negotiated
+from nsqext.protocol.trace_reply import encode_trace_reply
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address, TopicMeta
+
+_HA = Negotiated(version="0.3.7-HA.1.13.0")
+_OPTIONS = ProducerOptions()
+
+
+def _route(partitions: int = 2, *, extend: bool = False) -> Route:
+    leaders = {partition: Address("n", 1) for partition in range(partitions)}
+    meta = TopicMeta(partition_num=partitions, extend_support=extend)
+    return Route("t", PartitionMap("t", meta=meta, leaders=leaders), ConnectionPool(ConnectionOptions()))
+
+
+def _sorter(route: Route, options: ProducerOptions = _OPTIONS, key: bytes | None = None) -> BatchPlanner:
+    return BatchPlanner(route, options, key_hash("murmur3"), key, None)
+
+
+@pytest.fixture
+def tracing() -> Iterator[None]:
+    trace_log.on("t")
+    yield
+    trace_log.off()
+
+
+def test_the_command_of_a_single_message() -> None:
+    route = _route(extend=True)
+    target = route.at(1)
+    assert Single("t", b"x", _OPTIONS).command(target, route.meta, _HA) == b"PUB t 1\n\0\0\0\1x"
+    traced = Single("t", b"x", _OPTIONS, trace_id=5)
+    assert traced.command(target, route.meta, _HA) == b"PUB_TRACE t 1\n\0\0\0\x09\0\0\0\0\0\0\0\5x"
+    headers = Single("t", b"x", _OPTIONS, headers={"a": "b"})
+    assert headers.command(target, route.meta, _HA) == b'PUB_EXT t 1\n\0\0\0\x0c\0\x09{"a":"b"}x'
+    assert headers.receipts(target, route.meta, b"OK") == [target.receipt]
+    with pytest.raises(ProtocolError):
+        headers.receipts(target, route.meta, encode_trace_reply(1, 2, 3, 4))
+    with pytest.raises(ProtocolError):
+        traced.receipts(target, route.meta, b"OK")
+
+
+def test_a_topic_that_is_traced_gets_receipts_without_being_asked(tracing: None) -> None:
+    route = _route(extend=True)
+    target = route.at(0)
+    single = Single("t", b"x", _OPTIONS)
+    assert single.command(target, route.meta, _HA).startswith(b"PUB_TRACE t 0\n")
+    assert single.receipts(target, route.meta, encode_trace_reply(9, 0, 31, 31))[0].message_id == 9
+    assert b'"##trace_id":"0"' in Single("t", b"x", _OPTIONS, tag="a").command(target, route.meta, _HA)
+    assert Single("t", b"x", _OPTIONS).command(target, TopicMeta(), Negotiated()).startswith(b"PUB t")
+    sorter = _sorter(route)
+    sorter.add([b"a", b"b"])
+    assert sorter.rows[0][0].command(target, route.meta, _HA).startswith(b"MPUB_TRACE t 0\n")
+
+
+def test_what_is_traced_is_logged(tracing: None, caplog: pytest.LogCaptureFixture) -> None:
+    target = _route().at(0)
+    with caplog.at_level(logging.INFO, "nsqext.trace"):
+        trace_log.published([target.receipt], "127.0.0.1:1")
+    assert [record.name for record in caplog.records] == ["nsqext.trace"]
+
+
+@pytest.mark.parametrize("delay", [-1, "1", True, float("nan"), 1e12])
+def test_a_delay_is_a_time(delay: float) -> None:
+    with pytest.raises(InvalidInput):
+        Single("t", b"x", _OPTIONS, delay=delay)
+
+
+def test_keys_and_partitions() -> None:
+    assert key_bytes("ü") == "ü".encode()
+    with pytest.raises(InvalidInput):
+        key_bytes(5)  # type: ignore[arg-type]
+    check_choice(None, 3)
+    for partition in (-1, 1024, True, "0"):
+        with pytest.raises(InvalidPartition):
+            check_choice(None, partition)
+
+
+def test_plain_bodies_make_one_batch() -> None:
+    sorter = _sorter(_route())
+    sorter.add([b"a", b"bc"])
+    [[batch]] = sorter.rows
+    assert batch.free
+    assert batch.indexes == [0, 1]
+    assert batch.command(_route().at(0), TopicMeta(partition_num=2), _HA).startswith(b"MPUB t 0\n")
+
+
+def test_batches_split_by_partition_count_and_size() -> None:
+    options = ProducerOptions(max_batch_count=2)
+    sorter = _sorter(_route(), options)
+    sorter.add(
+        [
+            OutgoingMessage(b"a", key="user:42"),
+            b"1",
+            b"2",
+            b"3",
+            OutgoingMessage(b"b", key="order-1"),
+            OutgoingMessage(b"c", key="order-2"),
+        ]
+    )
+    assert [[batch.indexes for batch in row] for row in sorter.rows] == [[[0, 4], [5]], [[1, 2]], [[3]]]
+    assert sorter.keys == {b"user:42", b"order-1", b"order-2"}
+    small = _sorter(_route(), ProducerOptions(max_batch_size=100))
+    small.add([b"x" * 60, b"y" * 60])
+    assert len(small.rows) == 2
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"timeout": 0},
+        {"timeout": "5"},
+        {"timeout": True},
+        {"timeout": float("nan")},
+        {"max_batch_count": 2.5},
+        {"compression_min": None},
+        {"balance": "fastest"},
+        {"on_unknown": "x"},
+        {"compression": "zstd"},
+        {"close_timeout": -1},
+        {"lookup": {"poll_interval": 5}},
+    ],
+)
+def test_settings_that_make_no_sense(members: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting):
+        ProducerOptions(**members)  # type: ignore[arg-type]

@@ -1,0 +1,112 @@
+"""Routes: turns among targets, what is avoided, keys and chosen partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.client.producer import routing as module
+from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.routing import Route
+from nsqext.errors import ConnectionFailed, InvalidPartition, PartitionUnavailable
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address, TopicMeta
+
+
+def _node(number: int) -> Address:
+    return Address("n", number)
+
+
+def _route(
+    leaders: dict[int, int], num: int = 0, *, nodes: tuple[int, ...] = (), unlisted: frozenset[int] = frozenset()
+) -> Route:
+    view = PartitionMap(
+        "t",
+        meta=TopicMeta(partition_num=num or len(leaders)),
+        leaders={partition: _node(node) for partition, node in leaders.items()},
+        nodes=tuple(map(_node, nodes)),
+        unlisted=unlisted,
+    )
+    return Route("t", view, ConnectionPool(ConnectionOptions()))
+
+
+def test_targets_take_turns_and_a_new_route_goes_on() -> None:
+    route = _route({0: 1, 1: 2, 2: 1})
+    partitions = [route.any().partition for _ in range(6)]
+    assert sorted(partitions[:3]) == [0, 1, 2]
+    assert partitions[:3] == partitions[3:]
+    after = Route("t", route.view, ConnectionPool(ConnectionOptions()), route)
+    assert after.any().partition == partitions[0]
+
+
+def test_a_retry_goes_to_another_partition_on_another_node_where_there_is_one() -> None:
+    route = _route({0: 1, 1: 1, 2: 2, 3: 1})
+    first = route.at(0)
+    assert route.any([first]).partition == 2
+    assert route.any([first, route.at(2)]).partition in (1, 3)
+    assert route.untried([first])
+    assert not route.untried([route.at(partition) for partition in range(4)])
+    assert _route({0: 1}).any([_route({0: 1}).at(0)]).partition == 0
+
+
+def test_what_refused_rests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(module, "_clock", lambda: now)
+    route = _route({0: 1, 1: 2})
+    route.at(0).refused()
+    assert {route.any().partition for _ in range(6)} == {1}
+    now = 101.0
+    assert {route.any().partition for _ in range(6)} == {0, 1}
+    assert route.at(0).rest_until == 0.0
+
+
+def test_a_node_that_cannot_be_reached_rests() -> None:
+    route = _route({0: 1, 1: 2})
+    route.at(1).node.failed(ConnectionFailed("refused"))
+    assert {route.any().partition for _ in range(6)} == {0}
+
+
+def test_partitions_that_are_not_offered_are_left_out_unless_there_are_no_others() -> None:
+    route = _route({0: 1, 1: 2}, unlisted=frozenset({1}))
+    assert {route.any().partition for _ in range(4)} == {0}
+    assert route.at(1).partition == 1
+    assert {target.partition for target in route.everyone()} == {0, 1}
+    every = _route({0: 1, 1: 2}, unlisted=frozenset({0, 1}))
+    assert {every.any().partition for _ in range(4)} == {0, 1}
+
+
+def test_nodes_without_partitions() -> None:
+    route = _route({}, nodes=(1, 2))
+    assert {str(route.any().node.address) for _ in range(4)} == {"n:1", "n:2"}
+    target = route.any()
+    assert target.partition == -1
+    assert target.line("PUB") == b"PUB t\n"
+    assert str(route.any([target]).node.address) != str(target.node.address)
+    with pytest.raises(InvalidPartition, match="not known"):
+        route.at(0)
+    with pytest.raises(InvalidPartition, match="number of partitions"):
+        route.keyed(b"k", lambda key, count: 0)
+
+
+def test_lines_name_topic_and_partition() -> None:
+    target = _route({3: 1}, 4).at(3)
+    assert target.line("MPUB") == b"MPUB t 3\n"
+    assert target.pub(b"xy") == b"PUB t 3\n\0\0\0\2xy"
+    assert target.receipt.node == "n:1"
+
+
+def test_a_partition_without_leader_is_not_one_that_does_not_exist() -> None:
+    route = _route({0: 1}, 2)
+    with pytest.raises(PartitionUnavailable):
+        route.at(1)
+    with pytest.raises(InvalidPartition, match="2 partitions"):
+        route.at(2)
+    with pytest.raises(PartitionUnavailable):
+        _route({}, 2).any()
+
+
+def test_keys_choose_among_all_partitions() -> None:
+    route = _route({0: 1}, 4)
+    assert route.keyed(b"k", lambda key, count: len(key) % count) == 1
+    with pytest.raises(InvalidPartition, match="gave partition 4"):
+        route.keyed(b"k", lambda key, count: count)

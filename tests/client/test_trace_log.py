@@ -1,0 +1,109 @@
+"""The trace log."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext import Consumer, Receipt, trace_log
+from nsqext.client.trace_log import TraceLog
+from nsqext.errors import InvalidName
+from tests.support.consumers import quick
+from tests.support.fake_nsqd import message, scripted_lookup, scripted_node
+from tests.support.owned_messages import Book, made
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _off_afterwards() -> Iterator[None]:
+    yield
+    trace_log.off()
+
+
+def test_topics_are_switched_on_and_off() -> None:
+    log = TraceLog()
+    assert (log.active, log.wants("a")) == (False, False)
+    log.on("a")
+    assert (log.active, log.wants("a"), log.wants("b")) == (True, True, False)
+    log.on()
+    assert log.wants("b")
+    log.off("a")
+    assert (log.active, log.wants("a")) == (True, True)
+    log.off()
+    assert (log.active, log.wants("a")) == (False, False)
+    log.on("a")
+    log.off("a")
+    assert not log.active
+    with pytest.raises(InvalidName):
+        log.on("no topic")
+
+
+def test_what_a_publish_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    log = TraceLog()
+    log.on("a")
+    with caplog.at_level(logging.INFO, "nsqext.trace"):
+        log.published([Receipt("a", 1, "n:1", 5, 7, 100, 35), Receipt("b", 1, "n:1")], "me:2")
+    (record,) = caplog.records
+    expected = {
+        "event": "published",
+        "topic": "a",
+        "partition": 1,
+        "internal_id": 5,
+        "trace_id": 7,
+        "queue_offset": 100,
+        "queue_size": 35,
+        "local": "me:2",
+        "node": "n:1",
+    }
+    assert {name: record.__dict__[name] for name in expected} == expected
+
+
+def test_what_a_delivery_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "nsqext.trace"):
+        TraceLog().consumed([made(Book(), 5, offset=40, trace_id=7, timestamp=99)], "ch", "me:2")
+    (record,) = caplog.records
+    expected = {
+        "event": "consumed",
+        "topic": "t",
+        "channel": "ch",
+        "partition": 3,
+        "internal_id": 5,
+        "trace_id": 7,
+        "queue_offset": 40,
+        "queue_size": 34,
+        "timestamp": 99,
+        "attempts": 1,
+        "local": "me:2",
+        "node": "127.0.0.1:4150",
+    }
+    assert {name: record.__dict__[name] for name in expected} == expected
+    assert "internal_id=5 trace_id=7 queue_offset=40 queue_size=34 timestamp=99 local=me:2" in record.message
+
+
+@pytest.mark.anyio
+async def test_a_consumer_writes_while_its_topic_is_traced(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_lookup() as lookup, scripted_node() as node:
+        lookup.tell({0: node}, num=1)
+        options = quick(start_timeout=0.0, queue_position=True)
+        async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
+            peer = await node.accept()
+            await peer.expect("SUB_ADVANCED")
+            await peer.answer()
+            await peer.expect("RDY")
+            with caplog.at_level(logging.INFO, "nsqext.trace"):
+                for number, traced in enumerate((False, True, False), 1):
+                    if traced:
+                        trace_log.on("t")
+                    else:
+                        trace_log.off()
+                    await peer.raw(message(number, trace_id=70 + number, position=bytes(7) + b"\x09" + bytes(4)))
+                    await (await consumer.__anext__()).finish()
+            (record,) = caplog.records
+            assert (record.__dict__["trace_id"], record.__dict__["queue_offset"]) == (72, 9)
+            assert record.__dict__["local"].startswith("127.0.0.1:")
+            assert record.__dict__["node"] == str(node)
+            await peer.close()

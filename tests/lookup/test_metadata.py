@@ -1,0 +1,393 @@
+"""The views that clients route by: found, kept through every failure, polled, watched; errors told apart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pytest
+
+import nsqext.lookup.metadata as module
+from nsqext.errors import InvalidName, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
+from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.options import LookupOptions
+from nsqext.types import Address, TopicMeta
+from tests.support.fake_lookupd import LookupNodes, answering, eventually, http, not_found, serving
+from tests.support.lookup_responses import lookup_json
+
+if TYPE_CHECKING:
+    from nsqext.lookup.partition_map import PartitionMap
+
+N1, N2 = Address("n1", 4150), Address("n2", 4150)
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[LookupNodes]:
+    """One lookup node, a."""
+    lookup_nodes = LookupNodes()
+    lookup_nodes.lists("a:4161", "a:4161")
+    yield lookup_nodes
+    await lookup_nodes.client.aclose()
+
+
+def directory_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
+    """Return a directory that asks node a."""
+    return MetadataCache("a:4161", options=LookupOptions(**options), client=nodes.client)
+
+
+def leads(name: str, num: int = 1) -> dict[str, Any]:
+    """Return an answer in which a node leads partition 0."""
+    return lookup_json({0: f"{name}:4150"}, num=num)
+
+
+# Without lookup
+
+
+@pytest.mark.anyio
+async def test_fixed_nodes_without_lookup() -> None:
+    directory = MetadataCache(nsqd="n1:4150, n2:4150")
+    view = directory.peek("orders")
+    assert view is not None
+    assert view is directory.peek("orders") is await directory.resolve("orders")
+    assert (view.nodes, view.leaders, view.meta) == ((N1, N2), {}, TopicMeta())
+    assert view.complete
+    assert view.partition_num == 0
+    await directory.run()
+    await directory.refresh("orders", failed=view)
+    directory.watch("orders", "r", lambda view: None)()
+    assert directory.peek("orders") is view
+    with pytest.raises(InvalidName):
+        directory.peek("a b")
+    await directory.aclose()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "neither lookupd nor nsqd"),
+        ({"lookupd": [], "nsqd": ""}, "neither lookupd nor nsqd"),
+        ({"lookupd": "a:1", "nsqd": "b:2"}, "both lookupd and nsqd"),
+        ({"lookupd": "a"}, "lookupd: 'a' is not an address"),
+        ({"lookupd": ","}, "names no address"),
+        ({"nsqd": ["a"]}, "nsqd: 'a' is not an address"),
+    ],
+)
+def test_addresses_are_checked(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidSetting, match=text):
+        MetadataCache(**given)
+
+
+def test_it_is_made_outside_of_an_event_loop() -> None:
+    assert MetadataCache("http://[::1]:4161").peek("orders") is None
+
+
+# Finding
+
+
+@pytest.mark.anyio
+async def test_a_topic_is_found_once_and_then_known(nodes: LookupNodes) -> None:
+    asked = nodes.finds("a:4161", lookup_json({0: "n1:4150", 1: "n2:4150"}, num=2, extend=True))
+    directory = directory_of(nodes)
+    assert directory.peek("orders") is None
+    view = await directory.resolve("orders")
+    assert view.leaders == {0: N1, 1: N2}
+    assert view.http == {N1: Address("n1", 4151), N2: Address("n2", 4151)}
+    assert view.meta.extend_support
+    assert view.complete
+    assert directory.peek("orders") is view is await directory.resolve("orders")
+    assert directory.peek("orders", "r") is None
+    assert asked.call_count == 1
+    await directory.resolve("orders", "r")
+    assert asked.calls.last.request.url.params["access"] == "r"
+
+
+@pytest.mark.anyio
+async def test_not_found_is_told_apart_from_no_answer(nodes: LookupNodes) -> None:
+    directory = directory_of(nodes, max_pause=0)
+    nodes.finds("a:4161", not_found("Key not found"))
+    with pytest.raises(TopicNotFound, match=r"does not know the topic \(topic orders, node a:4161\): create it"):
+        await directory.resolve("orders")
+    nodes.finds("a:4161", httpx.Response(200, html="<html>It works!</html>"))
+    with pytest.raises(LookupFailed, match=r"It works!.*nsqlookupd's HTTP side"):
+        await directory.resolve("orders")
+    nodes.finds("a:4161", leads("n1"))
+    assert (await directory.resolve("orders")).leaders == {0: N1}
+
+
+@pytest.mark.anyio
+async def test_everyone_who_waits_gets_an_error_of_his_own(nodes: LookupNodes) -> None:
+    asked = nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    directory = directory_of(nodes)
+    errors: list[TopicNotFound] = []
+
+    async def resolve() -> None:
+        with pytest.raises(TopicNotFound) as caught:
+            await directory.resolve("orders")
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(resolve)
+    assert asked.call_count == 1
+    assert len({id(error) for error in errors}) == 5
+    assert {error.topic for error in errors} == {"orders"}
+
+
+@pytest.mark.anyio
+async def test_a_topic_without_leaders_is_asked_for_again(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", lookup_json({}, num=1))
+    directory = directory_of(nodes)
+    assert (await directory.resolve("orders")).partition_num == 1
+    nodes.finds("a:4161", leads("n1"))
+    assert (await directory.resolve("orders")).leaders == {0: N1}
+
+
+@pytest.mark.anyio
+async def test_over_real_sockets(nobody: Address) -> None:
+    list_and_answer = answering(http(b'{"partitions":{"0":{"broadcast_address":"n1","tcp_port":4150}},"producers":[]}'))
+    async with serving(list_and_answer) as address:
+        directory = MetadataCache([str(address), str(nobody)])
+        view = await directory.resolve("orders")
+        await directory.aclose()
+    assert view.leaders == {0: N1}
+
+
+@pytest.mark.anyio
+async def test_an_address_that_is_down_is_a_clear_error_in_time(nobody: Address) -> None:
+    directory = MetadataCache(str(nobody))
+    with anyio.fail_after(5), pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
+        await directory.resolve("orders")
+    await directory.aclose()
+
+
+# Refreshing
+
+
+@pytest.mark.anyio
+async def test_errors_wake_a_refresh(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", leads("n1"))
+    directory = directory_of(nodes)
+    old = await directory.resolve("orders")
+    asked = nodes.finds("a:4161", leads("n2"))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(64):
+            tasks.start_soon(directory.refresh, "orders", "w", old)
+    new = directory.peek("orders")
+    assert new is not None
+    assert new.leaders == {0: N2}
+    assert new.version > old.version
+    assert asked.call_count == 2, "one to find the topic, one for all the errors"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lookup_json({}, num=1),
+        lookup_json(),
+        not_found("TOPIC_NOT_FOUND"),
+        httpx.Response(500, text="boom"),
+        httpx.Response(200, html="<html>"),
+    ],
+)
+async def test_nothing_empties_a_view_that_worked(nodes: LookupNodes, answer: Any) -> None:
+    nodes.finds("a:4161", leads("n1"))
+    directory = directory_of(nodes)
+    view = await directory.resolve("orders")
+    nodes.finds("a:4161", answer)
+    await directory.refresh("orders", failed=view)
+    kept = directory.peek("orders")
+    assert kept is not None
+    assert (kept.leaders, kept.meta) == (view.leaders, view.meta)
+    assert (await directory.resolve("orders")).leaders == view.leaders
+
+
+@pytest.mark.anyio
+async def test_the_two_accesses_are_kept_apart(nodes: LookupNodes) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=leads("n1" if request.url.params["access"] == "w" else "n2"))
+
+    nodes.finds("a:4161", answer)
+    directory = directory_of(nodes)
+    assert (await directory.resolve("orders", "w")).leaders == {0: N1}
+    assert (await directory.resolve("orders", "r")).leaders == {0: N2}
+
+
+# Watching and polling
+
+
+@pytest.mark.anyio
+async def test_watchers_are_told_of_changes_only(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", leads("n1"))
+    directory = directory_of(nodes, max_pause=0)
+    seen: list[PartitionMap] = []
+    unwatch = directory.watch("orders", "r", seen.append)
+    await directory.resolve("orders", "r")
+    await directory.refresh("orders", "r")
+    assert [view.leaders for view in seen] == [{0: N1}]
+    assert seen[0] is directory.peek("orders", "r")
+    nodes.finds("a:4161", leads("n2"))
+    await directory.refresh("orders", "r")
+    assert [view.leaders for view in seen] == [{0: N1}, {0: N2}]
+    unwatch()
+    unwatch()
+    nodes.finds("a:4161", leads("n1"))
+    await directory.refresh("orders", "r")
+    assert len(seen) == 2
+
+
+@pytest.mark.anyio
+async def test_a_watched_topic_is_found_and_followed_by_polling(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    directory = directory_of(nodes, poll_interval=0.01)
+    seen: list[PartitionMap] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(directory.run)
+        await anyio.wait_all_tasks_blocked()
+        directory.watch("orders", "r", seen.append)
+        nodes.finds("a:4161", leads("n1"))
+        await eventually(lambda: len(seen) == 1)
+        nodes.finds("a:4161", leads("n2"))
+        await eventually(lambda: len(seen) == 2)
+        tasks.cancel_scope.cancel()
+    assert [view.leaders for view in seen] == [{0: N1}, {0: N2}]
+
+
+@pytest.mark.anyio
+async def test_resolved_topics_are_polled_and_unknown_ones_are_not(nodes: LookupNodes) -> None:
+    polled: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        topic = request.url.params["topic"]
+        polled.append(topic)
+        return httpx.Response(200, json=leads("n1")) if topic == "orders" else not_found("TOPIC_NOT_FOUND")
+
+    nodes.finds("a:4161", answer)
+    directory = directory_of(nodes, poll_interval=0.01)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(directory.run)
+        with pytest.raises(TopicNotFound):
+            await directory.resolve("missing")
+        await directory.resolve("orders")
+        await eventually(lambda: polled.count("orders") > 3)
+        tasks.cancel_scope.cancel()
+    assert polled.count("missing") == 1
+
+
+@pytest.mark.anyio
+async def test_a_slow_topic_does_not_hold_up_the_others(nodes: LookupNodes) -> None:
+    polled: list[str] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        topic = request.url.params["topic"]
+        if topic == "slow":
+            await anyio.sleep_forever()
+        polled.append(topic)
+        return httpx.Response(200, json=leads("n1"))
+
+    nodes.finds("a:4161", answer)
+    directory = directory_of(nodes, poll_interval=0.01, request_timeout=30)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(directory.run)
+        for topic in ("slow", "quick"):
+            directory.watch(topic, "r", lambda view: None)
+        await eventually(lambda: polled.count("quick") > 3)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_polling_ends_when_the_directory_is_closed(nodes: LookupNodes) -> None:
+    nodes.finds("a:4161", leads("n1"))
+    directory = directory_of(nodes)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(directory.run)
+            await directory.resolve("orders")
+            await directory.aclose()
+            await directory.aclose()
+    for ask in (directory.resolve("other"), directory.refresh("orders")):
+        with pytest.raises(InvalidState, match="closed"):
+            await ask
+    with pytest.raises(InvalidState, match="closed"):
+        directory.watch("orders", "r", lambda view: None)
+    assert directory.peek("orders") is not None
+
+
+@pytest.mark.anyio
+async def test_closing_while_somebody_waits_for_an_answer() -> None:
+    async def hang(stream: object) -> None:
+        await anyio.sleep_forever()
+
+    async with serving(hang) as address:
+        directory = MetadataCache(str(address), options=LookupOptions(request_timeout=30))
+
+        async def resolve() -> None:
+            with pytest.raises((LookupFailed, InvalidState)):
+                await directory.resolve("orders")
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(resolve)
+                await anyio.wait_all_tasks_blocked()
+                await directory.aclose()
+
+
+@pytest.mark.anyio
+async def test_closing_ends_questions_whatever_they_wait_for(nodes: LookupNodes) -> None:
+    asked = anyio.Event()
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    nodes.route("a:4161", "/listlookup", hang)
+    directory = directory_of(nodes)
+
+    async def resolve() -> None:
+        with pytest.raises(InvalidState, match="closed before an answer came"):
+            await directory.resolve("orders")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resolve)
+            await asked.wait()
+            await directory.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_poll_ends_quietly_when_the_directory_is_closed_meanwhile(nodes: LookupNodes) -> None:
+    asked, go_on = anyio.Event(), anyio.Event()
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        await go_on.wait()
+        return not_found()
+
+    nodes.route("a:4161", "/listlookup", slow)
+    never = nodes.finds("a:4161", leads("n1"))
+    directory = directory_of(nodes)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(directory.run)
+            directory.watch("orders", "r", lambda view: None)
+            directory.watch("orders", "r", lambda view: None)()
+            await asked.wait()
+            await directory.aclose()
+            go_on.set()
+    assert not never.called
+
+
+@pytest.mark.anyio
+async def test_names_that_were_never_found_do_not_pile_up(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MANY", 5)
+    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+    directory = directory_of(nodes)
+    directory.watch("watched", "r", lambda view: None)
+    for number in range(20):
+        with pytest.raises(TopicNotFound):
+            await directory.resolve(f"missing{number}")
+        assert len(directory._refreshers) <= 5
+    assert ("watched", "r") in directory._refreshers

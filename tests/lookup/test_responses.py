@@ -1,0 +1,235 @@
+"""Answers of lookup nodes: recorded ones of both generations, and what is no answer."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.errors import LookupFailed, NsqError, TopicNotFound
+from nsqext.lookup.responses import LookupAnswer, LookupNode, read_lookup, read_lookup_nodes, unwrap
+from nsqext.types import Address, TopicMeta
+from tests.support.lookup_responses import list_json, lookup_json, recorded
+
+SOURCE = Address("lookup", 4161)
+REDESIGNED = recorded("redesigned.json")
+ORIGINAL = recorded("original.json")
+
+
+def read(answer: dict[str, Any]) -> LookupAnswer:
+    """Read a recorded answer to ``/lookup``."""
+    return read_lookup(unwrap(answer["status"], answer["body"].encode(), SOURCE), SOURCE)
+
+
+def find(answers: list[dict[str, Any]], path: str, *, bare: bool = False) -> dict[str, Any]:
+    """Return the recorded answer to a question."""
+    return next(answer for answer in answers if answer["path"] == path and bool(answer["accept"]) == bare)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_both_envelopes_of_the_redesigned_server_say_the_same(bare: bool) -> None:
+    answer = read(find(REDESIGNED, "/lookup?topic=k_lookup_ok_t&access=w&metainfo=true", bare=bare))
+    assert answer.found
+    assert {partition: str(node.tcp) for partition, node in answer.partitions.items()} == {
+        0: "127.0.0.1:5350",
+        1: "127.0.0.1:5352",
+    }
+    assert [str(node.http) for node in answer.partitions.values()] == ["127.0.0.1:5351", "127.0.0.1:5353"]
+    assert answer.nodes == ()
+    assert answer.channels == ("ch",)
+    assert answer.meta == TopicMeta(partition_num=2, replica=1)
+    assert {node.version for node in answer.partitions.values()} == {"0.3.7-HA.1.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "ordered", "extend"),
+    [("k_lookup_ok_o", True, False), ("k_lookup_ok_x", False, True), ("k_lookup_ok_y", True, True)],
+)
+def test_meta_is_read(topic: str, ordered: bool, extend: bool) -> None:
+    meta = read(find(REDESIGNED, f"/lookup?topic={topic}&access=w&metainfo=true")).meta
+    assert meta is not None
+    assert (meta.ordered, meta.extend_support) == (ordered, extend)
+
+
+def test_several_partitions_on_one_node() -> None:
+    answer = read(find(REDESIGNED, "/lookup?topic=k_lookup_more_parts_than_nodes_o&access=w&metainfo=true"))
+    assert list(answer.partitions) == [0, 1, 2, 3]
+    assert len({node.tcp for node in answer.partitions.values()}) == 3
+
+
+def test_an_answer_without_meta() -> None:
+    assert read(find(REDESIGNED, "/lookup?topic=k_lookup_ok_t")).meta is None
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_topic_without_channel_is_not_found_and_says_why(bare: bool) -> None:
+    with pytest.raises(TopicNotFound, match=r"has no channel.*create a channel first"):
+        read(find(REDESIGNED, "/lookup?topic=k_lookup_no_channel_t&metainfo=true&access=w", bare=bare))
+
+
+@pytest.mark.parametrize(
+    "path", ["/lookup?topic=k_topic_delete_t&access=r&metainfo=true", "/lookup?topic=k_topic_delete_t&access=w"]
+)
+def test_a_topic_that_is_gone_is_not_found_for_reading_and_writing(path: str) -> None:
+    with pytest.raises(TopicNotFound, match="does not know the topic"):
+        read(find(REDESIGNED, path))
+
+
+def test_a_topic_whose_leaders_are_lost_is_found() -> None:
+    answer = read_lookup(lookup_json({}, num=2), SOURCE)
+    assert answer.found
+    assert answer.partitions == {}
+    assert answer.meta is not None
+
+
+def test_the_original_server() -> None:
+    answer = read(find(ORIGINAL, "/lookup?topic=orders&access=w&metainfo=true"))
+    assert (answer.meta, answer.partitions, answer.channels) == (None, {}, ("billing",))
+    assert [(str(node.tcp), str(node.http), node.version) for node in answer.nodes] == [
+        ("127.0.0.1:14150", "127.0.0.1:14151", "1.3.0")
+    ]
+    empty = read(find(ORIGINAL, "/lookup?topic=empty&access=w&metainfo=true"))
+    assert empty.found
+    assert empty.nodes == ()
+    with pytest.raises(TopicNotFound):
+        read(find(ORIGINAL, "/lookup?topic=missing&access=w&metainfo=true"))
+    with pytest.raises(LookupFailed, match="400 MISSING_ARG_TOPIC"):
+        read(find(ORIGINAL, "/lookup"))
+
+
+def test_the_old_envelope_of_the_original_server() -> None:
+    body = b'{"status_code":500,"status_txt":"TOPIC_NOT_FOUND","data":null}'
+    with pytest.raises(TopicNotFound):
+        unwrap(200, body, SOURCE)
+    data = unwrap(200, b'{"status_code":200,"status_txt":"OK","data":{"channels":[],"producers":[]}}', SOURCE)
+    assert data == {"channels": [], "producers": []}
+
+
+def test_producers_that_lead_nothing_are_nodes_without_partitions() -> None:
+    answer = read_lookup(lookup_json({0: "n1:4150"}, num=1, nodes=["o1:4150", "o1:4150"]), SOURCE)
+    assert [str(node.tcp) for node in answer.nodes] == ["o1:4150"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "text"),
+    [
+        (
+            200,
+            b"<html><body>Welcome</body></html>",
+            "no lookup node's answer: HTTP 200 with b'<html>.*nsqlookupd's HTTP",
+        ),
+        (502, b"<html>Bad Gateway</html>", "HTTP 502 with b'<html>"),
+        (404, b'{"message":"NOT_FOUND"}', "HTTP 404 NOT_FOUND.*nsqlookupd's HTTP"),
+        (404, b"404 page not found", "HTTP 404 with b'404 page"),
+        (500, b"", "answers 500 \\(no text\\)"),
+        (302, b"", "answers 302"),
+        (400, b'{"message":"INVALID_ARG_TOPIC"}', "answers 400 INVALID_ARG_TOPIC"),
+        (500, b'{"message":"strconv.Atoi: parsing "x": invalid syntax"}', "answers 500 .*invalid syntax"),
+        (200, b'{"status_code":"x","status_txt":7}', "answers x 7"),
+        (200, b"\xff\xfe\x00", "no lookup node's answer"),
+        (200, b"[" * 100_000, "no lookup node's answer"),
+    ],
+)
+def test_what_is_no_answer_says_what_came_and_what_to_do(status: int, body: bytes, text: str) -> None:
+    with pytest.raises(LookupFailed, match=text) as caught:
+        unwrap(status, body, SOURCE)
+    assert caught.value.node == "lookup:4161"
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"partitions": {"x": {}}},
+        {"partitions": {"0": {}}},
+        {"partitions": {"-1": {"broadcast_address": "n1", "tcp_port": 4150}}},
+        {"partitions": {"1024": {"broadcast_address": "n1", "tcp_port": 4150}}},
+        {"partitions": {"0": {"broadcast_address": "", "tcp_port": 4150}}},
+        {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 0}}},
+        {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 70000}}},
+        {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 4150, "http_port": -1}}},
+        {"partitions": [1]},
+        {"producers": "x"},
+        {"producers": [None]},
+        {"meta": []},
+        {"meta": {"partition_num": -1}},
+        {"meta": {"partition_num": 1e300}},
+        {"channels": 7},
+    ],
+)
+def test_nonsense_inside_an_answer_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(LookupFailed, match="no lookup node's answer"):
+        read_lookup(lookup_json({0: "n1:4150"}, num=1) | change, SOURCE)
+
+
+@pytest.mark.parametrize("data", [{}, {"channels": None, "partitions": None, "producers": None, "meta": None}])
+def test_empty_answers_are_not_found(data: dict[str, Any]) -> None:
+    with pytest.raises(TopicNotFound):
+        read_lookup(data, SOURCE)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_listlookup_of_the_redesigned_server(bare: bool) -> None:
+    answer = find(REDESIGNED, "/listlookup", bare=bare)
+    nodes = read_lookup_nodes(unwrap(answer["status"], answer["body"].encode(), SOURCE), SOURCE)
+    assert nodes == (LookupNode(Address("127.0.0.1", 5361), epoch=0, leader=True),)
+
+
+def test_listlookup_with_epochs_and_no_leader() -> None:
+    nodes = read_lookup_nodes(list_json("a:4161", "b:4161", epochs={"b:4161": 7}), SOURCE)
+    assert nodes == (LookupNode(Address("a", 4161)), LookupNode(Address("b", 4161), epoch=7))
+    assert read_lookup_nodes({}, SOURCE) == ()
+    assert read_lookup_nodes({"lookupdnodes": None, "lookupdleader": None}, SOURCE) == ()
+
+
+@pytest.mark.parametrize(
+    "data", ["OK", [], {"lookupdnodes": [{}]}, {"lookupdnodes": [{"NodeIP": "a", "HttpPort": "x"}]}]
+)
+def test_listlookup_nonsense_is_refused(data: Any) -> None:
+    with pytest.raises(LookupFailed, match="no lookup node's answer"):
+        read_lookup_nodes(data, SOURCE)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "meta",
+                    "partitions",
+                    "producers",
+                    "channels",
+                    "0",
+                    "1",
+                    "tcp_port",
+                    "broadcast_address",
+                    "partition_num",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(data=json_values)
+def test_any_json_gives_an_answer_or_an_error_of_ours(data: Any) -> None:
+    for reader in (read_lookup, read_lookup_nodes):
+        with suppress(NsqError):
+            reader(unwrap(200, orjson.dumps(data), SOURCE), SOURCE)
+
+
+@given(status=st.integers(100, 599), body=st.binary(max_size=100))
+def test_any_bytes_give_data_or_an_error_of_ours(status: int, body: bytes) -> None:
+    try:
+        unwrap(status, body, SOURCE)
+    except NsqError:
+        assert status != 200 or body.strip()

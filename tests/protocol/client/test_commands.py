@@ -1,0 +1,73 @@
+"""Commands as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.errors import InvalidBody
+from nsqext.protocol.client import commands
+
+_ID = bytes(range(5, 21))
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (commands.MAGIC_V2, b"  V2"),
+        (commands.MAGIC_LOOKUP, b"  V1"),
+        (commands.NOP, b"NOP\n"),
+        (commands.CLS, b"CLS\n"),
+        (commands.identify(b"{}"), b"IDENTIFY\n\x00\x00\x00\x02{}"),
+        (commands.auth(b"secret"), b"AUTH\n\x00\x00\x00\x06secret"),
+        (commands.publish_line("PUB", "t"), b"PUB t\n"),
+        (commands.publish_line("PUB_EXT", "t", 0), b"PUB_EXT t 0\n"),
+        (commands.publish_line("DPUB", "t", delay=1.5), b"DPUB t 1500\n"),
+        (commands.sized(b"PUB t 3\n", b"body"), b"PUB t 3\n\x00\x00\x00\x04body"),
+        (commands.trace_body((1 << 64) - 1, b"b"), b"\xff" * 8 + b"b"),
+        (commands.ext_body(b"{}", b"b"), b"\x00\x02{}b"),
+        (commands.ext_body(b"", b"b"), b"\x00\x00b"),
+        (commands.multi_body([b"a", b"bc"]), b"\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bc"),
+        (commands.multi(b"MPUB t 1\n", [b"a", b"bc"]), b"MPUB t 1\n\0\0\0\x0f\0\0\0\x02\0\0\0\x01a\0\0\0\x02bc"),
+        (commands.multi(b"MPUB t\n", [b"a"], [1]), b"MPUB t\n\0\0\0\x09\0\0\0\x01\0\0\0\x01a"),
+        (commands.multi_body([b"x" * 5000, b"a"])[:8], b"\0\0\0\x02\0\0\x13\x88"),
+        (commands.multi_body(iter([])), b"\x00\x00\x00\x00"),
+        (commands.sub("t", "c"), b"SUB t c\n"),
+        (commands.sub("t", "c", 3, verb="SUB_ORDERED"), b"SUB_ORDERED t c 3\n"),
+        (commands.sub("t", "c", 3, verb="SUB_ADVANCED", start="special:-1"), b"SUB_ADVANCED t c 3 special:-1\n"),
+        (commands.sub("t", "c", verb="SUB_ADVANCED", start="msgcount:7"), b"SUB_ADVANCED t c -1 msgcount:7\n"),
+        (commands.rdy(0), b"RDY 0\n"),
+        (commands.fin(_ID), b"FIN " + _ID + b"\n"),
+        (commands.req(_ID, 1500), b"REQ " + _ID + b" 1500\n"),
+        (commands.req(_ID), b"REQ " + _ID + b" 0\n"),
+        (commands.touch(_ID), b"TOUCH " + _ID + b"\n"),
+        (commands.internal_create_topic("t", 1, True), b"INTERNAL_CREATE_TOPIC t 1 true\n"),
+        (commands.internal_create_topic("t", 0), b"INTERNAL_CREATE_TOPIC t 0 false\n"),
+        (commands.ping(), b"PING\n"),
+        (commands.register("t"), b"REGISTER t\n"),
+        (commands.register("t", "c"), b"REGISTER t c\n"),
+        (commands.register("t", "c", 2), b"REGISTER t 2 c\n"),
+        (commands.unregister("t", partition=0), b"UNREGISTER t 0\n"),
+    ],
+)
+def test_commands_are_written_as_the_servers_read_them(written: bytes, expected: bytes) -> None:
+    assert written == expected
+
+
+def test_a_body_that_servers_take_is_returned() -> None:
+    assert commands.check_body(b"x" * 8, limit=16, overhead=8) == b"x" * 8
+
+
+@pytest.mark.parametrize(
+    ("body", "overhead", "text"),
+    [
+        (b"", 0, "cannot be empty"),
+        (b"x" * 17, 0, "17 bytes .with 0 bytes of trace id and headers. is larger than 16"),
+        (b"x" * 9, 8, "9 bytes .with 8 bytes"),
+        ("text", 0, "has to be bytes, not str.*encode it first"),
+        (bytearray(b"x"), 0, "not bytearray"),
+        (None, 0, "not NoneType"),
+    ],
+)
+def test_a_body_that_no_server_takes_is_refused_before_it_is_sent(body: bytes, overhead: int, text: str) -> None:
+    with pytest.raises(InvalidBody, match=text):
+        commands.check_body(body, limit=16, overhead=overhead)

@@ -1,0 +1,26 @@
+"""Error frames of the server role."""
+
+from __future__ import annotations
+
+from nsqext.protocol.server.request_error import Fault
+
+
+def test_an_empty_text_leaves_its_blank() -> None:
+    assert Fault("E_TOPIC_NOT_EXIST").frame()[8:] == b"E_TOPIC_NOT_EXIST "
+    assert Fault("E_INVALID", "cannot SUB").frame() == b"\x00\x00\x00\x18\x00\x00\x00\x01E_INVALID cannot SUB"
+
+
+def test_a_code_can_stand_alone() -> None:
+    assert Fault("E_BAD_PROTOCOL", None).frame()[8:] == b"E_BAD_PROTOCOL"
+    assert Fault("E_BAD_PROTOCOL").frame()[8:] == b"E_BAD_PROTOCOL"
+    assert Fault("too much client connections", None).frame()[8:] == b"too much client connections"
+
+
+def test_bytes_of_the_client_go_back_as_they_came() -> None:
+    text = b"RDY could not parse count \xff\xc3\xa9".decode("utf-8", "surrogateescape")
+    assert Fault("E_INVALID", text).frame().endswith(b"count \xff\xc3\xa9")
+
+
+def test_faults_are_fatal_unless_told_otherwise() -> None:
+    assert Fault("E_INVALID").fatal
+    assert not Fault("E_FIN_FAILED", fatal=False).fatal

@@ -1,0 +1,43 @@
+"""Which command is taken when."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.protocol.connection_state import AFTER, State, check_state
+from nsqext.protocol.server.request_error import Fault
+
+
+@pytest.mark.parametrize(
+    ("verb", "taken"),
+    [
+        ("IDENTIFY", {State.INIT}),
+        ("AUTH", {State.INIT}),
+        ("SUB", {State.INIT}),
+        ("SUB_ADVANCED", {State.INIT}),
+        ("SUB_ORDERED", {State.INIT}),
+        ("RDY", {State.SUBSCRIBED, State.CLOSING}),
+        ("FIN", {State.SUBSCRIBED, State.CLOSING}),
+        ("REQ", {State.SUBSCRIBED, State.CLOSING}),
+        ("TOUCH", {State.SUBSCRIBED, State.CLOSING}),
+        ("CLS", {State.SUBSCRIBED}),
+        ("PUB", set(State)),
+        ("NOP", set(State)),
+    ],
+)
+def test_commands_and_states(verb: str, taken: set[State]) -> None:
+    for state in State:
+        if state in taken:
+            check_state(verb, state)
+        else:
+            with pytest.raises(Fault) as caught:
+                check_state(verb, state)
+            name = "SUB" if verb.startswith("SUB") else verb
+            assert str(caught.value) == f"E_INVALID cannot {name} in current state"
+            assert caught.value.fatal
+
+
+def test_what_comes_after() -> None:
+    assert AFTER["SUB_ORDERED"] is AFTER["SUB"] is State.SUBSCRIBED
+    assert AFTER["CLS"] is State.CLOSING
+    assert "PUB" not in AFTER

@@ -1,0 +1,51 @@
+"""JSON objects read into structures, as the servers do it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsqext.protocol.go_structs import UnreadableFields, read_fields
+
+_PAIR = {"key": str}
+_SCHEMA = {"name": str, "count": int, "rate": 127, "on": bool, "inner": {"key": str, "n": int}, "list": [_PAIR]}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"null", {}),
+        (b"{}", {}),
+        (b'{"unknown":[1,{}],"name":"x"}', {"name": "x"}),
+        (b'{"NAME":"x","Count":-5}', {"name": "x", "count": -5}),
+        (b'{"name":"a","Name":"b"}', {"name": "b"}),
+        (b'{"name":"a","Name":null}', {"name": "a"}),
+        (b'{"inner":{"key":"k","n":1},"inner":{"n":2}}', {"inner": {"key": "k", "n": 2}}),
+        (b'{"count":9223372036854775807,"rate":-128}', {"count": 9223372036854775807, "rate": -128}),
+        (b'{"on":false,"inner":{"KEY":"k","n":1,"x":2}}', {"on": False, "inner": {"key": "k", "n": 1}}),
+        (b'{"list":[{"key":"a"},null,{}]}', {"list": [{"key": "a"}, {}, {}]}),
+        (b'{"inner":null,"list":null}', {}),
+        (b'{"name":"\xff"}', {"name": "\ufffd"}),
+        (b'{"name":"\\ud800"}', {"name": "\ufffd"}),
+        (b' {"name":"\\ud83d\\ude00"}\n', {"name": "😀"}),
+    ],
+)
+def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> None:
+    assert read_fields(body, _SCHEMA) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"5", b'"x"', b"true", b"{}x", b"{'name':'x'}", b'{"name":1}', b'{"name":true}',
+        b'{"name":1,"name":"x"}',
+        b'{"count":"1"}', b'{"count":1.0}', b'{"count":1e2}', b'{"count":true}', b'{"count":9223372036854775808}',
+        b'{"count":99999999999999999999}', b'{"rate":128}', b'{"rate":-129}', b'{"on":1}', b'{"on":"true"}',
+        b'{"inner":[]}', b'{"inner":{"n":"1"}}', b'{"list":{}}', b'{"list":[1]}', b'{"list":[0]}', b'{"list":[""]}',
+        b'{"name":"a\nb"}', b'{"count":NaN}', b'{"x":Infinity}', b"[" * 100_000, b'{"x":\xff}',
+    ],
+)  # fmt: skip
+def test_what_servers_do_not_read(body: bytes) -> None:
+    with pytest.raises(UnreadableFields):
+        read_fields(body, _SCHEMA)

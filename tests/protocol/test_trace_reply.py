@@ -1,0 +1,27 @@
+"""Replies with trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.errors import ProtocolError
+from nsqext.protocol.trace_reply import TRACE_REPLY_SIZE, decode_trace_reply, encode_trace_reply
+
+
+def test_a_trace_reply_has_thirty_bytes() -> None:
+    data = encode_trace_reply(2, 123, 117, 76)
+    assert data == bytes.fromhex("4f4b0000000000000002000000000000007b00000000000000750000004c")
+    assert len(data) == TRACE_REPLY_SIZE == 30
+    reply = decode_trace_reply(data)
+    assert (reply.message_id, reply.trace_id, reply.offset, reply.size) == (2, 123, 117, 76)
+
+
+def test_the_largest_numbers_fit() -> None:
+    largest = (1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1, (1 << 32) - 1
+    assert decode_trace_reply(encode_trace_reply(*largest)) == largest
+
+
+@pytest.mark.parametrize("data", [b"", b"OK", b"OK" + bytes(27), b"OK" + bytes(29), b"KO" + bytes(28)])
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="is OK and 28 bytes"):
+        decode_trace_reply(data)

@@ -1,0 +1,430 @@
+"""What a query is told about topics, by the embedded cluster or a real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from nsqext import Producer
+from nsqext.broker import Cluster
+from nsqext.broker.options import ClusterOptions
+from nsqext.errors import (
+    InvalidPartition,
+    InvalidSetting,
+    InvalidState,
+    LookupFailed,
+    NsqError,
+    PartitionUnavailable,
+    TopicNotFound,
+)
+from nsqext.errors.server import ChannelNotRegistered
+from nsqext.spark import admin as admin_module
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.client_config import Access
+from nsqext.spark.cluster.ephemeral_channel import mark_of, scratch_name
+from tests.support.fake_nsqd import scripted_lookup, until
+
+if TYPE_CHECKING:
+    from nsqext.spark.cluster.node_http import Leader
+    from tests.support.spark_cluster import Servers
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]  # a real cluster takes a while to make a topic
+
+KINDS = {"plain": {}, "extend": {"extend": True}, "ordered": {"ordered": True}}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop that Spark's processes ask in."""
+    return "asyncio", {"use_uvloop": find_spec("uvloop") is not None}
+
+
+@pytest.fixture(scope="module")
+def topics(servers: Servers) -> dict[str, str]:
+    """A topic of each kind, of two partitions."""
+    return {kind: servers.make_topic(kind, 2, **options) for kind, options in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster whose nodes may be killed."""
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+def access(lookupd: object, timeout: float = 10.0) -> Access:
+    """How a job reaches servers."""
+    return Access(tuple(map(str, lookupd)), timeout=timeout)  # type: ignore[call-overload]
+
+
+async def ends(admin: Admin, topic: str, partition: int, *patience: float) -> tuple[int, int]:
+    """Where a partition begins and ends."""
+    bounds = await admin.bounds(topic, partition, *patience)
+    return bounds.start, bounds.end
+
+
+async def publish(lookupd: object, topic: str, count: int, partition: int = 0) -> None:
+    """Publish some messages."""
+    async with Producer(lookupd) as producer:  # type: ignore[arg-type]
+        await producer.publish_many(topic, [b"body %d" % number for number in range(count)], partition=partition)
+
+
+async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
+    """Return when the condition holds."""
+    with anyio.fail_after(10):
+        while not await condition():
+            await anyio.lowlevel.checkpoint()
+
+
+# On both clusters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_topic(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    async with Admin(access(servers.lookupd)) as admin:
+        leaders = await admin.partitions(topics[kind])
+        meta = await admin.meta(topics[kind])
+    assert list(leaders) == [0, 1]
+    assert (meta.partition_num, meta.ordered, meta.extend_support) == (2, kind == "ordered", kind == "extend")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_everything_that_was_acknowledged_can_be_read_at_once(
+    servers: Servers, topics: dict[str, str], kind: str
+) -> None:
+    topic = topics[kind]
+    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+        before = await admin.bounds(topic, 1)
+        assert before.start == 0
+        for number in range(1, 30):
+            await producer.publish(topic, b"body", partition=1)
+            assert await ends(admin, topic, 1) == (0, before.end + number)
+
+
+async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str, str]) -> None:
+    """The real server shows them to channels some seconds later, where nothing comes behind them."""
+    topic = topics["plain"]
+    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+        end = (await admin.bounds(topic, 1)).end
+        await producer.publish_many(topic, [b"x" * 300_000] * 3, partition=1)
+        assert await ends(admin, topic, 1) == (0, end + 3)
+
+
+async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dict[str, str]) -> None:
+    """Nothing tells what is stored for good then; a channel of the asker's own does, and goes away again."""
+    topic = topics["plain"]
+    async with Admin(access(servers.lookupd)) as admin:
+        end = (await admin.bounds(topic, 0)).end
+        await publish(servers.lookupd, topic, 7)
+        leader, _ = await admin.leader(topic, 0)
+        await admin.delete_anchor(topic, 0, servers.channel)
+        assert await ends(admin, topic, 0) == (0, end + 7)
+
+        async def no_channel() -> bool:
+            return not (await admin.nodes.stats(leader, topic, 0)).channels
+
+        await eventually(no_channel)
+        assert await ends(admin, topic, 0) == (0, end + 7)
+        await admin.nodes.create_channel(leader, topic, 0, servers.channel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_messages_by_their_place(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    topic = topics[kind]
+    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+        first = (await admin.bounds(topic, 1)).end
+        receipts = [await producer.publish(topic, b"x" * size, partition=1, trace_id=1) for size in (10, 3000, 5)]
+        bounds = await admin.bounds(topic, 1)
+        assert bounds.end_offset == receipts[-1].offset + receipts[-1].size
+        for number, receipt in enumerate(receipts, first):
+            assert await admin.offset_of(topic, 1, number) == receipt.offset
+            assert await admin.count_before(topic, 1, receipt.offset) == number
+        for place in (receipts[0].offset + 1, receipts[1].offset - 1):
+            assert await admin.count_before(topic, 1, place) == first
+        assert await admin.count_before(topic, 1, receipts[2].offset - 1) == first + 1
+
+
+async def test_all_partitions_with_one_question_to_each_node(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Admin(access(servers.lookupd)) as admin:
+        keys = [(topic, partition) for topic in topics.values() for partition in (0, 1)]
+        told = {key: await admin.bounds(*key) for key in keys}
+        leaders = {(topic, (await admin.leader(topic, partition))[0]) for topic, partition in keys}
+        asked: list[str] = []
+        ask = admin.nodes._ask
+
+        async def count(method: str, leader: Leader, path: str, *words: Any, **params: Any) -> bytes:
+            asked.append(path)
+            return await ask(method, leader, path, *words, **params)
+
+        monkeypatch.setattr(admin.nodes, "_ask", count)
+        assert await admin.survey(keys) == told
+        assert asked == ["/stats"] * len(leaders)
+        assert list(await admin.survey(reversed(keys))) == keys[::-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_survey_holds_what_was_acknowledged(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    topic = topics[kind]
+    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+        keys = [(topic, 0), (topic, 1)]
+        before = await admin.survey(keys)
+        for number in range(1, 20):
+            await producer.publish(topic, b"body", partition=1)
+            found = await admin.survey(keys)
+            assert found[topic, 0] == before[topic, 0]
+            assert found[topic, 1].end == before[topic, 1].end + number
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_messages_by_their_time(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    topic = topics[kind]
+    async with Admin(access(servers.lookupd)) as admin:
+        first = (await admin.bounds(topic, 0)).end
+        await publish(servers.lookupd, topic, 5)
+        await anyio.sleep(0.05)
+        between = int(time.time() * 1000)
+        await anyio.sleep(0.05)
+        await publish(servers.lookupd, topic, 5)
+        assert await admin.count_at(topic, 0, 0) == 0
+        assert await admin.count_at(topic, 0, between) == first + 5
+        assert await admin.count_at(topic, 0, between + 60_000) == first + 10
+        leader, _ = await admin.leader(topic, 0)
+        for count in (first, first + 5, first + 9):
+            found = await admin.nodes.message(leader, topic, 0, "count", count + 1)
+            assert found.count == count
+            assert await admin.count_at(topic, 0, found.timestamp // 1_000_000) <= count
+            assert await admin.count_at(topic, 0, found.timestamp // 1_000_000 + 1) > count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], kind: str) -> None:
+    topic, channel = topics[kind], f"anchor_{token_hex(4)}"
+    await publish(servers.lookupd, topic, 10)
+    async with Admin(access(servers.lookupd)) as admin:
+        end = (await admin.bounds(topic, 0)).end
+        assert await admin.anchor_count(topic, 0, channel) is None
+        for count in (3, 5):
+            await admin.create_anchor(topic, 0, channel, count)
+            assert await admin.anchor_count(topic, 0, channel) == 3, "one that is there stays"
+        for count, backwards, expected in (
+            (7, False, 7),
+            (2, False, 7),
+            (2, True, 2),
+            (0, True, 0),
+            (end, False, end),
+            (end, True, end),
+        ):
+            await admin.move_anchor(topic, 0, channel, count, backwards=backwards)
+            assert await admin.anchor_count(topic, 0, channel) == expected
+        async with Admin(access(servers.lookupd)) as other:
+            assert await other.anchor_count(topic, 0, channel) == end
+        await admin.delete_anchor(topic, 0, channel)
+        await admin.delete_anchor(topic, 0, channel)
+        assert await admin.anchor_count(topic, 0, channel) is None
+        with pytest.raises(InvalidState, match=f"channel {channel} is gone"):
+            await admin.move_anchor(topic, 0, channel, 3)
+
+
+async def test_anchors_at_the_ends(servers: Servers, topics: dict[str, str]) -> None:
+    topic = topics["plain"]
+    async with Admin(access(servers.lookupd)) as admin:
+        end = (await admin.bounds(topic, 1)).end
+        for count in (0, end):
+            channel = f"anchor_{token_hex(4)}"
+            await admin.create_anchor(topic, 1, channel, count)
+            assert await admin.anchor_count(topic, 1, channel) == count
+            await admin.delete_anchor(topic, 1, channel)
+
+
+async def test_an_anchor_behind_the_end_is_refused(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers take a place behind the end for the end, and say nothing."""
+    monkeypatch.setattr(admin_module, "_MOVE", 0.2)
+    topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
+    async with Admin(access(servers.lookupd, timeout=0.5)) as admin:
+        end = (await admin.bounds(topic, 0)).end
+        await admin.create_anchor(topic, 0, channel, end)
+        with pytest.raises(PartitionUnavailable, match=f"moved to {end + 1}, and stands at {end}"):
+            await admin.move_anchor(topic, 0, channel, end + 1)
+        await admin.delete_anchor(topic, 0, channel)
+
+
+async def test_an_anchor_whose_maker_ended_too_early(servers: Servers, topics: dict[str, str]) -> None:
+    """It was made, and not yet moved: whoever comes next does not take the place where it stands for a beginning."""
+    topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
+    await publish(servers.lookupd, topic, 10)
+    async with Admin(access(servers.lookupd)) as admin:
+        leader, _ = await admin.leader(topic, 0)
+        for name in (f"{channel}.setup", channel):
+            await admin.nodes.create_channel(leader, topic, 0, name)
+        assert await admin.anchor_count(topic, 0, channel) is None
+        await admin.create_anchor(topic, 0, channel, 4)
+        assert await admin.anchor_count(topic, 0, channel) == 4
+        assert await admin.place(topic, 0, f"{channel}.setup") is None
+        await admin.delete_anchor(topic, 0, channel)
+
+
+async def test_what_there_is_not(servers: Servers, topics: dict[str, str]) -> None:
+    async with Admin(access(servers.lookupd)) as admin:
+        for asked in (admin.partitions, admin.meta):
+            with pytest.raises(TopicNotFound, match="no_such_topic"):
+                await asked("no_such_topic")
+        with pytest.raises(TopicNotFound, match="no_such_topic"):
+            await admin.bounds("no_such_topic", 0)
+        with pytest.raises(InvalidPartition, match=r"2 partitions.*partition 2"):
+            await admin.bounds(topics["plain"], 2)
+
+
+# On the embedded one
+
+
+async def test_what_could_be_taken_back_is_not_in_the_end() -> None:
+    """A replica that is silent keeps a message from being acknowledged; its leader has written it all the same."""
+    topic = f"t_{token_hex(4)}"
+    with Cluster(nodes=3, options=ClusterOptions(lease=30.0)) as cluster:
+        cluster.create_topic(topic, replicas=3, channels=["other"])
+        await publish(cluster.lookupd, topic, 5)
+        follower = next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic))
+        async with Admin(access(cluster.lookupd)) as admin, Producer(cluster.lookupd) as producer:
+            leader, _ = await admin.leader(topic, 0)
+
+            async def written() -> bool:
+                return (await admin.nodes.stats(leader, topic, 0)).written == 6
+
+            cluster.faults.freeze(follower)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_publish_in_vain, producer, topic)
+                await eventually(written)
+                assert await ends(admin, topic, 0, 0.2) == (0, 5)
+                assert (await admin.survey([(topic, 0)], 0.2))[topic, 0].end == 5
+                cluster.faults.heal()
+            assert await ends(admin, topic, 0) == (0, 6)
+
+
+async def _publish_in_vain(producer: Producer, topic: str) -> None:
+    try:
+        await producer.publish(topic, b"not everywhere", partition=0)
+    except NsqError:
+        return
+
+
+async def test_leaders_that_are_killed(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, replicas=3, channels=["other"])
+    await publish(cluster.lookupd, topic, 5)
+    async with Admin(access(cluster.lookupd)) as admin:
+        await admin.create_anchor(topic, 0, "anchor", 2)
+        for count in (3, 4):
+            leader = cluster.leader(topic)
+            cluster.kill(leader)
+            assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
+            assert await ends(admin, topic, 0) == (0, 5)
+            assert await admin.anchor_count(topic, 0, "anchor") == count - 1
+            await admin.move_anchor(topic, 0, "anchor", count)
+            assert cluster.leader(topic) != leader
+            cluster.restart(leader)
+            await until(lambda: len(cluster.in_sync(topic)) == 3)
+
+
+async def test_a_leader_that_has_become_another(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, replicas=2, channels=["other"])
+    await publish(cluster.lookupd, topic, 5)
+    async with Admin(access(cluster.lookupd)) as admin:
+        old, _ = await admin.leader(topic, 0)
+        cluster.move_leader(topic, 0, next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic)))
+        for asked in (
+            lambda: admin.nodes.stats(old, topic, 0),
+            lambda: admin.nodes.move(old, topic, 0, "other", 2),
+            lambda: admin.nodes.create_channel(old, topic, 0, "new"),
+        ):
+            with pytest.raises(PartitionUnavailable):
+                await asked()
+        assert await admin.nodes.led(old, topic) == {}
+        assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
+        assert (await admin.leader(topic, 0))[0] != old
+
+
+async def test_partitions_are_never_left_out(cluster: Cluster) -> None:
+    """A partition that nobody leads at the moment would be missed in silence."""
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, 3, channels=["other"])
+    leader = cluster.leader(topic, 1)
+    cluster.kill(leader)
+    try:
+        async with Admin(access(cluster.lookupd, timeout=1.0)) as admin:
+            try:
+                assert list(await admin.partitions(topic)) == [0, 1, 2]
+            except PartitionUnavailable as error:
+                assert error.partition == 1
+    finally:
+        cluster.restart(leader)
+
+
+async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["known"], register_channels=True)
+    await publish(cluster.lookupd, topic, 5)
+    async with Admin(access(cluster.lookupd)) as admin:
+        assert await ends(admin, topic, 0) == (0, 5)
+        await admin.move_anchor(topic, 0, "known", 2, backwards=True)
+        assert await admin.anchor_count(topic, 0, "known") == 2
+        with pytest.raises(ChannelNotRegistered):
+            await admin.create_anchor(topic, 0, "unknown", 2)
+
+
+async def test_the_original_nsq_has_no_ranges() -> None:
+    with Cluster(nodes=1, generation="nsq") as original:
+        original.create_topic("t", channels=["c"])
+        async with Admin(access(original.lookupd)) as admin:
+            with pytest.raises(InvalidSetting, match="readMode=channel"):
+                await admin.partitions("t")
+
+
+async def test_lookup_that_forgets_or_falls_silent(cluster: Cluster) -> None:
+    """What is known stays known; who knows nothing is told so, in time."""
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["other"])
+    async with Admin(access(cluster.lookupd)) as admin:
+        before = await admin.partitions(topic)
+        cluster.faults.empty_lookup()
+        assert await admin.partitions(topic) == before
+        cluster.faults.heal_lookup()
+    async with scripted_lookup() as node:
+        silent = str(node)
+    async with Admin(access([silent], timeout=0.3)) as admin:
+        with pytest.raises(LookupFailed):
+            await admin.partitions(topic)
+
+
+async def test_a_leader_without_http_address() -> None:
+    async with scripted_lookup() as node, Admin(access([node], timeout=0.3)) as admin:
+        node.tell({0: node.address}, num=2)
+        with pytest.raises(PartitionUnavailable, match=r"names no leader .*partition 1"):
+            await admin.partitions("t")
+
+
+def test_each_channel_has_a_mark_of_its_own() -> None:
+    long = "x" * 60
+    marks = [mark_of(name) for name in ("c", "x" * 58, f"{long}1", f"{long}2")]
+    assert marks[:2] == ["c.setup", f"{'x' * 58}.setup"]
+    assert len(set(marks)) == len(marks)
+    assert all(len(name) <= 64 and name.endswith(".setup") for name in marks)
+
+
+def test_names_of_scratch_channels() -> None:
+    names = {scratch_name(prefix) for prefix in (None, "mine", "x" * 64) for _ in range(5)}
+    assert len(names) == 15
+    assert all(len(name) <= 64 and name.endswith("#ephemeral") for name in names)
+    assert scratch_name("mine").startswith("mine_")
+    assert scratch_name().startswith("nsqext_spark_")

@@ -1,0 +1,119 @@
+"""From blocking code into an event loop, in every process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from secrets import token_hex
+
+import anyio
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidState, RangeIncomplete
+from nsqext.spark.cluster import portal as bridge
+from nsqext.spark.cluster.client_config import Access
+from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.range_reader import RangeReader
+from nsqext.sync import Producer
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A topic with a hundred messages."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=["other"])
+    with Producer(cluster.lookupd) as producer:
+        producer.publish_many(name, [b"%d" % number for number in range(100)])
+    return name
+
+
+async def where() -> str:
+    """Name the thread that this runs in."""
+    await anyio.lowlevel.checkpoint()
+    return threading.current_thread().name
+
+
+async def fail(error: Exception) -> None:
+    """Raise."""
+    await anyio.lowlevel.checkpoint()
+    raise error
+
+
+def test_one_thread_serves_all_calls() -> None:
+    assert bridge.call(where) == "nsqext-spark"
+    assert bridge.portal() is bridge.portal()
+    assert [thread.name for thread in threading.enumerate()].count("nsqext-spark") == 1
+
+
+def test_errors_come_back() -> None:
+    with pytest.raises(RangeIncomplete, match="this one"):
+        bridge.call(fail, RangeIncomplete("this one"))
+
+
+def test_the_loop_does_not_wait_for_itself() -> None:
+    async def again() -> str:
+        return bridge.call(where)
+
+    with pytest.raises(InvalidState, match="event loop's thread"):
+        bridge.call(again)
+
+
+def test_blocks_of_a_range(cluster: Cluster, topic: str) -> None:
+    access = Access(tuple(cluster.lookupd), timeout=0.5)
+    found = [
+        (block.first, message.body)
+        for block in bridge.blocks(RangeReader(access, Range(topic, 0, 5, 100), block_rows=30))
+        for message in block.messages[:1]
+    ]
+    assert found == [(5, b"5"), (35, b"35"), (65, b"65"), (95, b"95")]
+    with pytest.raises(RangeIncomplete):
+        list(bridge.blocks(RangeReader(access, Range(topic, 0, 5, 101))))
+
+
+def test_a_generator_that_is_closed_early_closes_the_reader(cluster: Cluster, topic: str) -> None:
+    reader = RangeReader(Access(tuple(cluster.lookupd)), Range(topic, 0, 0, 101), block_rows=10)
+    blocks = bridge.blocks(reader)
+    assert next(blocks).first == 0
+    assert isinstance(blocks, Iterator)
+    blocks.close()  # type: ignore[attr-defined]
+    assert reader._ended
+
+
+_PROGRAM = """
+import os, threading
+import nsqext.spark.read.range_reader
+from nsqext.spark.cluster import portal as bridge
+
+assert threading.active_count() == 1, "importing starts nothing"
+
+async def number():
+    return os.getpid()
+
+assert bridge.call(number) == os.getpid()
+child = os.fork()
+if child == 0:
+    assert bridge.call(number) == os.getpid()
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+assert bridge.call(number) == os.getpid()
+print("done")
+"""
+
+
+def test_processes_that_fork_and_end() -> None:
+    """The child has a loop of its own, and the loop's thread keeps nobody alive."""
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert (told.returncode, told.stdout.strip()) == (0, "done"), told.stderr

@@ -1,0 +1,190 @@
+"""Anchor channels: where a query begins, and what follows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read.anchor import Anchors
+from nsqext.spark.read.planning import Standing
+from tests.support.spark_admin import Log, Pretended
+
+pytestmark = pytest.mark.anyio
+
+ORDERS = {("orders", 0): (10, 50), ("orders", 1): (0, 30)}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What executors and planners run on."""
+    return "asyncio"
+
+
+def options(**given: str) -> SourceOptions:
+    return SourceOptions.parse(
+        {"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "spark", **given}
+        if "assign" not in given
+        else {"lookupd": "127.0.0.1:1", "channel": "spark", **given},
+        streaming=True,
+    )
+
+
+def pretended(**anchors: int) -> Pretended:
+    return Pretended({key: Log(start, end, anchors.get(f"p{key[1]}")) for key, (start, end) in ORDERS.items()})
+
+
+async def test_a_new_query_begins_at_the_end() -> None:
+    servers = pretended()
+    assert await Anchors(servers.admin, options()).begin() == {"orders": {0: 50, 1: 30}}
+    assert [log.anchor for log in servers.logs.values()] == [50, 30]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"startingOffsets": "earliest"}, {0: 10, 1: 0}),
+        ({"startingOffsets": '{"orders": {"0": 20, "1": -2}}'}, {0: 20, 1: 0}),
+        ({"startingOffsets": '{"orders": {"0": -1, "1": 30}}'}, {0: 50, 1: 30}),
+        ({"startingTimestamp": "1700000000000"}, {0: 17, 1: 17}),
+    ],
+)
+async def test_a_new_query_begins_where_the_options_say(given: dict[str, str], expected: dict[int, int]) -> None:
+    servers = pretended()
+    servers.times[1_700_000_000_000] = 17
+    assert await Anchors(servers.admin, options(**given)).begin() == {"orders": expected}
+
+
+async def test_it_begins_there_again_whatever_has_come_meanwhile() -> None:
+    """A crash in the first batch makes Spark ask again, for a batch whose end it wrote down."""
+    servers = pretended()
+    begun = await Anchors(servers.admin, options()).begin()
+    servers.logs["orders", 0].end += 100
+    assert await Anchors(servers.admin, options()).begin() == begun
+    assert len(servers.moves) == 2
+
+
+async def test_a_crash_between_two_anchors_leaves_the_first_one_where_it_is() -> None:
+    servers = pretended()
+    servers.broken.add(("orders", 1))
+    with pytest.raises(PartitionUnavailable):
+        await Anchors(servers.admin, options()).begin()
+    servers.broken.clear()
+    servers.logs["orders", 0].end += 7
+    servers.logs["orders", 1].end += 7
+    first = servers.logs["orders", 0].anchor
+    assert first in (None, 50)
+    begun = await Anchors(servers.admin, options()).begin()
+    assert begun == {"orders": {0: 50 if first == 50 else 57, 1: 37}}
+
+
+async def test_a_channel_with_a_new_checkpoint_goes_on_where_the_anchor_stands() -> None:
+    servers = pretended(p0=44)
+    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {"orders": {0: 44, 1: 0}}
+
+
+async def test_a_channel_is_reset_on_demand() -> None:
+    servers = pretended(p0=44, p1=3)
+    begun = await Anchors(servers.admin, options(startingOffsets="earliest", resetChannel="true")).begin()
+    assert begun == {"orders": {0: 10, 1: 0}}
+    assert [log.anchor for log in servers.logs.values()] == [10, 0]
+
+
+@pytest.mark.parametrize("given", [{}, {"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}])
+async def test_a_channel_is_not_reset_to_a_place_that_moves(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidSetting, match="resetChannel cannot start at the latest"):
+        Anchors(pretended().admin, options(resetChannel="true", **given))
+
+
+async def test_a_start_before_what_is_kept() -> None:
+    given = {"startingOffsets": '{"orders": {"0": 4, "1": 0}}'}
+    with pytest.raises(DataLoss, match="startingOffsets is 4, and only messages from 10 on are kept"):
+        await Anchors(pretended().admin, options(**given)).begin()
+    lenient = Anchors(pretended().admin, options(failOnDataLoss="false", **given))
+    assert await lenient.begin() == {"orders": {0: 10, 1: 0}}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"startingOffsets": '{"orders": {"0": 51, "1": 0}}'}, InvalidSetting, "there are only 50 messages"),
+        ({"startingOffsets": '{"orders": {"0": 50}}'}, InvalidSetting, "says nothing about this partition"),
+        ({"startingOffsets": '{"orders": {"0": 50, "1": 0, "2": 0}}'}, InvalidSetting, "partition that is not read"),
+        ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign names a partition that there is not"),
+    ],
+)
+async def test_starts_that_cannot_be(given: dict[str, str], kind: type[Exception], text: str) -> None:
+    servers = pretended()
+    with pytest.raises(kind, match=text):
+        await Anchors(servers.admin, options(**given)).begin()
+
+
+async def test_only_assigned_partitions_get_an_anchor() -> None:
+    servers = pretended()
+    anchors = Anchors(servers.admin, options(assign='{"orders": [1]}'))
+    assert await anchors.begin() == {"orders": {1: 30}}
+    assert await anchors.survey() == {("orders", 1): Standing(0, 30, 30)}
+
+
+async def test_anchors_follow_and_never_go_back() -> None:
+    servers = pretended()
+    anchors = Anchors(servers.admin, options(startingOffsets="earliest"))
+    await anchors.begin()
+    servers.moves.clear()
+    await anchors.follow({"orders": {0: 30, 1: 0}})
+    await anchors.follow({"orders": {0: 30, 1: 5}})
+    await anchors.follow({"orders": {0: 20, 1: 5}})
+    assert servers.moves == [("orders", 0, 30), ("orders", 1, 5)]
+
+
+async def test_a_restarted_query_moves_the_anchors_that_lag_behind() -> None:
+    servers = pretended(p0=20, p1=5)
+    await Anchors(servers.admin, options()).follow({"orders": {0: 30, 1: 4}})
+    assert servers.moves == [("orders", 0, 30)]
+
+
+async def test_an_anchor_that_cannot_be_moved_now_is_moved_with_the_next_batch() -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    servers.broken.add(("orders", 0))
+    await anchors.follow({"orders": {0: 30, 1: 10}})
+    servers.broken.clear()
+    await anchors.follow({"orders": {0: 40, 1: 10}})
+    assert servers.moves == [("orders", 1, 10), ("orders", 0, 40)]
+
+
+async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
+    servers = pretended(p0=20, p1=5)
+    servers.logs["orders", 0].anchor = None
+    with pytest.raises(InvalidState, match="gone"):
+        await Anchors(servers.admin, options()).follow({"orders": {0: 30, 1: 10}})
+    await Anchors(servers.admin, options(failOnDataLoss="false")).follow({"orders": {0: 30, 1: 12}})
+    assert servers.logs["orders", 1].anchor == 12
+
+
+async def test_anchors_are_not_asked_for_all_the_time() -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    await anchors.survey(quick=True)
+    servers.logs["orders", 0].anchor = None
+    assert (await anchors.survey(quick=True))["orders", 0].anchor == 20
+    assert (await anchors.survey())["orders", 0].anchor is None
+
+
+async def test_another_query_on_the_same_channel_is_noticed() -> None:
+    servers = pretended(p0=20, p1=5)
+    mine, other = Anchors(servers.admin, options()), Anchors(servers.admin, options())
+    await mine.survey()
+    await other.survey()
+    await mine.follow({"orders": {0: 30}})
+    assert (await mine.survey())["orders", 0].anchor == 30
+    with pytest.raises(InvalidState, match="moved the anchor channel spark from 20 to 30"):
+        await other.survey()
+
+
+async def test_a_survey_tells_of_partitions_without_an_anchor() -> None:
+    servers = pretended(p0=20)
+    assert await Anchors(servers.admin, options()).survey() == {
+        ("orders", 0): Standing(10, 50, 20),
+        ("orders", 1): Standing(0, 30, None),
+    }

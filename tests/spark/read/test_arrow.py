@@ -1,0 +1,141 @@
+"""Messages as rows."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from nsqext.errors import ProtocolError
+from nsqext.protocol.compression import compress_body
+from nsqext.protocol.headers import add_key, encode_headers
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, message_id
+from nsqext.spark.read import arrow as rows
+from nsqext.spark.read.arrow import to_batches
+from nsqext.spark.schema import arrow_schema
+
+MOMENT = 1_700_000_000_123_456_789
+
+
+@frozen
+class Block:
+    first: int
+    messages: list[RawMessage]
+
+
+def message(body: bytes = b"x", header: bytes = b"", version: int | None = None, **fields: Any) -> RawMessage:
+    made = RawMessage()
+    made.timestamp, made.attempts, made.id = MOMENT, 1, message_id(7, 0)
+    made.version = version if version is not None else EXT_JSON if header else EXT_NONE
+    made.header, made.offset, made.size, made.body = header, 40, 31, body
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def read(*messages: RawMessage, first: int = 0, include_headers: bool = True, **given: bool) -> list[dict[str, Any]]:
+    batches = to_batches(Block(first, list(messages)), "t", 3, include_headers, **given)
+    assert all(batch.schema.equals(arrow_schema(include_headers)) for batch in batches)
+    for batch in batches:
+        batch.validate(full=True)
+    found: list[dict[str, Any]] = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
+    return found
+
+
+def test_every_field_is_a_column() -> None:
+    ident = message_id(3 << 50 | 9, 2**64 - 1)
+    (row, other) = read(
+        message(b"\x00\xff", id=ident, attempts=4000), message(b"second", offset=71, timestamp=0), first=10
+    )
+    assert row == {
+        "value": b"\x00\xff",
+        "topic": "t",
+        "partition": 3,
+        "offset": 10,
+        "queue_offset": 40,
+        "timestamp": datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC).replace(microsecond=123_456),
+        "message_id": ident,
+        "trace_id": -1,
+        "attempts": 4000,
+        "tag": None,
+        "headers": None,
+        "key": None,
+    }
+    assert (other["offset"], other["queue_offset"], other["value"], other["trace_id"]) == (11, 71, b"second", 0)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert to_batches(Block(5, []), "t", 0) == []
+
+
+def test_text_ids_have_no_trace_id() -> None:
+    (text, number) = read(message(id=b"0a1b2c3d4e5f6789"), message(id=message_id(2, 5)), include_headers=False)
+    assert (text["message_id"], text["trace_id"], number["trace_id"]) == (b"0a1b2c3d4e5f6789", 0, 5)
+
+
+def test_headers_are_a_map_and_reserved_ones_are_columns() -> None:
+    encoded = add_key(encode_headers({"carrier": "UA", "empty": ""}, tag="blue", trace_id=5), b"N14228")
+    (row, without, empty) = read(message(header=encoded), message(), message(header=b"{}"))
+    assert (row["headers"], row["tag"], row["key"]) == ({"carrier": "UA", "empty": ""}, "blue", "N14228")
+    assert (without["headers"], without["tag"], without["key"]) == (None, None, None)
+    assert (empty["headers"], empty["key"]) == ({}, None)
+
+
+def test_values_that_are_no_text_stay_json() -> None:
+    (row, odd) = read(message(header=b'{"n":1.5,"l":[1,"a"],"z":null,"b":true}'), message(header=b'["no","object"]'))
+    assert row["headers"] == {"n": "1.5", "l": '[1,"a"]', "z": None, "b": "true"}
+    assert odd["headers"] == {}
+
+
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_the_tag_is_found_however_it_is_written(include_headers: bool) -> None:
+    spelled = b'{"\\u0023#client_dispatch_tag":"green"}'
+    found = read(
+        message(header=encode_headers(tag="blue")),
+        message(header=spelled),
+        message(header=b"red", version=EXT_TAG),
+        message(header=b'{"##client_dispatch_tag":7}'),
+        message(header=b'{"other":"blue"}'),
+        include_headers=include_headers,
+    )
+    assert [row["tag"] for row in found] == ["blue", "green", "red", None, None]
+
+
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_compressed_bodies_are_restored(include_headers: bool) -> None:
+    body = b"again and " * 1000
+    packed = compress_body("gzip", body)
+    assert packed is not None
+    compressed = message(packed[0], encode_headers({**packed[1], "mine": "1"}))
+    (row,) = read(compressed, include_headers=include_headers)
+    assert row["value"] == body
+    if include_headers:
+        assert row["headers"] == {"mine": "1"}
+    (kept,) = read(compressed, include_headers=include_headers, decompress=False)
+    assert kept["value"] == packed[0]
+
+
+def test_damage_names_the_place() -> None:
+    damaged = message(b"no gzip", encode_headers({"nsq.client.compress": "1", "nsq.msg.size": "10"}))
+    with pytest.raises(ProtocolError, match=r"message 0.*topic t, partition 3.*delivery_decompress=false"):
+        read(damaged)
+    with pytest.raises(ProtocolError, match=r"message 0.*not JSON.*topic t, partition 3"):
+        read(message(header=b"{"))
+
+
+def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
+    """One message of somebody else must not hold up a query for ever."""
+    (row, half) = read(message(header=b'{"a":"\xff","##key":"k"}'), message(header=b'{"a":"\\ud800","n":1e999}'))
+    assert (row["headers"], row["key"]) == ({"a": "\ufffd"}, "k")
+    assert half["headers"] == {"a": "\ufffd", "n": None}
+
+
+def test_large_bodies_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_BATCH_BYTES", 100)
+    bodies = [b"a" * 60, b"b" * 40, b"c", b"d" * 500, b"e", b"f"]
+    batches = to_batches(Block(2, [message(body) for body in bodies]), "t", 0, True)
+    assert [batch.num_rows for batch in batches] == [2, 1, 1, 2]
+    assert [row["value"] for batch in batches for row in batch.to_pylist()] == bodies
+    assert [row["offset"] for batch in batches for row in batch.to_pylist()] == [2, 3, 4, 5, 6, 7]

@@ -1,0 +1,384 @@
+"""Topics as a batch: what is planned, and what tasks read. Planning is tested without Spark."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as sf
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, InputPartition, LessThan
+
+from nsqext.broker import Cluster
+from nsqext.broker.options import ClusterOptions
+from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, RangeIncomplete, TopicNotFound
+from nsqext.spark import register
+from nsqext.spark.cluster import portal as bridge
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read import batch
+from nsqext.spark.read.batch import NsqPushingReader, NsqReader, RangePartition, plan, read_range
+from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.pushdown import Pruning
+from nsqext.sync import Producer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.spark_cluster import Servers
+
+COUNT = 100
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster that tests may do with as they like."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def topic(cluster: Cluster) -> str:
+    """A topic of three partitions: 100 messages, 50, and none."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, 3, channels=["other"])
+    with Producer(cluster.lookupd) as producer:
+        for partition, count in ((0, COUNT), (1, COUNT // 2)):
+            producer.publish_many(name, [b"%d" % number for number in range(count)], partition=partition)
+    return name
+
+
+def options(cluster: Cluster, topic: str, **given: object) -> SourceOptions:
+    """Options of a batch over a topic."""
+    texts = {name: str(value) for name, value in given.items()}
+    if "assign" not in texts:
+        texts["subscribe"] = topic
+    return SourceOptions.parse({"lookupd": ",".join(cluster.lookupd), "readTimeoutMs": "5000"} | texts)
+
+
+def planned(options: SourceOptions, *filters: Filter) -> list[tuple[int, int, int]]:
+    """Return the ranges of a batch, by partition."""
+    pruning = Pruning()
+    pruning.take(filters)
+    return [(found.partition, found.start, found.end) for found in bridge.call(plan, options, pruning)]
+
+
+def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    """Return the offsets of rows, whose bodies say the same."""
+    table = pa.Table.from_batches(list(batches))
+    found: list[int] = table.column("offset").to_pylist()
+    assert table.column("value").to_pylist() == [b"%d" % number for number in found]
+    return found
+
+
+# Planning
+
+
+@pytest.mark.parametrize(
+    ("given", "ranges"),
+    [
+        ({}, [(0, 0, 100), (1, 0, 50), (2, 0, 0)]),
+        ({"startingOffsets": "earliest", "endingOffsets": "latest"}, [(0, 0, 100), (1, 0, 50), (2, 0, 0)]),
+        ({"startingOffsets": '{"T": {"0": 90, "1": -2, "2": 0}}'}, [(0, 90, 100), (1, 0, 50), (2, 0, 0)]),
+        ({"endingOffsets": '{"T": {"0": 90, "1": -1, "2": 0}}'}, [(0, 0, 90), (1, 0, 50), (2, 0, 0)]),
+        ({"assign": '{"T": [1]}'}, [(1, 0, 50)]),
+        ({"assign": '{"T": [1]}', "startingOffsets": '{"T": {"1": 50}}'}, [(1, 50, 50)]),
+    ],
+)
+def test_where_partitions_begin_and_end(
+    cluster: Cluster, topic: str, given: dict[str, str], ranges: list[tuple[int, int, int]]
+) -> None:
+    texts = {name: value.replace("T", topic) for name, value in given.items()}
+    assert planned(options(cluster, topic, **texts)) == ranges
+
+
+@pytest.mark.parametrize(
+    ("filters", "ranges"),
+    [
+        ([EqualTo(("topic",), "T")], [(0, 0, 100), (1, 0, 50), (2, 0, 0)]),
+        ([EqualTo(("topic",), "other")], []),
+        ([In(("partition",), (1, 7))], [(1, 0, 50)]),
+        ([GreaterThanOrEqual(("offset",), 40), LessThan(("offset",), 60)], [(0, 40, 60), (1, 40, 50), (2, 0, 0)]),
+        ([EqualTo(("partition",), 0), EqualTo(("offset",), 1000)], [(0, 100, 100)]),
+        ([EqualTo(("partition",), 0), LessThan(("offset",), -3)], [(0, 0, 0)]),
+        ([GreaterThan(("timestamp",), datetime(2100, 1, 1, tzinfo=UTC))], [(0, 100, 100), (1, 50, 50), (2, 0, 0)]),
+        ([LessThan(("timestamp",), datetime(2001, 1, 1, tzinfo=UTC))], [(0, 0, 0), (1, 0, 0), (2, 0, 0)]),
+        ([GreaterThan(("timestamp",), datetime(2001, 1, 1, tzinfo=UTC))], [(0, 0, 100), (1, 0, 50), (2, 0, 0)]),
+    ],
+)
+def test_filters_leave_out_what_cannot_match(
+    cluster: Cluster, topic: str, filters: list[Any], ranges: list[tuple[int, int, int]]
+) -> None:
+    named = [EqualTo(found.attribute, topic) if getattr(found, "value", None) == "T" else found for found in filters]
+    found = planned(options(cluster, topic), *named)
+    assert [one for one in found if one[1] < one[2]] == [one for one in ranges if one[1] < one[2]]
+    assert [one[0] for one in found] == [one[0] for one in ranges]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"assign": '{"T": [0, 3]}'}, InvalidPartition, "there is not: the topic has 3 .*partition 3"),
+        ({"assign": '{"no_such_topic": [0]}'}, TopicNotFound, "no_such_topic"),
+        ({"startingOffsets": '{"T": {"0": 5}}'}, InvalidSetting, "startingOffsets says nothing .*partition 1"),
+        (
+            {"assign": '{"T": [0]}', "endingOffsets": '{"T": {"0": 5, "1": 5}}'},
+            InvalidSetting,
+            "not read .*partition 1",
+        ),
+        (
+            {"assign": '{"T": [0]}', "startingOffsets": '{"T": {"0": 101}}'},
+            InvalidSetting,
+            "startingOffsets is 101.*ends at 100",
+        ),
+        (
+            {"assign": '{"T": [0]}', "endingOffsets": '{"T": {"0": 101}}'},
+            InvalidSetting,
+            "endingOffsets is 101.*ends at 100",
+        ),
+        (
+            {"assign": '{"T": [0]}', "startingOffsets": '{"T": {"0": 9}}', "endingOffsets": '{"T": {"0": 8}}'},
+            InvalidSetting,
+            "the start, 9, lies behind the end, 8 .*partition 0",
+        ),
+    ],
+)
+def test_what_cannot_be_read(
+    cluster: Cluster, topic: str, given: dict[str, str], kind: type[Exception], text: str
+) -> None:
+    texts = {name: value.replace("T", topic) for name, value in given.items()}
+    with pytest.raises(kind, match=text):
+        planned(options(cluster, topic, **texts))
+
+
+def test_a_batch_has_to_begin_somewhere(cluster: Cluster) -> None:
+    for text in ("latest", '{"t": {"0": -1}}'):
+        with pytest.raises(InvalidSetting, match="cannot be latest"):
+            NsqReader(options(cluster, "t", startingOffsets=text))
+    with pytest.raises(InvalidSetting, match="cannot be earliest"):
+        NsqReader(options(cluster, "t", endingOffsets="earliest"))
+
+
+def test_ranges_are_cut_and_can_be_sent(cluster: Cluster, topic: str) -> None:
+    reader = NsqReader(options(cluster, topic, minPartitions=4, maxRecordsPerPartition=40))
+    pieces = reader.partitions()
+    assert [str(piece.range).split("[")[1] for piece in pieces] == [
+        "0] 0..33",
+        "0] 33..66",
+        "0] 66..100",
+        "1] 0..25",
+        "1] 25..50",
+    ]
+    again, sent = pickle.loads(pickle.dumps((reader, pieces)))  # noqa: S301
+    assert [piece.range for piece in sent] == [piece.range for piece in pieces]
+    assert [number for piece in sent[:3] for number in numbers(again.read(piece))] == list(range(100))
+
+
+def test_nothing_to_read(cluster: Cluster, topic: str) -> None:
+    """Spark gives a partition of its own to readers that have none."""
+    reader = NsqReader(options(cluster, topic, assign=f'{{"{topic}": [2]}}'))
+    assert reader.partitions() == []
+    assert list(reader.read(None)) == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_topics_that_grow_while_they_are_read(cluster: Cluster) -> None:
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=["other"])
+    with Producer(cluster.lookupd) as producer:
+        producer.publish_many(name, [b"%d" % number for number in range(10)])
+        reader = NsqReader(options(cluster, name))
+        (piece,) = reader.partitions()
+        producer.publish_many(name, [b"%d" % number for number in range(10, 20)])
+    assert numbers(reader.read(piece)) == list(range(10))
+
+
+# Time
+
+
+def test_rows_of_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges are wider than the time, because servers' clocks differ; rows are not."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=["other"])
+    edges: list[int] = []
+    with Producer(cluster.lookupd) as producer:
+        for piece in range(3):
+            producer.publish_many(name, [b"%d" % number for number in range(10 * piece, 10 * piece + 10)])
+            time.sleep(0.03)
+            edges.append(int(time.time() * 1000))
+            time.sleep(0.03)
+    for skew in (5000, 5, 0):
+        monkeypatch.setattr(batch, "_SKEW_MS", skew)
+        for given, expected in (
+            ({"startingTimestamp": edges[0]}, range(10, 30)),
+            ({"endingTimestamp": edges[1]}, range(20)),
+            ({"startingTimestamp": edges[0], "endingTimestamp": edges[1]}, range(10, 20)),
+            ({"startingTimestamp": edges[2]}, range(0)),
+            ({"endingTimestamp": 1}, range(0)),
+        ):
+            reader = NsqReader(options(cluster, name, **given))
+            found = [number for piece in reader.partitions() for number in _numbers(reader, piece)]
+            assert found == list(expected)
+
+
+def _numbers(reader: NsqReader, piece: RangePartition) -> list[int]:
+    return [number for batch in reader.read(piece) for number in batch.column("offset").to_pylist()]
+
+
+# Messages that are gone
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[tuple[Cluster, str, int, int]]:
+    """A cluster that has dropped the oldest messages of a topic: it, the topic, the first message and the end."""
+    with Cluster(nodes=1, options=ClusterOptions(memory_bound=400_000)) as cluster:
+        name = f"t_{token_hex(4)}"
+        cluster.create_topic(name, channels=["other"])
+        access = options(cluster, name).connection
+        with Producer(cluster.lookupd) as producer:
+            for number in range(0, 3000, 500):
+                producer.publish_many(name, [b"%d" % one for one in range(number, number + 500)])
+                bridge.call(_finish, access, name, number + 500)
+        yield cluster, name, bridge.call(_start, access, name), 3000
+
+
+async def _finish(access: Any, topic: str, count: int) -> None:
+    async with Admin(access) as admin:
+        await admin.move_anchor(topic, 0, "other", count)
+
+
+async def _start(access: Any, topic: str) -> int:
+    async with Admin(access) as admin:
+        return (await admin.bounds(topic, 0)).start
+
+
+def test_a_start_before_what_is_kept(small: tuple[Cluster, str, int, int]) -> None:
+    cluster, name, start, end = small
+    assert start > 0
+    asked = {"startingOffsets": f'{{"{name}": {{"0": {start - 1}}}}}'}
+    with pytest.raises(DataLoss, match=rf"startingOffsets is {start - 1}, and only messages from {start} on are kept"):
+        planned(options(cluster, name, **asked))
+    assert planned(options(cluster, name, **asked, failOnDataLoss="false")) == [(0, start, end)]
+    assert planned(options(cluster, name)) == [(0, start, end)]
+
+
+def test_messages_that_go_while_they_are_read(
+    small: tuple[Cluster, str, int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, name, start, end = small
+    gone = Range(name, 0, start - 5, end)
+    with pytest.raises(DataLoss, match=f"message {start - 5} is not kept any more, the first one is {start}"):
+        list(read_range(options(cluster, name), gone))
+    lenient = options(cluster, name, failOnDataLoss="false")
+    assert numbers(read_range(lenient, gone)) == list(range(start, end))
+    assert f"messages {start - 5}..{start} of {gone} are gone" in caplog.text
+    assert list(read_range(lenient, Range(name, 0, start - 5, start - 2))) == []
+
+
+def test_a_range_behind_the_end_is_never_short(cluster: Cluster, topic: str) -> None:
+    """It is never asked for by a plan, and read to its end or not at all."""
+    impatient = options(cluster, topic, readTimeoutMs=600)
+    with pytest.raises(RangeIncomplete, match=r"message 100 of the range 90\.\.101"):
+        list(read_range(impatient, Range(topic, 0, 90, 101)))
+
+
+# With Spark
+
+
+@pytest.fixture(scope="module")
+def written(servers: Servers) -> dict[str, str]:
+    """Topics of each kind, of two partitions with 300 messages each."""
+    found = {
+        "plain": servers.make_topic("plain", 2),
+        "extend": servers.make_topic("extend", 2, extend=True),
+        "ordered": servers.make_topic("ordered", 2, ordered=True),
+    }
+    for topic in found.values():
+        for partition in range(2):
+            servers.publish(topic, [_body(topic, partition, number) for number in range(300)], partition)
+    return found
+
+
+def _body(topic: str, partition: int, number: int) -> bytes:
+    return f"{topic} {partition} {number}".encode()
+
+
+def _load(spark: SparkSession, servers: Servers, **given: object) -> DataFrame:
+    texts = {name: str(value) for name, value in given.items()}
+    return spark.read.format("nsqext").options(**servers.options, **texts).load()
+
+
+def test_spark_reads_every_message_once(spark: SparkSession, servers: Servers, written: dict[str, str]) -> None:
+    rows = (
+        _load(spark, servers, subscribe=",".join(written.values()), minPartitions=8)
+        .where(sf.col("value") != sf.lit(servers.probe))
+        .select("topic", "partition", "offset", "value", "queue_offset", "attempts")
+        .collect()
+    )
+    found = sorted((row.topic, row.partition, row.offset, bytes(row.value)) for row in rows)
+    assert found == sorted(
+        (topic, partition, servers.first + number, _body(topic, partition, number))
+        for topic in written.values()
+        for partition in range(2)
+        for number in range(300)
+    )
+    places = sorted((row.topic, row.partition, row.offset, row.queue_offset) for row in rows)
+    grows = [one[3] < other[3] for one, other in itertools.pairwise(places) if one[:2] == other[:2]]
+    assert len(grows) == 6 * 299
+    assert all(grows)
+
+
+def test_spark_reads_nothing(spark: SparkSession, servers: Servers, written: dict[str, str]) -> None:
+    topic = written["plain"]
+    ends = f'{{"{topic}": {{"0": {servers.first}, "1": {servers.first}}}}}'
+    given = {"startingOffsets": ends, "endingOffsets": ends}
+    assert _load(spark, servers, subscribe=topic, **given).collect() == []
+
+
+def test_spark_tells_errors_of_plans(spark: SparkSession, servers: Servers, written: dict[str, str]) -> None:
+    with pytest.raises(AnalysisException, match=r"TopicNotFound.*no_such_topic"):
+        _load(spark, servers, subscribe="no_such_topic").count()
+    with pytest.raises(AnalysisException, match=r"InvalidPartition.*partition 7"):
+        _load(spark, servers, assign=f'{{"{written["plain"]}": [7]}}').count()
+
+
+def test_pushed_filters_change_no_result(spark: SparkSession, servers: Servers, written: dict[str, str]) -> None:
+    """The same rows with and without; with them, tasks read only what can match."""
+    topics = ",".join(written.values())
+    first = servers.first
+    middle = _load(spark, servers, subscribe=written["plain"]).where(f"partition = 0 and offset = {first + 150}").head()
+    assert middle is not None
+    condition = (
+        f"topic in ('{written['plain']}', '{written['extend']}') and partition = 0 and offset < {first + 160} "
+        f"and timestamp <= timestamp'{middle.timestamp.isoformat()}' and cast(value as string) like '%5'"
+    )
+    expected = _load(spark, servers, subscribe=topics).where(condition).collect()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        register(spark)
+        rows = _load(spark, servers, subscribe=topics).where(condition)
+        found = rows.collect()
+        tasks = rows.rdd.getNumPartitions()
+        last = _load(spark, servers, subscribe=topics).where(f"partition = 1 and offset >= {first + 299}").collect()
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+        register(spark)
+    assert sorted(found) == sorted(expected)
+    assert 10 <= len(found) <= 32
+    assert tasks <= 2
+    assert sorted((row.topic, row.offset) for row in last) == sorted((topic, first + 299) for topic in written.values())
+
+
+def test_a_reader_that_takes_filters(cluster: Cluster, topic: str) -> None:
+    reader = NsqPushingReader(options(cluster, topic))
+    rest = [EqualTo(("tag",), "x")]
+    assert list(reader.pushFilters([EqualTo(("partition",), 1), *rest])) == rest
+    again = pickle.loads(pickle.dumps(reader))  # noqa: S301
+    assert [str(piece.range).split("[")[1] for piece in again.partitions()] == ["1] 0..50"]

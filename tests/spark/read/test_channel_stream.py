@@ -1,0 +1,235 @@
+"""Batches that are consumed from a channel and finished when they are done."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidInput
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read.channel_stream import NsqChannelReader
+from nsqext.sync import Producer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from tests.support.spark_cluster import Servers
+
+_DEADLINE = 15.0
+
+
+@pytest.fixture(scope="module")
+def original() -> Iterator[Cluster]:
+    """The original NSQ on one node."""
+    with Cluster(1, generation="nsq") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(original: Cluster, request: pytest.FixtureRequest) -> str:
+    """A topic with a channel."""
+    name: str = request.node.name[-40:]
+    original.create_topic(name, channels=["spark"])
+    return name
+
+
+def options(cluster: Cluster, topic: str, **given: str) -> dict[str, str]:
+    return {
+        "lookupd": ",".join(cluster.lookupd),
+        "subscribe": topic,
+        "channel": "spark",
+        "readMode": "channel",
+        **given,
+    }
+
+
+def reader(cluster: Cluster, topic: str, **given: str) -> NsqChannelReader:
+    return NsqChannelReader(SourceOptions.parse(options(cluster, topic, **given), streaming=True))
+
+
+def publish(cluster: Cluster, topic: str, count: int, first: int = 0) -> None:
+    with Producer(cluster.lookupd) as producer:
+        producer.publish_many(topic, [b"%d" % number for number in range(first, first + count)])
+
+
+def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def read_on(source: NsqChannelReader, start: dict[str, Any], count: int) -> tuple[list[int], dict[str, Any]]:
+    """Read batch after batch until so many messages have come."""
+    found: list[int] = []
+    deadline = time.monotonic() + _DEADLINE
+    while len(found) < count and time.monotonic() < deadline:
+        batches, start = source.read(start)
+        found += values(batches)
+    return found, start
+
+
+def test_batches_are_finished_when_spark_asks_for_the_next(original: Cluster, topic: str) -> None:
+    publish(original, topic, 25)
+    source = reader(original, topic, maxOffsetsPerTrigger="10")
+    try:
+        start = source.initialOffset()
+        first, end = source.read(start)
+        again, same = source.read(start)
+        assert (values(first), end) == (values(again), same)
+        _, end = read_on(source, end, 25 - end["consumed"])
+        assert end["consumed"] == 25
+        batches, same = source.read(end)
+        assert (values(batches), same) == ([], end)
+    finally:
+        source.stop()
+    late = reader(original, topic)
+    try:
+        batches, _ = late.read(end)
+        assert values(batches) == []
+    finally:
+        late.stop()
+
+
+def test_what_was_not_done_comes_again(original: Cluster, topic: str) -> None:
+    publish(original, topic, 10)
+    source = reader(original, topic, maxOffsetsPerTrigger="5")
+    found, middle = read_on(source, source.initialOffset(), 5)
+    source.commit(middle)
+    _, end = source.read(middle)
+    source.stop()
+    restarted = reader(original, topic)
+    try:
+        assert values(restarted.readBetweenOffsets(middle, end)) == []
+        again, _ = read_on(restarted, end, 5)
+        assert sorted(found + again) == list(range(10))
+    finally:
+        restarted.stop()
+
+
+def test_messages_are_kept_for_as_long_as_the_batch_takes(original: Cluster, topic: str) -> None:
+    publish(original, topic, 3)
+    source = reader(original, topic)
+    try:
+        found, _ = read_on(source, source.initialOffset(), 3)
+        assert sorted(found) == [0, 1, 2]
+        holder = source._opened()._holder
+        held = [entry.message for entry in holder._held]
+        for message in held:
+            message.received -= message.owner.msg_timeout * 0.6
+        before = [message.received for message in held]
+        wait_for(lambda: all(message.received > old for message, old in zip(held, before, strict=True)))
+    finally:
+        source.stop()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_nothing_that_comes_later_is_read_once_the_end_is_frozen(original: Cluster, topic: str) -> None:
+    publish(original, topic, 8)
+    source = reader(original, topic, maxOffsetsPerTrigger="5")
+    try:
+        source.prepareForTriggerAvailableNow()
+        publish(original, topic, 4, first=100)
+        found, end = read_on(source, source.initialOffset(), 8)
+        assert sorted(found) == list(range(8))
+        batches, same = source.read(end)
+        assert (values(batches), same) == ([], end)
+        # it is at its end, and keeps nothing from its successor, although its process goes on
+        publish(original, topic, 4, first=200)
+        late = reader(original, topic)
+        try:
+            assert sorted(read_on(late, end, 8)[0]) == [100, 101, 102, 103, 200, 201, 202, 203]
+        finally:
+            late.stop()
+        batches, same = source.read(end)
+        assert (values(batches), same) == ([], end)
+    finally:
+        source.stop()
+
+
+def test_rows_tell_what_is_known_in_a_channel(original: Cluster, topic: str) -> None:
+    publish(original, topic, 1)
+    source = reader(original, topic, includeHeaders="true")
+    try:
+        deadline = time.monotonic() + _DEADLINE
+        rows: list[dict[str, object]] = []
+        while not rows and time.monotonic() < deadline:
+            batches, _ = source.read(source.initialOffset())
+            rows = [row for batch in batches for row in batch.to_pylist()]
+        (row,) = rows
+        assert (row["value"], row["topic"], row["partition"], row["offset"]) == (b"0", topic, -1, None)
+        assert (row["queue_offset"], row["attempts"], row["headers"]) == (-1, 1, None)
+    finally:
+        source.stop()
+
+
+def test_topics_of_the_redesigned_servers_can_be_consumed_too(servers: Servers) -> None:
+    for ordered in (False, True):
+        name = servers.make_topic("channel", 2, ordered=ordered)
+        given = servers.options | {"subscribe": name, "channel": servers.channel, "readMode": "channel"}
+        source = NsqChannelReader(SourceOptions.parse(given, streaming=True))
+        try:
+            start = source.initialOffset()
+            for partition in (0, 1):
+                servers.publish(name, [b"%d %d" % (partition, number) for number in range(5)], partition)
+            found: list[tuple[int, bytes]] = []
+            deadline = time.monotonic() + _DEADLINE
+            while len(found) < 10 and time.monotonic() < deadline:
+                batches, start = source.read(start)
+                rows = [row for batch in batches for row in batch.to_pylist()]
+                found += [(row["partition"], row["value"]) for row in rows if row["value"] != servers.probe]
+            assert sorted(found) == [(partition, b"%d %d" % (partition, n)) for partition in (0, 1) for n in range(5)]
+            source.prepareForTriggerAvailableNow()
+            while (end := source.read(start)[1]) != start:
+                start = end
+        finally:
+            source.stop()
+
+
+def test_topics_whose_channels_are_registered_can_be_consumed() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("registered", channels=["spark"], register_channels=True)
+        publish(cluster, "registered", 5)
+        source = reader(cluster, "registered")
+        try:
+            assert read_on(source, source.initialOffset(), 5)[0] == list(range(5))
+        finally:
+            source.stop()
+
+
+def test_offsets_of_the_other_mode_are_refused(original: Cluster) -> None:
+    with pytest.raises(InvalidInput, match="a checkpoint belongs to one readMode"):
+        reader(original, "any").read({"v": 1, "topics": {"any": {"0": 5}}})
+
+
+def test_a_query_over_the_original_nsq(spark: SparkSession, original: Cluster, topic: str, tmp_path: Path) -> None:
+    publish(original, topic, 30)
+
+    def start() -> StreamingQuery:
+        frame = spark.readStream.format("nsqext").options(**options(original, topic, maxOffsetsPerTrigger="20")).load()
+        return (
+            frame.writeStream.format("parquet")
+            .option("path", str(tmp_path / "rows"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    for first in (30, 60):
+        query = start()
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+        publish(original, topic, 30, first)
+    rows = Counter(int(row.value) for row in spark.read.parquet(str(tmp_path / "rows")).select("value").collect())
+    assert rows == Counter(range(60))

@@ -1,0 +1,239 @@
+"""Batches of streaming queries as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.errors import DataLoss
+from nsqext.spark.read.offsets import Offsets, Range
+from nsqext.spark.read.planning import (
+    Key,
+    Standing,
+    frozen_at,
+    lags_of,
+    only,
+    plan_end,
+    plan_ranges,
+    share,
+    with_unread,
+)
+from nsqext.spark.read.rate_limit import within_rows
+
+KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
+LAGS = st.dictionaries(KEYS, st.integers(0, 10**6), max_size=8)
+SMALL_LAGS = st.dictionaries(KEYS, st.integers(0, 20), min_size=1, max_size=8)
+LIMITS = st.none() | st.integers(1, 50)
+
+
+@st.composite
+def standings(draw: st.DrawFn) -> dict[Key, Standing]:
+    """Partitions in good order: all that was published is there, and the anchor stands."""
+    ends = draw(st.dictionaries(KEYS, st.integers(0, 100), max_size=8))
+    return {key: Standing(0, end, 0) for key, end in ends.items()}
+
+
+def offsets_of(found: Mapping[Key, Standing], portion: float) -> Offsets:
+    """Part of the way through all partitions."""
+    offsets: Offsets = {}
+    for (topic, partition), standing in found.items():
+        offsets.setdefault(topic, {})[partition] = int(standing.end * portion)
+    return offsets
+
+
+def end_of(start: Offsets, found: Mapping[Key, Standing], limit: int | None = None, *, strict: bool = True) -> Offsets:
+    lags = lags_of(start, found, fail_on_data_loss=strict)
+    return plan_end(lags, within_rows(lags, limit))
+
+
+@given(LAGS, LIMITS)
+def test_what_is_shared_out_is_what_there_is(lags: dict[Key, int], limit: int | None) -> None:
+    shares = share(lags, limit)
+    assert shares.keys() == lags.keys()
+    assert all(0 <= shares[key] <= lags[key] for key in lags)
+    assert sum(shares.values()) == min(sum(lags.values()), sum(lags.values()) if limit is None else limit)
+
+
+@given(LAGS.filter(lambda lags: sum(map(bool, lags.values())) > 0), st.integers(8, 10**5))
+def test_everybody_who_lags_gets_something(lags: dict[Key, int], limit: int) -> None:
+    shares = share(lags, limit)
+    assert all(shares[key] for key, lag in lags.items() if lag)
+
+
+@given(LAGS, st.integers(8, 10**5))
+def test_who_lags_more_gets_no_less_but_for_rounding(lags: dict[Key, int], limit: int) -> None:
+    shares = share(lags, limit)
+    ranked = sorted(lags, key=lambda key: lags[key])
+    assert all(shares[less] <= shares[more] + 1 for less, more in pairwise(ranked))
+
+
+def test_shares_are_in_proportion() -> None:
+    assert share({("a", 0): 1000, ("a", 1): 3000}, 400) == {("a", 0): 100, ("a", 1): 300}
+
+
+@given(st.dictionaries(KEYS, st.just(5), min_size=1, max_size=8), st.integers(1, 3))
+def test_they_take_turns_where_it_does_not_suffice_for_all(lags: dict[Key, int], limit: int) -> None:
+    served: set[Key] = set()
+    for turn in range(0, 2 * len(lags) * limit, limit):
+        served |= {key for key, count in share(lags, limit, turn).items() if count}
+    assert served == set(lags)
+
+
+@given(standings(), LIMITS, st.floats(0, 1))
+def test_an_end_is_never_before_its_start_nor_behind_what_is_there(
+    found: dict[Key, Standing], limit: int | None, portion: float
+) -> None:
+    start = offsets_of(found, portion)
+    end = end_of(start, found, limit)
+    for (topic, partition), standing in found.items():
+        assert start[topic][partition] <= end[topic][partition] <= standing.end
+    count = sum(found.end - found.start for found in plan_ranges(start, end, found, fail_on_data_loss=True))
+    lag = sum(standing.end - start[topic][partition] for (topic, partition), standing in found.items())
+    assert count == (lag if limit is None else min(lag, limit))
+
+
+@given(standings(), st.integers(1, 30))
+def test_batches_together_read_everything_once(found: dict[Key, Standing], limit: int) -> None:
+    start: Offsets = {}
+    read: dict[Key, list[int]] = {key: [] for key in found}
+    for _ in range(1000):
+        end = end_of(start, found, limit)
+        if end == start:
+            break
+        for part in plan_ranges(start, end, found, fail_on_data_loss=True):
+            read[part.topic, part.partition] += range(part.start, part.end)
+        start = end
+    assert read == {key: list(range(standing.end)) for key, standing in found.items()}
+
+
+@given(standings(), LIMITS, st.randoms())
+def test_the_same_question_has_the_same_answer_in_the_same_order(
+    found: dict[Key, Standing], limit: int | None, random: object
+) -> None:
+    items = list(found.items())
+    getattr(random, "shuffle")(items)  # noqa: B009
+    start = offsets_of(found, 0.5)
+    one, other = end_of(start, found, limit), end_of(start, dict(items), limit)
+    assert repr(one) == repr(other)
+    assert repr(end_of(one, found, 0 if limit is None else None)) == repr(end_of(other, dict(items)))
+
+
+@given(SMALL_LAGS, SMALL_LAGS, LIMITS)
+def test_nothing_that_comes_later_is_read_once_the_ends_are_frozen(
+    ends: dict[Key, int], more: dict[Key, int], limit: int | None
+) -> None:
+    later = {key: Standing(0, ends.get(key, 0) + more.get(key, 0), 0) for key in sorted(ends.keys() | more.keys())}
+    then = {key: Standing(0, count) for key, count in ends.items()}
+    offsets: Offsets = {}
+    for _ in range(1000):
+        end = end_of(offsets, frozen_at(later, then), limit)
+        if end == offsets:
+            break
+        offsets = end
+    assert {
+        (topic, partition): count for topic, counts in offsets.items() for partition, count in counts.items()
+    } == ends
+
+
+def test_a_new_partition_begins_with_its_first_message() -> None:
+    found = {("a", 0): Standing(0, 7, 5), ("a", 1): Standing(0, 3)}
+    end = end_of({"a": {0: 5}}, found)
+    assert end == {"a": {0: 7, 1: 3}}
+    assert plan_ranges({"a": {0: 5}}, end, {}, fail_on_data_loss=True) == [Range("a", 0, 5, 7), Range("a", 1, 0, 3)]
+
+
+def test_a_topic_that_is_new_to_the_query_begins_with_what_is_kept() -> None:
+    found = {("a", 0): Standing(0, 7, 5), ("b", 0): Standing(40, 50)}
+    start: Offsets = {"a": {0: 7}}
+    assert end_of(start, found) == {"a": {0: 7}, "b": {0: 50}}
+    assert plan_ranges(start, {"a": {0: 7}, "b": {0: 50}}, found, fail_on_data_loss=True) == [Range("b", 0, 40, 50)]
+
+
+def test_a_topic_that_is_new_to_the_query_waits_its_turn_without_being_lost() -> None:
+    found = {("a", 0): Standing(0, 7, 5), ("b", 0): Standing(40, 50, 40)}
+    first = end_of({"a": {0: 5}}, found, 1)
+    assert end_of(first, found) == {"a": {0: 7}, "b": {0: 50}}
+
+
+def test_what_is_no_longer_read_is_dropped() -> None:
+    offsets: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}, "c": {0: 1}}
+    assert only(offsets, {"a": (1, 2), "b": None}) == {"a": {1: 8}, "b": {0: 4}}
+
+
+def test_what_is_not_read_for_a_while_stays_where_it_was() -> None:
+    start: Offsets = {"a": {0: 7, 1: 8}, "b": {0: 4}}
+    end = with_unread({"a": {1: 9}, "c": {0: 1}}, start)
+    assert end == {"a": {0: 7, 1: 9}, "b": {0: 4}, "c": {0: 1}}
+    assert plan_ranges(start, end, {}, fail_on_data_loss=True) == [Range("a", 1, 8, 9), Range("c", 0, 0, 1)]
+
+
+GONE = [
+    ({"a": {0: 5}}, {}, "the partition is gone"),
+    ({"a": {0: 5}}, {("a", 0): Standing(0, 4, 4)}, "5 messages were read, and the partition has only 4"),
+    ({"a": {0: 5}}, {("a", 0): Standing(0, 6)}, "the anchor channel is gone"),
+    ({"a": {0: 5}}, {("a", 0): Standing(6, 9, 5)}, "the messages from 5 to 6 are not kept"),
+    ({"a": {0: 5}}, {("a", 0): Standing(0, 9, 5), ("a", 1): Standing(2, 9)}, "the messages from 0 to 2 are not kept"),
+]
+
+
+@pytest.mark.parametrize(("start", "found", "text"), GONE)
+def test_what_is_gone_is_an_error(start: Offsets, found: dict[Key, Standing], text: str) -> None:
+    with pytest.raises(DataLoss, match=text) as caught:
+        end_of(start, found)
+    assert caught.value.topic == "a"
+    assert "failOnDataLoss=false" in str(caught.value)
+
+
+def test_without_it_a_partition_that_is_gone_stays_where_it_is() -> None:
+    assert end_of({"a": {0: 5, 1: 2}}, {("a", 1): Standing(0, 3, 2)}, strict=False) == {"a": {0: 5, 1: 3}}
+
+
+def test_without_it_a_partition_that_was_rolled_back_goes_back_and_on() -> None:
+    start: Offsets = {"a": {0: 5}}
+    back = end_of(start, {("a", 0): Standing(0, 4, 4)}, strict=False)
+    assert back == {"a": {0: 4}}
+    assert plan_ranges(start, back, {("a", 0): Standing(0, 4, 4)}, fail_on_data_loss=False) == []
+    assert end_of(back, {("a", 0): Standing(0, 6, 4)}, strict=False) == {"a": {0: 6}}
+
+
+def test_without_it_a_topic_that_was_made_anew_begins_again() -> None:
+    start: Offsets = {"a": {0: 5}}
+    anew = {("a", 0): Standing(0, 3)}
+    back = end_of(start, anew, strict=False)
+    assert back == {"a": {0: 0}}
+    assert plan_ranges(start, back, anew, fail_on_data_loss=False) == []
+    assert end_of(back, anew, strict=False) == {"a": {0: 3}}
+
+
+def test_without_it_reading_begins_with_what_is_kept() -> None:
+    start: Offsets = {"a": {0: 5}}
+    found = {("a", 0): Standing(8, 20, 5)}
+    end = end_of(start, found, 4, strict=False)
+    assert end == {"a": {0: 12}}
+    assert plan_ranges(start, end, found, fail_on_data_loss=False) == [Range("a", 0, 8, 12)]
+
+
+def test_a_logged_batch_is_read_as_it_was_logged() -> None:
+    """After a restart, when more messages have come and a partition is new."""
+    found = {("a", 0): Standing(0, 90, 3), ("a", 1): Standing(0, 9, 0)}
+    assert plan_ranges({"a": {0: 3}}, {"a": {0: 8}}, found, fail_on_data_loss=True) == [Range("a", 0, 3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("start", "standing", "text"),
+    [
+        (9, Standing(0, 20, 9), "the batch begins at 9 and ends at 8"),
+        (3, Standing(0, 7, 3), "the batch ends at 8, and the partition has only 7"),
+        (3, Standing(5, 20, 3), "the messages from 3 to 5 are not kept"),
+    ],
+)
+def test_a_logged_batch_that_cannot_be_read_is_an_error(start: int, standing: Standing, text: str) -> None:
+    found = {("a", 0): standing}
+    with pytest.raises(DataLoss, match=text):
+        plan_ranges({"a": {0: start}}, {"a": {0: 8}}, found, fail_on_data_loss=True)
+    ranges = plan_ranges({"a": {0: start}}, {"a": {0: 8}}, found, fail_on_data_loss=False)
+    assert all(standing.start <= part.start < part.end <= standing.end for part in ranges)

@@ -1,0 +1,65 @@
+"""Batches that are bounded by the number of their messages or by their bytes."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.spark.read.planning import Key, Lag, Standing
+from nsqext.spark.read.rate_limit import within_bytes
+from tests.support.spark_admin import Log, Pretended
+
+KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """A partition; what is said to end it may lie behind its end."""
+    start = draw(st.integers(0, 20))
+    return Log(
+        start, draw(st.integers(start, 60)), size=draw(st.integers(30, 500)), unsure=draw(st.sampled_from((0, 1, 999)))
+    )
+
+
+def counts(found: dict[Key, Log], begins: dict[Key, int], limit: int) -> dict[Key, int]:
+    """Ask how much the next batch reads."""
+    servers = Pretended(found)
+    lags = {key: Lag(begins[key], log.end - begins[key]) for key, log in found.items()}
+    standings = {key: Standing(log.start, log.end, None, log.end_offset) for key, log in found.items()}
+    return anyio.run(within_bytes, servers.admin, lags, standings, limit)
+
+
+@given(st.dictionaries(KEYS, logs(), min_size=1, max_size=6), st.integers(1, 20_000))
+def test_batches_read_everything_and_hold_their_limit(found: dict[Key, Log], limit: int) -> None:
+    begins = {key: log.start for key, log in found.items()}
+    while any(begins[key] < log.end for key, log in found.items()):
+        taken = counts(found, begins, limit)
+        assert any(taken.values())
+        assert all(0 <= count <= found[key].end - begins[key] for key, count in taken.items())
+        # each may give one message although there is no room for it
+        assert sum(max(count - 1, 0) * found[key].size for key, count in taken.items()) <= limit
+        begins = {key: begin + taken.get(key, 0) for key, begin in begins.items()}
+    assert counts(found, begins, limit) == {}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(1, 1), (99, 1), (199, 1), (200, 2), (299, 2), (999, 9), (1000, 10), (5000, 10)],
+)
+def test_a_batch_ends_between_messages(limit: int, expected: int) -> None:
+    assert counts({("a", 0): Log(0, 10, size=100)}, {("a", 0): 0}, limit) == {("a", 0): expected}
+
+
+def test_the_last_message_waits_where_its_end_is_not_known() -> None:
+    log = Log(0, 10, size=100, unsure=1)
+    assert counts({("a", 0): log}, {("a", 0): 0}, 1000) == {("a", 0): 9}
+    assert counts({("a", 0): log}, {("a", 0): 9}, 1000) == {("a", 0): 1}
+
+
+def test_shares_are_in_proportion_to_bytes() -> None:
+    found = {("a", 0): Log(0, 90, size=100), ("a", 1): Log(0, 10, size=100)}
+    assert counts(found, {("a", 0): 0, ("a", 1): 0}, 5000) == {("a", 0): 45, ("a", 1): 5}
+    large = {("a", 0): Log(0, 10, size=900), ("a", 1): Log(0, 90, size=100)}
+    assert counts(large, {("a", 0): 0, ("a", 1): 0}, 9000) == {("a", 0): 5, ("a", 1): 45}

@@ -1,0 +1,302 @@
+"""What a planner makes of what the servers say."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import anyio
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxFiles
+
+from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read.offsets import Offsets, Range
+from nsqext.spark.read.stream import Batches, NsqStreamReader
+from tests.support.spark_admin import Log, Pretended
+
+anyio_only = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What executors and planners run on."""
+    return "asyncio"
+
+
+def options(**given: str) -> SourceOptions:
+    known = {"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "spark", "startingOffsets": "earliest"}
+    return SourceOptions.parse({**known, **given}, streaming=True)
+
+
+def two() -> Pretended:
+    return Pretended({("orders", 0): Log(0, 50), ("orders", 1): Log(0, 30)})
+
+
+def batches(servers: Pretended, **given: str) -> Batches:
+    return Batches(options(**given), servers.admin)
+
+
+@anyio_only
+async def test_a_query_from_its_beginning_to_its_end() -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.initial()
+    end = await planner.latest(start, None)
+    assert await planner.initial() == start
+    assert await planner.ranges(start, end) == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
+    servers.logs["orders", 0].end = 60
+    more = await planner.latest(end, None)
+    await planner.commit(end)
+    assert [log.anchor for log in servers.logs.values()] == [50, 30]
+    assert await planner.ranges(end, more) == [Range("orders", 0, 50, 60)]
+    assert planner.report() == {"orders": {0: 60, 1: 30}}
+    await planner.aclose()
+    assert servers.closed
+
+
+@anyio_only
+async def test_the_end_that_is_frozen_before_the_query_begins() -> None:
+    """Spark asks for that first, when a new query has no anchors yet."""
+    servers = two()
+    planner = batches(servers, startingOffsets="latest")
+    await planner.freeze()
+    servers.logs["orders", 0].end += 5
+    start = await planner.initial()
+    assert start == {"orders": {0: 55, 1: 30}}
+    servers.logs["orders", 1].end += 5
+    assert await planner.latest(start, None) == start
+
+
+@anyio_only
+async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
+    servers = two()
+    planner = batches(servers)
+    await planner.freeze()
+    servers.logs["orders", 0].end += 5
+    servers.logs["orders", 2] = Log(0, 5)
+    start, steps = await planner.initial(), 0
+    while (end := await planner.latest(start, 30)) != start:
+        start, steps = end, steps + 1
+    # partitions that came between are new to the query, and begin with it
+    assert (start, steps) == ({"orders": {0: 50, 1: 30, 2: 0}}, 3)
+    assert await planner.latest(start, None) == start
+
+
+@anyio_only
+async def test_a_frozen_query_that_is_bounded_by_bytes() -> None:
+    servers = Pretended({("orders", 0): Log(0, 50, size=100), ("orders", 1): Log(0, 30, size=100)})
+    planner = batches(servers)
+    await planner.freeze()
+    servers.logs["orders", 0].end += 500
+    start, steps = await planner.initial(), 0
+    while (end := await planner.latest(start, None, 3000)) != start:
+        start, steps = end, steps + 1
+    assert (start, steps) == ({"orders": {0: 50, 1: 30}}, 3)
+
+
+@anyio_only
+async def test_a_logged_batch_is_planned_again_by_a_new_process() -> None:
+    servers = two()
+    first = batches(servers)
+    start = await first.initial()
+    end = await first.latest(start, 10)
+    planned = await first.ranges(start, end)
+    servers.logs["orders", 0].end += 10
+    second = batches(servers)
+    assert await second.initial() == start
+    assert await second.ranges(start, end) == planned
+
+
+@anyio_only
+async def test_a_new_leader_that_learns_a_little_later_how_far_the_log_goes() -> None:
+    servers = two()
+    servers.logs["orders", 0] = Log(0, 45, anchor=0)
+    planner = batches(servers, readTimeoutMs="20000")
+    found: list[Range] = []
+
+    async def plan() -> None:
+        found.extend(await planner.ranges({}, {"orders": {0: 50, 1: 30}}))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(plan)
+        while servers.asked < 4:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        servers.logs["orders", 0].end = 50
+    assert found == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
+
+
+@anyio_only
+async def test_messages_that_the_servers_show_late_are_not_taken_for_lost() -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    servers.logs["orders", 0].late = 5
+    assert await planner.latest(start, None) == start
+    servers.logs["orders", 1].end, servers.logs["orders", 1].late = 40, 5
+    assert await planner.latest({"orders": {0: 45, 1: 30}}, None) == {"orders": {0: 45, 1: 35}}
+    await planner.freeze()
+    assert await planner.latest({"orders": {0: 45, 1: 30}}, None) == {"orders": {0: 50, 1: 40}}
+
+
+@anyio_only
+async def test_a_topic_that_is_left_out_for_a_while_goes_on_where_it_was() -> None:
+    servers = two()
+    servers.logs["bills", 0] = Log(0, 9)
+    both = batches(servers, subscribe="orders,bills")
+    read = await both.latest(await both.initial(), None)
+    assert read == {"bills": {0: 9}, "orders": {0: 50, 1: 30}}
+    servers.logs["bills", 0].end, servers.logs["orders", 1].end = 12, 31
+    one = batches(servers)
+    without = await one.latest(read, None)
+    assert without == {"bills": {0: 9}, "orders": {0: 50, 1: 31}}
+    assert await one.ranges(read, without) == [Range("orders", 1, 30, 31)]
+    assert await one.latest(without, None) == without, "there is nothing new"
+    both = batches(servers, subscribe="orders,bills")
+    assert await both.ranges(without, await both.latest(without, None)) == [Range("bills", 0, 9, 12)]
+
+
+@anyio_only
+async def test_a_topic_that_is_gone() -> None:
+    servers = two()
+    servers.logs["bills", 0] = Log(0, 9)
+    for given in ({}, {"failOnDataLoss": "false"}):
+        with pytest.raises(TopicNotFound, match="nothing"):
+            await batches(servers, subscribe="orders,nothing", **given).initial()
+    begun = await batches(servers, subscribe="orders,bills").initial()
+    del servers.logs["bills", 0]
+    with pytest.raises(TopicNotFound, match="bills"):
+        await batches(servers, subscribe="orders,bills").latest(begun, None)
+    lenient = batches(servers, subscribe="orders,bills", failOnDataLoss="false")
+    end = await lenient.latest(begun, None)
+    assert end == {"bills": {0: 0}, "orders": {0: 50, 1: 30}}
+    with anyio.fail_after(5):  # the time out is a minute
+        assert await lenient.ranges(begun, end) == [Range("orders", 0, 0, 50), Range("orders", 1, 0, 30)]
+    servers.logs["bills", 0] = Log(0, 3)
+    assert (await lenient.latest(end, None))["bills"] == {0: 3}
+
+
+@anyio_only
+async def test_a_batch_that_was_rolled_back() -> None:
+    servers = two()
+    servers.logs["orders", 0] = Log(0, 45, anchor=40)
+    strict = batches(servers, readTimeoutMs="100")
+    with pytest.raises(DataLoss, match="the batch ends at 50, and the partition has only 45"):
+        await strict.ranges({"orders": {0: 40}}, {"orders": {0: 50}})
+    lenient = batches(servers, readTimeoutMs="100", failOnDataLoss="false")
+    assert await lenient.ranges({"orders": {0: 40}}, {"orders": {0: 50}}) == [Range("orders", 0, 40, 45)]
+
+
+@anyio_only
+async def test_a_partition_that_is_added_gets_its_anchor_before_its_batch_is_written_down() -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    servers.logs["orders", 2] = Log(0, 4)
+    end = await planner.latest(start, 3)
+    assert end == {"orders": {0: 50, 1: 30, 2: 3}}
+    assert servers.logs["orders", 2].anchor == 0
+    assert await planner.ranges(start, end) == [Range("orders", 2, 0, 3)]
+
+
+@anyio_only
+async def test_an_anchor_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    servers.logs["orders", 0].anchor = None
+    with pytest.raises(DataLoss, match="the anchor channel is gone"):
+        await planner.latest(start, None)
+    assert servers.logs["orders", 0].anchor is None
+    servers.logs["orders", 0].end += 5
+    lenient = batches(servers, failOnDataLoss="false")
+    assert await lenient.latest(start, None) == {"orders": {0: 55, 1: 30}}
+    assert servers.logs["orders", 0].anchor == 50
+
+
+@anyio_only
+async def test_a_topic_that_was_made_anew() -> None:
+    servers = two()
+    planner = batches(servers, failOnDataLoss="false")
+    start = await planner.latest(await planner.initial(), None)
+    servers.logs["orders", 0] = Log(0, 7)
+    back = await planner.latest(start, None)
+    assert back == {"orders": {0: 0, 1: 30}}
+    await planner.commit(start)
+    assert servers.logs["orders", 0].anchor == 0
+    assert await planner.ranges(start, back) == []
+    assert await planner.latest(back, None) == {"orders": {0: 7, 1: 30}}
+
+
+@anyio_only
+async def test_what_is_no_longer_subscribed_to_is_still_read_where_it_was_logged() -> None:
+    servers = two()
+    planner = batches(servers)
+    logged: Offsets = {"orders": {0: 50, 1: 30}, "invoices": {0: 9}}
+    assert Range("invoices", 0, 4, 9) in await planner.ranges({"invoices": {0: 4}}, logged)
+    await planner.initial()
+    start: Offsets = {"orders": {0: 1, 1: 1}, "invoices": {0: 4}}
+    assert await planner.latest(start, 0) == start
+
+
+@anyio_only
+async def test_ranges_are_split_for_more_tasks() -> None:
+    planner = batches(two(), minPartitions="4", maxRecordsPerPartition="20")
+    ranges = await planner.ranges({}, {"orders": {0: 50, 1: 30}})
+    assert len(ranges) >= 5
+    assert all(len(found) <= 20 for found in ranges)
+    assert sum(map(len, ranges)) == 80
+
+
+@anyio_only
+async def test_servers_are_not_flooded_with_questions_while_nothing_comes() -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    await planner.latest(start, None)
+    before, began = servers.asked, anyio.current_time()
+    for _ in range(3):
+        await planner.latest(start, None)
+    assert anyio.current_time() - began >= 0.55
+    assert servers.asked == before + 6
+
+
+@anyio_only
+async def test_the_more_partitions_the_longer_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = two()
+    planner = batches(servers)
+    start = await planner.latest(await planner.initial(), None)
+    monkeypatch.setattr("nsqext.spark.read.stream._SHARE", 1e9)
+    await planner.latest(start, None)
+    with anyio.move_on_after(0.5) as scope:
+        await planner.latest(start, None)
+    assert scope.cancelled_caught
+
+
+@anyio_only
+async def test_an_old_checkpoint_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    servers = two()
+    servers.logs["orders", 0].anchor = 20
+    servers.logs["orders", 1].anchor = 20
+    with caplog.at_level(logging.WARNING, "nsqext.spark"):
+        await batches(servers).latest({"orders": {0: 10, 1: 20}}, None)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["topic orders, partition 0"]
+
+
+def test_a_reader_can_be_sent_to_other_processes() -> None:
+    reader = NsqStreamReader(options(maxOffsetsPerTrigger="5"))
+    assert pickle.loads(pickle.dumps(reader)).getDefaultReadLimit().max_rows == 5  # noqa: S301
+    assert reader.reportLatestOffset() is None
+    reader.stop()
+    by_size = NsqStreamReader(options(maxBytesPerTrigger="7"))
+    assert pickle.loads(pickle.dumps(by_size)).getDefaultReadLimit().max_bytes == 7  # noqa: S301
+    with pytest.raises(InvalidSetting, match="knows no ReadMaxFiles"):
+        by_size.latestOffset({"v": 1, "topics": {}}, ReadMaxFiles(1))
+
+
+def test_a_reader_tells_at_once_what_cannot_be() -> None:
+    with pytest.raises(InvalidSetting, match="resetChannel cannot start at the latest"):
+        NsqStreamReader(options(resetChannel="true", startingOffsets="latest"))
+    with pytest.raises(InvalidSetting, match="startingOffsets"):
+        NsqStreamReader(options(startingOffsets="somewhere"))

@@ -1,0 +1,200 @@
+"""The planner of streaming queries with servers: anchors that last, and messages that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Producer
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.errors import DataLoss, InvalidState
+from nsqext.lookup.client import LookupClient
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.options import Access, SourceOptions
+from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.range_reader import RangeReader
+from nsqext.spark.read.stream import Batches
+from tests.support.spark_queries import post, starting
+
+if TYPE_CHECKING:
+    from tests.support.spark_cluster import Servers
+
+pytestmark = pytest.mark.anyio
+
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What executors and planners run on."""
+    return "asyncio"
+
+
+@asynccontextmanager
+async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterator[Batches]:
+    """Open a planner, as a process of Spark does."""
+    known = {"lookupd": ",".join(lookupd), "subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    options = SourceOptions.parse({**known, **given}, streaming=True)
+    planner = Batches(options, Admin(options.connection))
+    try:
+        yield planner
+    finally:
+        await planner.aclose()
+
+
+async def publish(lookupd: list[str], topic: str, count: int = COUNT, partition: int = 0) -> None:
+    async with Producer(lookupd) as producer:
+        await producer.publish_many(topic, [b"%d" % number for number in range(count)], partition=partition)
+
+
+@pytest.fixture
+def topic(servers: Servers) -> str:
+    """A topic of two partitions."""
+    return servers.make_topic("planned", 2)
+
+
+async def test_where_a_query_begins_and_stands_is_kept_by_the_servers(servers: Servers, topic: str) -> None:
+    lookupd, first = list(servers.lookupd), servers.first
+    await publish(lookupd, topic)
+    async with planning(lookupd, topic, startingOffsets="latest") as planner:
+        start = await planner.initial()
+    assert start == {topic: {0: first + COUNT, 1: first}}
+    await publish(lookupd, topic)
+    async with planning(lookupd, topic, startingOffsets="latest") as planner:
+        assert await planner.initial() == start
+        end = await planner.latest(start, 7)
+        assert end == {topic: {0: first + COUNT + 7, 1: first}}
+        assert await planner.ranges(start, end) == [Range(topic, 0, first + COUNT, first + COUNT + 7)]
+        await planner.commit(end)
+    async with planning(lookupd, topic) as planner:
+        assert await planner.ranges(start, end) == [Range(topic, 0, first + COUNT, first + COUNT + 7)]
+        assert await planner.initial() == end
+    given = starting(first + 3, {topic: 2})[:-2].replace(f'"1": {first + 3}', f'"1": {first}') + "}}"
+    async with planning(lookupd, topic, startingOffsets=given, resetChannel="true") as planner:
+        assert await planner.initial() == {topic: {0: first + 3, 1: first}}
+
+
+async def test_a_second_query_on_the_same_channel_is_noticed(servers: Servers, topic: str) -> None:
+    lookupd = list(servers.lookupd)
+    await publish(lookupd, topic)
+    given = {"startingOffsets": starting(servers.first, {topic: 2})}
+    async with planning(lookupd, topic, **given) as mine, planning(lookupd, topic, **given) as other:
+        start = await mine.initial()
+        assert await other.initial() == start
+        await other.commit(await other.latest(start, 5))
+        with pytest.raises(InvalidState, match="somebody else moved the anchor channel spark"):
+            await mine.latest(start, 5)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A cluster that may be broken."""
+    with Cluster(3) as cluster:
+        yield cluster
+
+
+async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:
+    cluster.create_topic("orders", replicas=3, channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    async with planning(cluster.lookupd, "orders") as planner:
+        start = await planner.initial()
+        end = await planner.latest(start, 8)
+        await planner.commit(end)
+        await anyio.to_thread.run_sync(cluster.kill, cluster.leader("orders"))
+        assert await planner.latest(end, None) == {"orders": {0: COUNT}}
+    async with planning(cluster.lookupd, "orders") as planner:
+        assert await planner.initial() == end == {"orders": {0: 8}}
+
+
+async def test_a_task_that_begins_while_nobody_leads(cluster: Cluster) -> None:
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    leader = cluster.leader("orders")
+    await anyio.to_thread.run_sync(cluster.kill, leader)
+    async with LookupClient(cluster.lookupd) as client:
+        with anyio.fail_after(20):
+            while any(answer.partitions for answer in await client.lookup("orders", "r")):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+    read: list[int] = []
+
+    async def run_task() -> None:
+        async with RangeReader(Access(tuple(cluster.lookupd), timeout=10), Range("orders", 0, 0, COUNT)) as reader:
+            async for block in reader:
+                read.extend(range(block.first, block.first + len(block)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_task)
+        await anyio.sleep(0.3)  # time to learn that nobody leads
+        await anyio.to_thread.run_sync(cluster.restart, leader)
+    assert read == list(range(COUNT))
+
+
+async def test_a_partition_that_is_added(cluster: Cluster) -> None:
+    cluster.create_topic("orders", channels=["other"])
+    async with planning(cluster.lookupd, "orders", startingOffsets="latest") as planner:
+        start = await planner.initial()
+        post(cluster.lookupd[0], "/topic/partition/expand", topic="orders", partition_num=2)
+        await anyio.to_thread.run_sync(cluster.wait_writable, "orders", 1)
+        start = await planner.latest(start, None)
+        assert start == {"orders": {0: 0, 1: 0}}
+        # there is a channel now, without which the partition would not be shown to publishers
+        await publish(cluster.lookupd, "orders", partition=1)
+        end = await planner.latest(start, None)
+        assert await planner.ranges(start, end) == [Range("orders", 1, 0, COUNT)]
+        # a process that ends here finds the anchor at the first message
+    async with planning(cluster.lookupd, "orders") as planner:
+        assert await planner.initial() == {"orders": {0: 0, 1: 0}}
+
+
+async def test_a_topic_that_was_made_anew(cluster: Cluster) -> None:
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders")
+    async with planning(cluster.lookupd, "orders") as planner:
+        start = await planner.latest(await planner.initial(), None)
+    cluster.delete_topic("orders")
+    cluster.create_topic("orders", channels=["other"])
+    await publish(cluster.lookupd, "orders", 5)
+    async with planning(cluster.lookupd, "orders") as planner:
+        with pytest.raises(DataLoss, match=f"{COUNT} messages were read, and the partition has only 5"):
+            await planner.latest(start, None)
+    async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
+        back = await planner.latest(start, None)
+        assert await planner.ranges(start, back) == []
+        end = await planner.latest(back, None)
+        assert await planner.ranges(back, end) == [Range("orders", 0, 0, 5)]
+
+
+async def test_messages_are_kept_by_the_anchor_and_gone_without_it() -> None:
+    with Cluster(1, options=ClusterOptions(memory_bound=400_000)) as cluster:
+        cluster.create_topic("orders")
+        body = b"x" * 1000
+        async with (
+            Producer(cluster.lookupd) as producer,
+            planning(cluster.lookupd, "orders") as planner,
+            Admin(SourceOptions.parse({"lookupd": cluster.lookupd[0], "subscribe": "orders"}).connection) as admin,
+        ):
+            await admin.create_anchor("orders", 0, "other", 0)
+            start = await planner.initial()
+            end: dict[str, dict[int, int]] = start
+            for number in range(1, 11):
+                await producer.publish_many("orders", [body] * 100)
+                await admin.move_anchor("orders", 0, "other", number * 100)
+                if number == 2:
+                    end = await planner.latest(start, None)
+                    assert await planner.ranges(start, end) == [Range("orders", 0, 0, 200)]
+                    await admin.delete_anchor("orders", 0, "spark")
+            kept = (await admin.bounds("orders", 0)).start
+            assert kept > 200
+        async with planning(cluster.lookupd, "orders") as planner:
+            with pytest.raises(DataLoss, match="the messages from 0 to 200 are not kept any more"):
+                await planner.ranges(start, end)
+            with pytest.raises(DataLoss, match="the anchor channel is gone"):
+                await planner.latest(end, None)
+        async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
+            assert await planner.ranges(start, end) == []
+            more = await planner.latest(end, 50)
+            assert await planner.ranges(end, more) == [Range("orders", 0, kept, kept + 50)]

@@ -1,0 +1,238 @@
+"""Streaming queries of Spark over the servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
+
+from nsqext.broker import Cluster
+from nsqext.sync import Producer
+from tests.support.spark_queries import Reading, finish, post, starting, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyarrow import RecordBatch
+    from pyspark.sql import SparkSession
+
+    from tests.support.spark_cluster import Servers
+
+
+RECORD = 30
+"""Bytes that a message takes in the log of a plain topic besides its body."""
+
+
+def bodies(word: str, count: int, first: int = 0) -> list[bytes]:
+    return [b"%b %d" % (word.encode(), number) for number in range(first, first + count)]
+
+
+def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    plain, extend, ordered = (
+        servers.make_topic("plain", 2),
+        servers.make_topic("extend", extend=True),
+        servers.make_topic("ordered", ordered=True),
+    )
+    reading = Reading(
+        spark,
+        tmp_path / "checkpoint",
+        servers.options
+        | {
+            "subscribe": f"{plain},{extend},{ordered}",
+            "channel": "spark",
+            "startingOffsets": starting(servers.first, {plain: 2, extend: 1, ordered: 1}),
+            "maxOffsetsPerTrigger": "250",
+            "minPartitions": "5",
+        },
+    )
+    for topic, partitions in ((plain, 2), (extend, 1), (ordered, 1)):
+        for partition in range(partitions):
+            servers.publish(topic, bodies(f"{topic} {partition}", 100), partition)
+    query = reading.run()
+    assert [len(times[-1]) for times in reading.batches.values()] == [250, 150]
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 400
+    source = query.recentProgress[-1].sources[0]
+    ends = {plain: {"0": 100, "1": 100}, extend: {"0": 100}, ordered: {"0": 100}}
+    expected = {topic: {key: count + servers.first for key, count in named.items()} for topic, named in ends.items()}
+    assert json.loads(source.endOffset)["topics"] == json.loads(source.latestOffset)["topics"] == expected
+
+    servers.publish(extend, bodies(f"{extend} 0", 50, first=100), 0)
+    reading.run()
+    last = reading.forget_commit()
+    first_time = reading.batches[last][-1]
+    assert len(first_time) == 50
+    servers.publish(extend, bodies(f"{extend} 0", 50, first=150), 0)
+    reading.run()
+    assert [times == [first_time, first_time] for batch, times in reading.batches.items() if batch == last] == [True]
+    rows = [
+        (topic, partition, servers.first + number, b"%b %d" % (f"{topic} {partition}".encode(), number))
+        for topic, partitions, count in ((plain, 2, 100), (extend, 1, 200), (ordered, 1, 100))
+        for partition in range(partitions)
+        for number in range(count)
+    ]
+    assert reading.rows() == sorted(rows)
+
+
+def test_batches_are_bounded_by_their_bytes(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("bytes", 2)
+    expected: list[tuple[str, int, int, bytes]] = []
+    for partition, size in ((0, 100), (1, 1000)):
+        found = [b"%0*d" % (size, number) for number in range(40)]
+        servers.publish(topic, found, partition)
+        expected += [(topic, partition, servers.first + number, body) for number, body in enumerate(found)]
+    options = servers.options | {
+        "subscribe": topic,
+        "channel": "spark",
+        "startingOffsets": starting(servers.first, {topic: 2}),
+        "maxBytesPerTrigger": "10000",
+    }
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    reading.run()
+    assert reading.rows() == expected
+    sizes = [sum(len(row[3]) + RECORD for row in times[-1]) for times in reading.batches.values()]
+    assert len(sizes) == 5, "46,400 bytes"
+    assert max(sizes) <= 10_000
+
+
+def test_tasks_that_fail_in_the_middle_are_run_again(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("again", 2)
+    for partition in (0, 1):
+        servers.publish(topic, bodies("again", 200), partition)
+    frame = (
+        spark.readStream.format("nsqext")
+        .options(**servers.options)
+        .options(
+            subscribe=topic, channel="spark", startingOffsets=starting(servers.first, {topic: 2}), arrowBatchRows="50"
+        )
+        .load()
+        .select("partition", "offset", "value")
+    )
+    query = (
+        frame.mapInArrow(fail_at_first, frame.schema)
+        .writeStream.format("parquet")
+        .option("path", str(tmp_path / "rows"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    finish(query)
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    assert sorted((row.partition, row.offset - servers.first, bytes(row.value)) for row in rows) == [
+        (partition, number, body) for partition in (0, 1) for number, body in enumerate(bodies("again", 200))
+    ]
+
+
+def fail_at_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """Fail on the second batch, when a task is run for the first time."""
+    context = TaskContext.get()
+    assert context is not None
+    for number, batch in enumerate(batches):
+        if number == 1 and context.attemptNumber() == 0:
+            raise RuntimeError("on purpose")
+        yield batch
+
+
+def test_messages_that_are_gone_end_the_query(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    if servers.cluster is None:
+        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
+    topic = servers.make_topic("gone")
+    servers.publish(topic, bodies("gone", 10))
+    options = servers.options | {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    reading.run()
+    servers.cluster.delete_topic(topic)
+    servers.cluster.create_topic(topic, channels=["ready"])
+    servers.publish(topic, bodies("anew", 4))
+    with pytest.raises(StreamingQueryException, match="10 messages were read, and the partition has only 4"):
+        reading.run()
+    reading.options = options | {"failOnDataLoss": "false"}
+    reading.run()
+    batches = [times[-1] for times in reading.batches.values()]
+    assert [len(batch) for batch in batches] == [10, 0, 4]
+    assert batches[-1] == [(topic, 0, number, body) for number, body in enumerate(bodies("anew", 4))]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "option channel is missing"),
+        ({"channel": "c", "startingOffsets": "newest"}, "startingOffsets='newest' cannot be read"),
+        ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "option resetChannel contradicts"),
+    ],
+)
+def test_options_that_cannot_be_right(spark: SparkSession, tmp_path: Path, given: dict[str, str], told: str) -> None:
+    """Spark would tell of a local variable of its own instead."""
+    reading = Reading(spark, tmp_path / "checkpoint", {"lookupd": "127.0.0.1:1", "subscribe": "orders", **given})
+    with pytest.raises(StreamingQueryException, match=told) as caught:
+        reading.run()
+    assert "UnboundLocalError" not in str(caught.value)
+
+
+def test_a_topic_that_grows_while_a_query_runs(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """More partitions, and extend support."""
+    if servers.cluster is None:
+        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
+    topic = servers.make_topic("grows")
+    options = servers.options | {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    query = reading.start(processingTime="0 seconds")
+    try:
+        servers.publish(topic, bodies("plain", 10), 0)
+        wait_for(lambda: len(reading.rows()) == 10, "the first messages are read")
+        post(servers.lookupd[0], "/topic/partition/expand", topic=topic, partition_num=2)
+        servers.cluster.wait_writable(topic, 1)
+        servers.cluster.upgrade_topic(topic)
+        for partition in (0, 1):
+            with Producer(servers.lookupd) as producer:
+                for body in bodies("extend", 10):
+                    producer.publish(topic, body, partition=partition, headers={"from": "test"})
+        wait_for(lambda: len(reading.rows()) == 30, "the messages after that are read")
+    finally:
+        query.stop()
+    assert [row[:3] for row in reading.rows()] == [
+        *((topic, 0, number) for number in range(20)),
+        *((topic, 1, number) for number in range(10)),
+    ]
+
+
+def test_the_leader_is_killed_while_a_batch_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("orders", replicas=3, ordered=True, channels=["other"])
+        with Producer(cluster.lookupd) as producer:
+            producer.publish_many("orders", bodies("order", 6000), partition=0)
+        options = {
+            "lookupd": ",".join(cluster.lookupd),
+            "subscribe": "orders",
+            "channel": "spark",
+            "startingOffsets": "earliest",
+        }
+        reading = Reading(spark, tmp_path / "checkpoint", options)
+        query = reading.start()
+        leader = cluster.leader("orders")
+        wait_for(lambda: progress(cluster, leader) > 500, "the batch is being read")
+        cluster.kill(leader)
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+        assert cluster.leader("orders") != leader
+        assert reading.rows() == sorted(
+            ("orders", 0, number, body) for number, body in enumerate(bodies("order", 6000))
+        )
+
+
+def progress(cluster: Cluster, node: str) -> int:
+    """Return how many messages the scratch channel at a node has behind it."""
+    with urlopen(f"http://{cluster.nodes[node].http}/stats?format=json&topic=orders", timeout=5) as answer:
+        data = json.load(answer)
+    topics = data.get("data", data)["topics"]
+    channels = [channel for topic in topics for channel in topic["channels"]]
+    return max(
+        (channel["message_count"] - channel["depth"] for channel in channels if "#eph" in channel["channel_name"]),
+        default=0,
+    )

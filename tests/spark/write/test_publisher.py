@@ -1,0 +1,185 @@
+"""The messages of one task, on their way."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+from nsqext import OutgoingMessage
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound
+from nsqext.spark.options import Access
+from nsqext.spark.write.publisher import Tally, publish_chunks
+from nsqext.spark.write.row_mapper import Chunk
+from nsqext.sync import Consumer
+from nsqext.types import Receipt, TopicMeta
+from tests.support.spark_topics import collect
+
+if TYPE_CHECKING:
+    from tests.support.spark_cluster import Servers
+
+Meta = Callable[[str], TopicMeta]
+
+
+def chunk(*messages: tuple[str, int | None, bytes | OutgoingMessage], first: int = 0) -> Chunk:
+    made = Chunk()
+    for row, (topic, partition, message) in enumerate(messages, first):
+        made.add((topic, partition), row, message, 1)
+    return made
+
+
+def publish(servers: Servers, *chunks: Chunk, **settings: str) -> dict[tuple[str, int], Tally]:
+    return publish_chunks(Access(tuple(servers.lookupd), settings), 5, lambda meta: chunks)
+
+
+def test_chunks_are_stored_in_their_order(servers: Servers) -> None:
+    topic = servers.make_topic("order", 2)
+    other = servers.make_topic("other", 1, extend=True)
+    chunks = [
+        chunk(
+            (topic, 1, b"a%d" % number),
+            (topic, None, OutgoingMessage(b"k%d" % number, key="key")),
+            (other, None, OutgoingMessage(b"o%d" % number, {"n": str(number)})),
+        )
+        for number in range(20)
+    ]
+    tallies = publish(servers, *chunks)
+    assert sum(tally.count for tally in tallies.values()) == 60
+    bodies = [message.body for message in collect(servers, topic, 40)]
+    for letter in (b"a", b"k"):
+        assert [body for body in bodies if body.startswith(letter)] == [letter + b"%d" % number for number in range(20)]
+    found = collect(servers, other, 20)
+    assert [(message.body, dict(message.headers)) for message in found] == [
+        (b"o%d" % number, {"n": str(number)}) for number in range(20)
+    ]
+
+
+def test_tallies_tell_where_traced_messages_lie(servers: Servers) -> None:
+    topic = servers.make_topic("tally", 1)
+    tallies = publish(servers, chunk(*((topic, 0, OutgoingMessage(b"x", trace_id=number)) for number in range(1, 9))))
+    found = collect(servers, topic, 8)
+    assert tallies == {
+        (topic, 0): Tally(8, found[0].offset, found[-1].offset, found[0].internal_id, found[-1].internal_id)
+    }
+
+
+def test_a_tally_knows_what_it_was_told() -> None:
+    tally = Tally()
+    tally.add(Receipt("t", 0, "n"))
+    assert tally == Tally(1)
+    for offset, number in ((50, 9), (10, 3), (99, 20)):
+        tally.add(Receipt("t", 0, "n", message_id=number, offset=offset))
+    assert tally == Tally(4, 10, 99, 3, 20)
+
+
+def test_an_error_names_row_topic_and_partition(servers: Servers) -> None:
+    topic = servers.make_topic("refused", 1)
+    good = (topic, None, b"good")
+    with pytest.raises(InvalidInput) as caught:
+        publish(servers, chunk(good), chunk(good, (topic, None, OutgoingMessage(b"x", {"a": "b"})), good, first=1))
+    assert str(caught.value).startswith("row 2 of Spark partition 5: the topic takes no headers")
+    assert caught.value.topic == topic
+    with pytest.raises(InvalidPartition) as failed:
+        publish(servers, chunk((topic, 0, b"x"), (topic, 7, b"x"), first=40))
+    assert str(failed.value).startswith("row 41 of Spark partition 5: ")
+    assert (failed.value.topic, failed.value.partition) == (topic, 7)
+
+
+def test_the_next_chunk_is_not_sent_after_one_that_failed(servers: Servers) -> None:
+    topic = servers.make_topic("stop", 1)
+    made: list[int] = []
+
+    def chunks(meta: Meta) -> Iterator[Chunk]:
+        for number in range(10):
+            made.append(number)
+            yield chunk(
+                (topic, None, OutgoingMessage(b"x", {"a": "b"}) if number == 2 else b"%d" % number), first=number
+            )
+
+    with pytest.raises(NsqError, match="row 2 of Spark partition 5"):
+        publish_chunks(Access(tuple(servers.lookupd)), 5, chunks)
+    assert made == [0, 1, 2, 3]
+    servers.publish(topic, [b"end"])
+    assert [message.body for message in collect(servers, topic, 3)] == [b"0", b"1", b"end"]
+
+
+def test_topics_are_asked_about(servers: Servers) -> None:
+    topic = servers.make_topic("meta", 2, extend=True)
+    told: list[TopicMeta] = []
+
+    def chunks(meta: Meta) -> Iterable[Chunk]:
+        told.append(meta(topic))
+        return ()
+
+    assert publish_chunks(Access(tuple(servers.lookupd)), 0, chunks) == {}
+    assert (told[0].partition_num, told[0].extend_support) == (2, True)
+
+
+def test_a_topic_that_is_not_there_is_refused(servers: Servers) -> None:
+    def chunks(meta: Meta) -> Iterable[Chunk]:
+        meta("there_is_no_such_topic")
+        return ()
+
+    with pytest.raises(TopicNotFound):
+        publish_chunks(Access(tuple(servers.lookupd)), 0, chunks)
+
+
+def test_the_original_nsq_makes_its_topics() -> None:
+    told: list[TopicMeta] = []
+
+    def chunks(meta: Meta) -> Iterable[Chunk]:
+        told.append(meta("fresh"))
+        return [chunk(("fresh", None, b"x"), ("fresh", None, b"y"))]
+
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        tallies = publish_chunks(Access(tuple(cluster.lookupd)), 0, chunks)
+    assert told == [TopicMeta()]
+    assert tallies == {("fresh", -1): Tally(2)}
+
+
+def test_nothing_is_lost_with_a_leader() -> None:
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("t", 2, replicas=3, channels=["ready"])
+
+        def chunks(meta: Meta) -> Iterator[Chunk]:
+            for number in range(40):
+                if number == 10:
+                    cluster.kill(cluster.leader("t", 0))
+                yield chunk(*(("t", number % 2, b"%d" % (number * 10 + row)) for row in range(10)), first=number * 10)
+
+        tallies = publish_chunks(Access(tuple(cluster.lookupd)), 0, chunks)
+        assert sum(tally.count for tally in tallies.values()) == 400
+        found: set[int] = set()
+        with Consumer("t", "ready", lookupd=cluster.lookupd) as consumer:
+            for message in consumer:
+                message.finish()
+                found.add(int(message.body))
+                if len(found) == 400:
+                    break
+        assert found == set(range(400))
+
+
+def test_a_certificate_is_checked(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(served)
+    file = tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(file)
+    with Cluster(nodes=1, options=ClusterOptions(tls=served)) as cluster:
+        cluster.create_topic("t", channels=["ready"])
+        access = Access(tuple(cluster.lookupd), {"connection_tls": str(file)})
+        assert publish_chunks(access, 0, lambda meta: [chunk(("t", None, b"x"))]) == {("t", 0): Tally(1)}
+        unknown = Access(tuple(cluster.lookupd), {"connection_tls": "true", "timeout": "2"})
+        with pytest.raises(PublishFailed, match=r"row 0 of Spark partition 0.*certificate"):
+            publish_chunks(unknown, 0, lambda meta: [chunk(("t", None, b"x"))])
+
+
+def test_lookup_is_waited_for(servers: Servers) -> None:
+    access = Access(("127.0.0.1:1",), {"timeout": "0.3", "lookup_request_timeout": "0.1"})
+    with pytest.raises(PublishFailed, match="row 0 of Spark partition 5: no lookup node gave a usable answer"):
+        publish_chunks(access, 5, lambda meta: [chunk(("t", None, b"x"))])

@@ -1,0 +1,130 @@
+"""Rows as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nsqext import OutgoingMessage
+from nsqext.errors import InvalidInput
+from nsqext.spark.write.row_id import Origin, trace_id_of
+from nsqext.spark.write.row_mapper import Chunk, RowMapper, RowRules
+from nsqext.types import TopicMeta
+
+ORIGIN = Origin("q", 4, 2)
+METAS = {"plain": TopicMeta(2), "extend": TopicMeta(2, extend_support=True), "original": TopicMeta()}
+TYPES: dict[str, pa.DataType] = {
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "key": pa.string(),
+    "partition": pa.int32(),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "trace_id": pa.int64(),
+    "tag": pa.string(),
+}
+
+
+class Rows:
+    """Makes chunks of rows, and notes which topics were asked about."""
+
+    def __init__(self, topic: str | None = None, max_bytes: int = 1 << 20, max_count: int = 1000) -> None:
+        self._limits = (max_bytes, max_count)
+        self._topic = topic
+        self.asked: list[str] = []
+
+    def _meta(self, topic: str) -> TopicMeta:
+        self.asked.append(topic)
+        return METAS[topic]
+
+    def chunks(self, *batches: Sequence[dict[str, Any]], types: dict[str, pa.DataType] = TYPES) -> list[Chunk]:
+        columns = tuple(batches[0][0])
+        schema = pa.schema([(name, types[name]) for name in columns])
+        rules = RowRules(columns, self._topic, "nsqext_id", *self._limits)
+        tables = [pa.RecordBatch.from_pylist(batch, schema=schema) for batch in batches]
+        return list(RowMapper(rules, ORIGIN, self._meta).chunks(tables))
+
+    def message(self, **row: Any) -> bytes | OutgoingMessage:
+        """Return the message of a single row."""
+        (chunk,) = self.chunks([row])
+        ((_, group),) = chunk.groups.items()
+        assert group.rows == [0]
+        return group.messages[0]
+
+
+def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
+    assert Rows("extend").message(value=b"x") == OutgoingMessage(b"x", headers={"nsqext_id": "q/4/2/0"})
+    given = Rows().message(value=b"x", topic="extend", headers={"a": "b"}, tag="blue", trace_id=-1, key="k")
+    assert given == OutgoingMessage(b"x", {"a": "b", "nsqext_id": "q/4/2/0"}, "blue", 2**64 - 1, b"k")
+
+
+def test_a_row_of_a_plain_topic_has_a_hash_of_its_id_as_trace_id() -> None:
+    assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=trace_id_of("q/4/2/0"))
+
+
+def test_what_a_row_brings_along_is_kept() -> None:
+    assert Rows("plain").message(value=b"x", trace_id=7) == OutgoingMessage(b"x", trace_id=7)
+    assert Rows("extend").message(value=b"x", headers={"nsqext_id": "mine"}) == OutgoingMessage(
+        b"x", {"nsqext_id": "mine"}
+    )
+
+
+def test_trace_id_0_is_none() -> None:
+    assert Rows("plain").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", trace_id=trace_id_of("q/4/2/0"))
+    assert Rows("extend").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", {"nsqext_id": "q/4/2/0"})
+
+
+def test_the_original_nsq_gets_bodies() -> None:
+    assert Rows("original").message(value=b"x") == b"x"
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
+def test_values_and_keys_are_bytes_or_text(kind: pa.DataType) -> None:
+    types = {**TYPES, "value": kind, "key": kind, "topic": pa.large_string()}
+    text: Any = "ü" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "ü".encode()
+    (chunk,) = Rows().chunks([{"value": text, "key": text, "topic": "original"}], types=types)
+    assert chunk.groups["original", None].messages == [OutgoingMessage("ü".encode(), key="ü".encode())]
+
+
+def test_rows_are_grouped_by_topic_and_partition() -> None:
+    rows = Rows("plain")
+    first: list[dict[str, Any]] = [
+        {"value": b"%d" % number, "topic": None, "partition": number % 2 or None} for number in range(4)
+    ]
+    second: list[dict[str, Any]] = [
+        {"value": b"4", "topic": "original", "partition": None},
+        {"value": b"5", "topic": "", "partition": 1},
+    ]
+    (chunk,) = rows.chunks(first, second)
+    groups = {place: group.rows for place, group in chunk.groups.items()}
+    assert groups == {("plain", None): [0, 2], ("plain", 1): [1, 3, 5], ("original", None): [4]}
+    assert chunk.count == 6
+    assert rows.asked == ["plain", "original"]
+
+
+def test_chunks_are_bounded_by_bytes_and_by_number() -> None:
+    sizes = [400, 400, 400, 2000, 10, 10]
+    by_bytes = Rows("original", max_bytes=1000).chunks([{"value": b"x" * size} for size in sizes])
+    assert [chunk.count for chunk in by_bytes] == [2, 1, 1, 2]
+    by_number = Rows("original", max_count=4).chunks([{"value": b"x"}] * 6, [{"value": b"x"}] * 3)
+    assert [chunk.count for chunk in by_number] == [4, 4, 1]
+    assert [row for chunk in by_number for group in chunk.groups.values() for row in group.rows] == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"value": None, "topic": "plain"}, "row 1 of Spark partition 2: the value is null (topic plain)"),
+        ({"value": b"x", "topic": None}, "row 1 of Spark partition 2: no topic is named: fill the column topic"),
+        ({"value": b"x", "topic": "a b"}, "row 1 of Spark partition 2: "),
+        ({"value": b"x", "topic": "plain", "partition": -1}, "partition -1 is not valid (topic plain)"),
+        ({"value": b"x", "topic": "plain", "partition": 1, "key": "k"}, "key and partition were both given"),
+    ],
+)
+def test_an_error_names_the_row(row: dict[str, Any], told: str) -> None:
+    fine: dict[str, Any] = {"value": b"x", "topic": "plain", "partition": 1, "key": None}
+    with pytest.raises(InvalidInput) as caught:
+        Rows().chunks([fine, {**dict.fromkeys(fine), **row}])
+    assert told in str(caught.value)

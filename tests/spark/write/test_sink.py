@@ -1,0 +1,166 @@
+"""Sinks, run by Spark: what is published, what happens twice, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
+
+from nsqext.spark import dedupe
+from nsqext.spark.write.row_id import trace_id_of
+from tests.support.spark_topics import collect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.spark_cluster import Servers
+
+ROW = "value string, topic string, key string, headers map<string,string>, trace_id bigint, tag string"
+
+
+def save(rows: DataFrame, servers: Servers, **options: str) -> None:
+    rows.write.format("nsqext").mode("append").options(**servers.options, **options).save()
+
+
+def spoiled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Make the last row one that cannot be published."""
+    columns = batch.to_pydict()
+    columns["value"][-1] = None
+    return pa.RecordBatch.from_pydict(columns, schema=batch.schema)
+
+
+def failing_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Let the first try of a task fail when all rows but the last one are published."""
+    context = TaskContext.get()
+    for batch in batches:
+        yield batch if context is None or context.attemptNumber() else spoiled(batch)
+
+
+def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
+    plain, extend = servers.make_topic("plain", 2), servers.make_topic("extend", 2, extend=True)
+    rows = spark.createDataFrame(
+        [
+            ("to plain", plain, "k", None, None, None),
+            ("traced", plain, None, None, -2, None),
+            ("to extend", None, "k", {"a": "b"}, None, "blue"),
+            ("its own id", None, None, {"nsqext_id": "mine"}, 5, None),
+        ],
+        ROW,
+    )
+    save(rows.coalesce(1), servers, topic=extend)
+    found = {message.body: message for message in collect(servers, plain, 2) + collect(servers, extend, 2)}
+    assert found[b"traced"].trace_id == 2**64 - 2
+    tagged, own = found[b"to extend"], found[b"its own id"]
+    assert (tagged.key, tagged.tag, tagged.headers["a"], tagged.trace_id) == ("k", "blue", "b", 0)
+    assert (own.headers["nsqext_id"], own.trace_id) == ("mine", 5)
+    job, batch, partition, row = str(tagged.headers["nsqext_id"]).split("/")
+    assert (len(job), batch, partition, row) == (32, "0", "0", "2")
+    assert found[b"to plain"].trace_id == trace_id_of(f"{job}/0/0/0")
+
+
+def test_keys_and_partitions_keep_their_order(spark: SparkSession, servers: Servers) -> None:
+    topic = servers.make_topic("order", 2, ordered=True)
+    number = sf.col("id").cast("string")
+    keyed = spark.range(0, 400, 1, 2).select(
+        number.alias("value"), (sf.col("id") % 7).cast("string").cast("binary").alias("key")
+    )
+    save(keyed, servers, topic=topic, ackBatchBytes="2000")
+    found = collect(servers, topic, 400)
+    places: dict[int, set[int]] = {}
+    for key in range(7):
+        of_key = [message for message in found if int(message.body) % 7 == key]
+        places[key] = {message.partition for message in of_key}
+        for half in (range(200), range(200, 400)):
+            numbers = [int(message.body) for message in of_key if int(message.body) in half]
+            assert numbers == sorted(numbers)
+    assert all(len(partitions) == 1 for partitions in places.values())
+    chosen = spark.range(0, 20, 1, 1).select(number.alias("value"), (sf.col("id") % 2).alias("partition"))
+    save(chosen, servers, topic=topic)
+    assert {(int(message.body) % 2, message.partition) for message in collect(servers, topic, 20)} == {(0, 0), (1, 1)}
+
+
+def load(spark: SparkSession, servers: Servers, topic: str, **options: str) -> DataFrame:
+    """Return what lies in a topic, without what the servers were asked with."""
+    rows = spark.read.format("nsqext").options(**servers.options, subscribe=topic, **options).load()
+    return rows.filter(sf.col("value") != sf.lit(servers.probe))
+
+
+def test_dedupe_takes_away_what_a_second_try_published(spark: SparkSession, servers: Servers) -> None:
+    topics = [servers.make_topic("plain", 2), servers.make_topic("extend", 1, extend=True)]
+    number, of_topic = sf.col("id").cast("string"), sf.element_at(sf.lit(topics), (sf.col("id") % 2 + 1).cast("int"))
+    rows = spark.range(0, 60, 1, 2).select(number.alias("value"), of_topic.alias("topic"))
+    save(rows.mapInArrow(failing_late, "value string, topic string"), servers, ackBatchBytes="1")
+    stored = load(spark, servers, ",".join(topics), includeHeaders="true").cache()
+    found = [
+        ((row.headers or {}).get("nsqext_id", row.trace_id), int(row.value), row.topic) for row in stored.collect()
+    ]
+    assert len(found) > 60
+    # an id stands for a row, and a row for an id
+    assert len({name for name, *_ in found}) == len(set(found)) == 60
+    single = dedupe(stored, trace_ids=True).collect()
+    assert sorted((int(row.value), row.topic) for row in single) == [
+        (number, topics[number % 2]) for number in range(60)
+    ]
+
+
+def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    topic = servers.make_topic("stream", 1, extend=True)
+    flag, files = tmp_path / "fail", tmp_path / "files"
+    files.mkdir()
+
+    def stumbling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield spoiled(batch) if flag.exists() else batch
+
+    def run() -> str:
+        rows = spark.readStream.text(str(files)).mapInArrow(stumbling, "value string")
+        writer = rows.writeStream.format("nsqext").options(**servers.options, topic=topic, ackBatchBytes="1")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return str(query.id)
+
+    (files / "1.txt").write_text("\n".join(f"first {number}" for number in range(10)))
+    query = run()
+    (files / "2.txt").write_text("\n".join(f"second {number}" for number in range(10)))
+    flag.touch()
+    with pytest.raises(PySparkException, match="row 9 of Spark partition 0: the value is null"):
+        run()
+    flag.unlink()
+    assert run() == query
+    stored = load(spark, servers, topic, includeHeaders="true").cache()
+    lines = [f"{word} {number}" for word in ("first", "second") for number in range(10)]
+    wanted = {f"{query}/{number // 10}/0/{number % 10}": line for number, line in enumerate(lines)}
+    found = [(row.headers["nsqext_id"], bytes(row.value).decode()) for row in stored.collect()]
+    assert len(found) > 20
+    assert dict(found) == wanted
+    assert set(found) == set(wanted.items())
+    assert sorted(bytes(row.value).decode() for row in dedupe(stored).collect()) == lines
+
+
+def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:
+    topic = servers.make_topic("wrong", 1)
+    rows = spark.createDataFrame(
+        [("fine", None), ("refused", {"a": "b"})], "value string, headers map<string,string>"
+    ).coalesce(1)
+    with pytest.raises(PySparkException, match=f"row 1 of Spark partition 0: .*topic {topic}"):
+        save(rows, servers, topic=topic)
+
+
+def test_the_driver_refuses_what_cannot_be_right(spark: SparkSession, servers: Servers) -> None:
+    rows = spark.range(1).select(sf.lit("x").alias("value"))
+    with pytest.raises(PySparkException, match="option topics is unknown: do you mean topic"):
+        save(rows, servers, topics="t")
+    with pytest.raises(PySparkException, match="neither a column topic nor the option topic"):
+        save(rows, servers)
+    with pytest.raises(PySparkException, match="column offset is unknown to the sink"):
+        save(rows.withColumn("offset", sf.lit(1)), servers, topic="t")
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        rows.write.format("nsqext").mode("overwrite").options(**servers.options, topic="t").save()

@@ -1,0 +1,101 @@
+"""Cancellation at one particular await: for sweeps over all of them.
+
+::
+
+    with step.scope:                             # around what is opened, because scopes are left in their order
+        async with Producer(...) as producer:
+            await step.watch(producer.publish("t", b"x"))
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar, cast
+
+import anyio
+from anyio import get_running_tasks
+
+from tests.support.consumers import eventually
+
+__all__ = ("Step", "sweep")
+
+T = TypeVar("T")
+
+_MOST = 2000
+
+
+class Step:
+    """Cancels a scope when something that is watched waits for the n-th time.
+
+    Args:
+        number: at which await, counted from 1.
+
+    Attributes:
+        scope: what is cancelled.
+        waited: how often it waited so far.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waited = 0
+        self.scope = anyio.CancelScope()
+
+    @property
+    def reached(self) -> bool:
+        """Whether it was cancelled."""
+        return self.scope.cancel_called
+
+    async def watch(self, awaitable: Awaitable[T]) -> T:
+        """Await something whose awaits count."""
+        return cast("T", await _Counted(awaitable, self))
+
+    async def run(self, awaitable: Awaitable[object]) -> None:
+        """Watch something inside the scope."""
+        with self.scope:
+            await self.watch(awaitable)
+
+    def count(self) -> None:
+        """Note that it waits."""
+        self.waited += 1
+        if self.waited == self.number:
+            self.scope.cancel()
+
+
+class _Counted:
+    def __init__(self, awaitable: Awaitable[object], step: Step) -> None:
+        self._awaitable = awaitable
+        self._step = step
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        inner = self._awaitable.__await__()
+        try:
+            waits_for = inner.send(None)
+            while True:
+                self._step.count()
+                try:
+                    value = yield waits_for
+                except BaseException as error:
+                    waits_for = inner.throw(error)
+                else:
+                    waits_for = inner.send(value)
+        except StopIteration as stop:
+            return stop.value
+
+
+async def sweep(once: Callable[[Step], Awaitable[None]]) -> int:
+    """Do something again and again, cancelled at its first await, its second, and so on until it ends by itself.
+
+    Returns:
+        How many awaits it has, about.
+    """
+    for number in range(1, _MOST):
+        before = len(get_running_tasks())
+        step = Step(number)
+        with anyio.fail_after(20):
+            await once(step)
+        await eventually(lambda: len(get_running_tasks()) <= before)  # noqa: B023 - it is over when the loop goes on
+        if not step.reached:
+            gc.collect()  # what was left open warns
+            return number - 1
+    raise AssertionError(f"it waits more often than {_MOST} times")

@@ -1,0 +1,121 @@
+"""A server's reading side that knows every topic, and commands written again from what it read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nsqext.protocol.client import commands as write
+from nsqext.protocol.server.command_parser import Command, CommandParser
+from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.publish_bodies import (
+    BATCH_VERBS,
+    PUBLISH_VERBS,
+    BatchReader,
+    PublishItem,
+    Target,
+    check_publish_size,
+    check_room,
+)
+from nsqext.protocol.server.request_error import Fault
+
+__all__ = ("OpenRules", "Reading", "read_commands", "write_command")
+
+
+class OpenRules:
+    """Checks sizes as the server does, and takes every topic for an extend topic (or for a plain one)."""
+
+    def __init__(self, limits: ServerLimits | None = None, *, extend: bool = True) -> None:
+        self.limits = limits or ServerLimits()
+        self.extend = extend
+
+    def check_line(self, words: list[bytes]) -> None:
+        """Every line is fine."""
+
+    def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
+        """Every end is fine."""
+
+    def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
+        """Check the size; batches are read item by item."""
+        verb = words[0]
+        if verb not in PUBLISH_VERBS:
+            if size > self.limits.max_body_size:
+                raise Fault("E_BAD_BODY", f"{verb.decode()} body too big {size} > {self.limits.max_body_size}")
+            if size <= 0:
+                raise Fault("E_BAD_BODY", f"{verb.decode()} invalid body size {size}")
+            return None
+        check_publish_size(verb, size, self.limits)
+        check_room(verb, size)
+        topic = words[1].decode("latin-1") if len(words) > 1 else ""
+        return BatchReader(verb, self.limits, Target(topic, self.extend)) if verb in BATCH_VERBS else None
+
+
+class Reading:
+    """What came out of a stream: commands with the bytes that each took, and the fault that ended it."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.sizes: list[int] = []
+        self.fault: Fault | None = None
+        self.rest = b""
+
+
+def read_commands(pieces: Iterable[bytes], rules: OpenRules | None = None, *, raw_ids: bool = True) -> Reading:
+    """Read a stream of commands that arrives in pieces; a fault ends the reading."""
+    parser = CommandParser(rules or OpenRules(), raw_ids=raw_ids)
+    reading = Reading()
+    for piece in pieces:
+        parser.receive(piece)
+        if reading.fault is not None:
+            continue
+        try:
+            while True:
+                before = parser.buffered
+                command = parser.next_command()
+                if command is None:
+                    break
+                reading.commands.append(command)
+                reading.sizes.append(before - parser.buffered)
+        except Fault as fault:
+            reading.fault = fault
+    reading.rest = parser.take_rest()
+    return reading
+
+
+def _item(verb: bytes, item: PublishItem) -> bytes:
+    if verb == b"MPUB_TRACE":
+        return write.trace_body(item.trace_id, item.body)
+    return write.ext_body(item.header, item.body) if verb == b"MPUB_EXT" else item.body
+
+
+def _write_line(words: list[str]) -> bytes | None:
+    verb, rest = words[0], words[1:]
+    if verb in ("SUB", "SUB_ADVANCED", "SUB_ORDERED") and 2 <= len(rest) <= 4:
+        partition = int(rest[2]) if len(rest) > 2 else -1
+        return write.sub(rest[0], rest[1], partition, verb=verb, start=rest[3] if len(rest) == 4 else None)
+    if verb == "RDY" and len(rest) == 1:
+        return write.rdy(int(rest[0]))
+    if verb == "INTERNAL_CREATE_TOPIC" and len(rest) == 3:
+        return write.internal_create_topic(rest[0], int(rest[1]), rest[2] == "true")
+    return {"NOP": write.NOP, "CLS": write.CLS, "PING": write.ping()}.get(verb)
+
+
+def write_command(command: Command) -> bytes | None:
+    """Return the command as the client would write it; None where it cannot be meant by a client of ours."""
+    words, body, items = command
+    verb = words[0]
+    if verb in (b"FIN", b"TOUCH"):
+        return (write.fin if verb == b"FIN" else write.touch)(words[1])
+    if verb == b"REQ":
+        return write.req(words[1], int(words[2])) if len(words) == 3 and words[2] else None
+    if verb == b"IDENTIFY" and body is not None:
+        return write.identify(body)
+    if verb == b"AUTH" and body is not None:
+        return write.auth(body)
+    if verb not in PUBLISH_VERBS:
+        return _write_line([word.decode() for word in words])
+    if not 2 <= len(words) <= 3:
+        return None
+    line = write.publish_line(verb.decode(), words[1].decode(), int(words[2]) if len(words) == 3 else -1)
+    if items is not None:
+        return write.sized(line, write.multi_body([_item(verb, item) for item in items]))
+    return write.sized(line, body or b"")

@@ -1,0 +1,132 @@
+"""What the tests of the consumer share: ways to fill a topic, and a tape of what a consumer sends."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import httpx
+from anyio import create_task_group
+
+from nsqext import BackoffOptions, Consumer, ConsumerOptions, LookupOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from nsqext.broker import Cluster
+    from tests.support.fake_nsqd import Peer, ScriptedNode
+
+__all__ = ("CALM", "QUICK", "depth", "eventually", "opened", "publish", "quick", "running", "take", "tape")
+
+_PATIENCE = 10.0
+
+CALM = BackoffOptions(mode="off")
+"""No backoff, for tests of other things."""
+
+
+def quick(**members: object) -> ConsumerOptions:
+    """Return options with short pauses."""
+    given: dict[str, object] = {
+        "reconnect_wait": 0.01,
+        "max_reconnect_wait": 0.1,
+        "grace": 2.0,
+        "lookup": LookupOptions(max_pause=0.1),
+        **members,
+    }
+    return ConsumerOptions(**given)  # type: ignore[arg-type]
+
+
+QUICK = quick()
+
+
+def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ext: str = "") -> None:
+    """Publish over HTTP, so that no producer is needed."""
+    node = cluster.nodes[cluster.leader(topic, partition)]
+    for body in bodies:
+        params = {"topic": topic, "partition": str(partition)}
+        if ext:
+            params["ext"] = ext
+        answer = httpx.post(f"http://{node.http}/{'pub_ext' if ext else 'pub'}", params=params, content=body)
+        assert answer.status_code == 200, answer.text
+
+
+async def eventually(done: Callable[[], object], patience: float = _PATIENCE) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + patience
+    while not done():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        await anyio.sleep(0.005)
+
+
+async def tape(peer: Peer, count: int) -> list[str]:
+    """Return the next commands, FIN and REQ with the number of their message."""
+    words: list[str] = []
+    while len(words) < count:
+        with anyio.fail_after(_PATIENCE):
+            command = await peer.next()
+        name = command.words[0].decode()
+        if name in ("FIN", "REQ", "TOUCH"):
+            words.append(f"{name} {int.from_bytes(command.words[1][:8], 'big')}")
+        else:
+            words.append(b" ".join(command.words).decode())
+    return words
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise the only error of a group instead of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        only: BaseException = group
+        while isinstance(only, BaseExceptionGroup) and len(only.exceptions) == 1:
+            only = only.exceptions[0]
+        raise only from None
+
+
+async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *nodes: ScriptedNode) -> None:
+    """Run a consumer while a test does something; stop it afterwards, and wait for its end.
+
+    The scripted nodes close their connections then, so that nobody waits for their answer to CLS.
+    """
+    with _plain_errors():
+        async with create_task_group() as tasks:
+            tasks.start_soon(consumer.run)
+            try:
+                await body()
+            finally:
+                consumer.stop()
+                with anyio.CancelScope(shield=True):
+                    for peer in [peer for node in nodes for peer in node.peers]:
+                        await peer.close()
+
+
+def depth(cluster: Cluster, topic: str) -> int:
+    """Return how many messages of the channel are not finished, over all partitions."""
+    total = 0
+    for node in cluster.nodes.values():
+        data = httpx.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
+        for entry in data.get("data", data)["topics"]:
+            if cluster.leader(topic, int(entry["topic_partition"])) == node.name:
+                for channel in entry["channels"]:
+                    total += channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
+    return total
+
+
+def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **members: object) -> Consumer:
+    """Return a consumer of the channel ``ch``."""
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)  # type: ignore[arg-type]
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes]:
+    """Return the bodies of the next messages, which are finished."""
+    bodies = []
+    with anyio.fail_after(15):
+        async for message in consumer:
+            await message.finish()
+            bodies.append(message.body)
+            if len(bodies) == count:
+                break
+    return bodies

@@ -1,0 +1,84 @@
+"""A coordinator with nodes that have no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from nsqext.broker.coordinator.catch_up import join
+from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.members import Member
+from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.nsqd.node import Hosted, Node
+from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.types import Address
+
+QUICK = CoordinatorOptions(lease=0.05, join_pause=0.01)
+
+
+def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK) -> Coordinator:
+    """Return a coordinator with nodes n1, n2 and so on; their addresses are made up."""
+    coordinator = Coordinator(options)
+    coordinator.join = join
+    for number in range(1, nodes + 1):
+        node = Node(f"n{number}", NodeOptions(hostname="host"))
+        tcp, http = Address("127.0.0.1", 1000 + number), Address("127.0.0.1", 2000 + number)
+        coordinator.members[node.name] = Member(node.name, node, tcp, http, number)
+    return coordinator
+
+
+@asynccontextmanager
+async def running(nodes: int = 3, options: CoordinatorOptions = QUICK) -> AsyncIterator[Coordinator]:
+    """Give a coordinator whose leases and copies move."""
+    coordinator = make_coordinator(nodes, options)
+    async with anyio.create_task_group() as group:
+        await group.start(coordinator.run)
+        yield coordinator
+        group.cancel_scope.cancel()
+
+
+def hosted(coordinator: Coordinator, name: str, topic: str = "t", partition: int = 0) -> Hosted:
+    """Return a node's copy of a partition."""
+    return coordinator.members[name].node.hosted[topic, partition]
+
+
+async def publish(coordinator: Coordinator, body: bytes, topic: str = "t", partition: int = 0) -> None:
+    """Publish at the leader, as a session does."""
+    leader = coordinator.sets[topic, partition].state.leader
+    found = hosted(coordinator, leader, topic, partition)
+    stored = found.partition.put([NewMessage(body)])
+    if found.replicate is not None:
+        await found.replicate(stored)
+    found.partition.commit(stored)
+
+
+def bodies(coordinator: Coordinator, name: str, topic: str = "t", partition: int = 0) -> list[bytes]:
+    """Return what a node's copy holds."""
+    log = hosted(coordinator, name, topic, partition).partition.log
+    entries = [log.at(number) for number in range(log.start_count + 1, log.end_count + 1)]
+    return [entry.record.body for entry in entries if entry is not None]
+
+
+async def until(coordinator: Coordinator, done: str, topic: str = "t", partition: int = 0) -> None:
+    """Wait until an expression over ``state`` and ``writable`` is true.
+
+    Args:
+        coordinator: whose partition.
+        done: ``leader=n2``, ``sync=n1,n2`` (in any order) or ``writable``.
+        topic: the topic.
+        partition: which partition.
+    """
+    replicas = coordinator.sets[topic, partition]
+    key, _, value = done.partition("=")
+    with anyio.fail_after(5):
+        while True:
+            state = replicas.state
+            if key == "writable" and coordinator.writable(replicas):
+                return
+            if key == "leader" and state.leader == value:
+                return
+            if key == "sync" and sorted(state.in_sync) == value.split(","):
+                return
+            await replicas.wait()

@@ -1,0 +1,125 @@
+"""What properties are tried on: streams in pieces, commands, headers, damaged and hostile bytes."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from nsqext.protocol.client import commands
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.server.negotiate import ServerLimits
+
+__all__ = (
+    "BODIES",
+    "COMMANDS",
+    "FRAMES",
+    "HEADERS",
+    "IDS",
+    "JSON",
+    "NAMES",
+    "PARTITIONS",
+    "SMALL",
+    "U32",
+    "U64",
+    "damaged",
+    "hostile",
+    "pieces_of",
+)
+
+SMALL = ServerLimits(max_msg_size=60, max_body_size=200)
+U64 = st.integers(0, (1 << 64) - 1)
+U32 = st.integers(0, (1 << 32) - 1)
+NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,20}(#ephemeral)?", fullmatch=True)
+PARTITIONS = st.integers(-1, 1023)
+IDS = st.binary(min_size=16, max_size=16)
+BODIES = st.binary(min_size=1, max_size=40)
+HEADERS = st.dictionaries(
+    st.from_regex(r"[a-zA-Z_.-][0-9a-zA-Z_.#-]{0,8}", fullmatch=True), st.text(max_size=8), max_size=3
+)
+FRAMES = st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=60)), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def pieces_of(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """Return the data, cut anywhere."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=12)))
+    return [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+def hostile(*starts: bytes) -> st.SearchStrategy[bytes]:
+    """Return any bytes, and some that begin as they should."""
+    return st.binary(max_size=120) | st.builds(bytes.__add__, st.sampled_from(starts), st.binary(max_size=80))
+
+
+def damaged(data: bytes) -> st.SearchStrategy[bytes]:
+    """Return the data with a byte changed, or cut off."""
+    return st.builds(
+        lambda at, byte, end: (data[:at] + bytes((byte,)) + data[at + 1 :])[:end],
+        st.integers(0, max(0, len(data) - 1)),
+        st.integers(0, 255),
+        st.integers(0, len(data)),
+    )
+
+
+COMMANDS: st.SearchStrategy[bytes] = st.one_of(
+    st.sampled_from([commands.NOP, commands.CLS]),
+    st.builds(commands.identify, st.binary(min_size=1, max_size=30)),
+    st.builds(commands.auth, st.binary(min_size=1, max_size=30)),
+    st.builds(
+        lambda verb, topic, partition, body: commands.sized(commands.publish_line(verb, topic, partition), body),
+        st.just("PUB"), NAMES, PARTITIONS, BODIES,
+    ),
+    st.builds(
+        lambda topic, partition, trace_id, body: commands.sized(
+            commands.publish_line("PUB_TRACE", topic, partition), commands.trace_body(trace_id, body)
+        ),
+        NAMES, PARTITIONS, U64, BODIES,
+    ),
+    st.builds(
+        lambda topic, partition, headers, body: commands.sized(
+            commands.publish_line("PUB_EXT", topic, partition), commands.ext_body(encode_headers(headers), body)
+        ),
+        NAMES, PARTITIONS, HEADERS, BODIES,
+    ),
+    st.builds(
+        lambda topic, partition, bodies: commands.sized(
+            commands.publish_line("MPUB", topic, partition), commands.multi_body(bodies)
+        ),
+        NAMES, PARTITIONS, st.lists(BODIES, min_size=1, max_size=5),
+    ),
+    st.builds(
+        lambda topic, partition, bodies: commands.sized(
+            commands.publish_line("MPUB_TRACE", topic, partition),
+            commands.multi_body([commands.trace_body(trace_id, body) for trace_id, body in bodies]),
+        ),
+        NAMES, PARTITIONS, st.lists(st.tuples(U64, BODIES), min_size=1, max_size=5),
+    ),
+    st.builds(
+        lambda topic, partition, bodies: commands.sized(
+            commands.publish_line("MPUB_EXT", topic, partition),
+            commands.multi_body(
+                [commands.ext_body(encode_headers(headers) if headers else b"", body) for headers, body in bodies]
+            ),
+        ),
+        NAMES, PARTITIONS, st.lists(st.tuples(HEADERS, BODIES), min_size=1, max_size=4),
+    ),
+    st.builds(
+        lambda topic, channel, partition, verb: commands.sub(topic, channel, partition, verb=verb),
+        NAMES, NAMES, PARTITIONS, st.sampled_from(["SUB", "SUB_ADVANCED", "SUB_ORDERED"]),
+    ),
+    st.builds(
+        lambda topic, channel, partition, start: commands.sub(
+            topic, channel, partition, verb="SUB_ADVANCED", start=start
+        ),
+        NAMES, NAMES, PARTITIONS, st.sampled_from(["special:-1", "timestamp:5", "msgcount:0", "virtual_queue:99"]),
+    ),
+    st.builds(commands.rdy, st.integers(0, 2500)),
+    st.builds(commands.fin, IDS),
+    st.builds(commands.touch, IDS),
+    st.builds(commands.req, IDS, st.integers(0, 10**9)),
+    st.builds(commands.internal_create_topic, NAMES, st.integers(0, 254), st.booleans()),
+)  # fmt: skip

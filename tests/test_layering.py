@@ -1,9 +1,14 @@
-"""The rooms of the package and the direction of their imports, read from the sources without running them."""
+"""The rooms of the package and the direction of their imports, read from the sources without running them.
+
+Three levels are checked: rooms (the folders directly below ``nsqext``), the folders inside a room, and single files. No
+circle is allowed at any of them, whatever kind of import closes it.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +92,7 @@ class Import(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The room that is imported; the top-level name of a package that is not ours."""
+        """The imported room; for a third-party package its top-level name."""
         head, _, rest = self.module.partition(".")
         if head != ROOT:
             return head
@@ -194,3 +199,204 @@ def test_the_walk_sees_imports() -> None:
     """Guard against a test that passes because it finds nothing."""
     assert any(found.room == "protocol" and found.target == "errors" for found in OWN)
     assert any(found.room == "types" and found.target == "attrs" for found in FOREIGN)
+
+
+# --- inside a room ------------------------------------------------------------------------------------------------
+
+_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("handler_signals", "message", "options", "position")}
+_SERVER_TOOLS = {
+    f"broker.{name}"
+    for name in (
+        *("clock", "fault_injection", "http_api", "listeners", "outgoing", "ports", "profiling"),
+        *("uvicorn_server",),
+    )
+}
+_ENGINE = {"broker.engine", "broker.engine.filters", "broker.engine.storage"}
+_NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
+_SPARK_BASE = {"spark.option_values", "spark.options", "spark.schema"}
+
+# folder (or one of its files) -> folders and files of the same room that it may import; the room's own folder is
+# always allowed, and so is everything for a folder that is not named
+INSIDE: dict[str, set[str]] = {
+    "protocol": set(),
+    "protocol.client": {"protocol"},
+    "protocol.server": {"protocol"},
+    "protocol.lookupd_tcp": {"protocol", "protocol.server"},  # both roles of a small protocol, in one file
+    "client": _CONSUMER_BASE | {"client.producer.options"},
+    "client.producer": {"client"},
+    "client.consumer": {"client", "client.consumer.handlers", "client.consumer.subscriptions", "client.producer"},
+    "client.consumer.subscriptions": _CONSUMER_BASE | {"client"},
+    "client.consumer.handlers": _CONSUMER_BASE | {"client", "client.consumer.subscriptions", "client.producer"},
+    "spark.cluster": set(),
+    "spark.read": _SPARK_BASE | {"spark.cluster"},
+    "spark.write": _SPARK_BASE | {"spark.cluster"},
+    "broker.engine.filters": set(),
+    "broker.engine.storage": {"broker.engine.errors"},
+    "broker.engine": _ENGINE,
+    **dict.fromkeys(_NSQD, _ENGINE | _NSQD | _SERVER_TOOLS),
+    "broker.coordinator": _ENGINE | {"broker.nsqd"},
+    "broker.lookupd": _ENGINE | _SERVER_TOOLS | {"broker.coordinator", "broker.nsqd"},
+    **dict.fromkeys(_SERVER_TOOLS, _SERVER_TOOLS),
+}
+
+# rooms that may import one role of the protocol; `protocol` itself is in the table above
+ROLES: dict[str, set[str]] = {
+    "protocol.client": {"client", "lookup", "spark", "transport"},
+    "protocol.server": {"broker"},
+}
+
+# imports against the direction of the tables, on their way out: add none, delete each one that is gone
+KNOWN_UPWARD: set[tuple[str, str]] = {
+    ("broker.profiling", "broker.nsqd.go_format"),
+    ("broker.nsqd.session", "protocol.client.commands"),
+    ("client.consumer.subscriptions.subscription", "client.consumer.handlers.order_check"),
+    ("protocol.connection_state", "protocol.server.request_error"),
+    ("protocol.lookupd_tcp", "protocol.client.commands"),
+    ("spark.cluster.portal", "spark.read.range_reader"),
+    ("spark.cluster.portal", "spark.read.reassembly"),
+}
+
+# circles of files on their way out: add none, delete each one that is gone, narrow each one that shrinks
+KNOWN_CIRCLES: list[set[str]] = [
+    {f"broker.engine.{name}" for name in ("in_flight", "key_selector", "sending")},
+    {
+        f"broker.engine.{name}"
+        for name in (
+            *("channel", "channel_key_failover", "channel_types", "classic", "cursor", "dispatcher", "partition"),
+            *("stats",),
+        )
+    },
+    {f"broker.nsqd.{name}" for name in ("auth", "classic.validation", "node", "session", "subscriber", "validation")},
+]
+
+# files that something outside of the package loads: `python -m nsqext`, pytest, and users who name them
+ENTRY_POINTS = {"__main__", "observability.otel", "observability.prometheus", "testing.plugin"}
+
+# files that no file of the package imports, on their way to a use or out: add none, delete each one that is gone
+KNOWN_UNUSED = {"protocol.lookupd_tcp"}
+
+
+def name_of(file: Path) -> str:
+    """Return a file's dotted name below the package; ``""`` for the package itself."""
+    parts = list(file.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for file in FILES}
+
+
+def folder_of(name: str) -> str:
+    """Return the dotted name of the folder of a file; a package's own file belongs to the package."""
+    return name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+
+
+def _imported_names(file: Path) -> set[str]:
+    """Return the files of the package that a file imports, in functions and under TYPE_CHECKING too."""
+    wanted: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            wanted.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            wanted.update(name if name.removeprefix("nsqext.") in MODULES else node.module for name in whole)
+    below = {name.removeprefix(ROOT).removeprefix(".") for name in wanted if name.partition(".")[0] == ROOT}
+    return {name for name in below if name in MODULES} - {name_of(file)}
+
+
+GRAPH = {name: _imported_names(file) for name, file in MODULES.items()}
+EDGES = sorted((name, target) for name, targets in GRAPH.items() for target in targets)
+
+
+def circles_of(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the largest sets of nodes that reach each other (Tarjan's algorithm, without recursion)."""
+    found: list[set[str]] = []
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_: list[str] = []
+    for root in graph:
+        if root in order:
+            continue
+        order[root] = lowest[root] = len(order)
+        open_.append(root)
+        path = [(root, iter(sorted(graph[root])))]
+        while path:
+            node, rest = path[-1]
+            child = next(rest, None)
+            if child is None:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
+                if lowest[node] == order[node]:
+                    circle = set(open_[open_.index(node) :])
+                    del open_[open_.index(node) :]
+                    found += [circle] if len(circle) > 1 else []
+            elif child not in order:
+                order[child] = lowest[child] = len(order)
+                open_.append(child)
+                path.append((child, iter(sorted(graph[child]))))
+            elif child in open_:
+                lowest[node] = min(lowest[node], order[child])
+    return found
+
+
+def _allows(allowed: Iterable[str], target: str) -> bool:
+    return any(entry in (target, folder_of(target)) for entry in allowed)
+
+
+def _points_upward(name: str, target: str) -> bool:
+    """Tell whether an import goes against the tables."""
+    room = name.partition(".")[0]
+    users = ROLES.get(folder_of(target))
+    if users is not None and room not in users | {"protocol"}:
+        return True
+    if target.partition(".")[0] != room:
+        return False  # the table of the rooms decides
+    table = name if name in INSIDE else folder_of(name)
+    if table not in INSIDE or folder_of(target) == folder_of(name):
+        return False
+    return not _allows(INSIDE[table], target)
+
+
+def test_files_form_no_circle() -> None:
+    new = [circle for circle in circles_of(GRAPH) if not any(circle <= known for known in KNOWN_CIRCLES)]
+    assert [sorted(circle) for circle in new] == []
+
+
+def test_known_circles_exist() -> None:
+    found = circles_of(GRAPH)
+    gone = [sorted(known) for known in KNOWN_CIRCLES if not any(circle <= known for circle in found)]
+    assert gone == [], "delete these from KNOWN_CIRCLES: they are no circles any more"
+
+
+def test_folders_import_only_the_folders_below_them() -> None:
+    upward = {edge for edge in EDGES if _points_upward(*edge)}
+    assert sorted(upward - KNOWN_UPWARD) == []
+
+
+def test_known_upward_imports_exist() -> None:
+    gone = sorted(edge for edge in KNOWN_UPWARD if edge not in EDGES or not _points_upward(*edge))
+    assert gone == [], "delete these from KNOWN_UPWARD: they are imported no more, or allowed by now"
+
+
+def test_the_tables_name_existing_files() -> None:
+    named = {*INSIDE, *ROLES, *ENTRY_POINTS, *(entry for allowed in INSIDE.values() for entry in allowed)}
+    assert sorted(named - MODULES.keys()) == []
+
+
+def test_every_file_is_imported_or_an_entry_point() -> None:
+    """A module that is loaded by name counts: commands of the program and lazily exported names are such."""
+    imported = {target for targets in GRAPH.values() for target in targets}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and str(node.value).startswith(f"{ROOT}."):
+                imported.add(str(node.value).removeprefix(f"{ROOT}."))
+    folders = {folder_of(name) for name in MODULES}
+    unused = [name for name in MODULES if name not in imported | folders | ENTRY_POINTS]
+    assert sorted(unused) == sorted(KNOWN_UNUSED)
+
+
+def test_circles_are_found() -> None:
+    """Guard against a test that passes because it finds nothing."""
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert sorted(sorted(circle) for circle in circles_of(graph)) == [["a", "b", "c"], ["d", "e"]]
+    assert len(EDGES) > len(MODULES)

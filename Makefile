@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos spark-long check docs bench clean
+.PHONY: help demo pipeline test chaos spark-long check coverage docs bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -21,6 +21,7 @@ help:
 	@echo "make chaos       run 200 schedules of faults and print what came of them"
 	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
+	@echo "make coverage    run the test suite and print uncovered lines and branches"
 	@echo "make docs        build the documentation into docs/_build/html"
 	@echo "make bench       run the benchmarks"
 	@echo "make clean       remove the virtual environments and everything that was built"
@@ -43,10 +44,14 @@ spark-long: $(VENV)/test/.ready
 check: $(VENV)/check/.ready
 	$(VENV)/check/bin/ruff check .
 	$(VENV)/check/bin/ruff format --check .
+	$(VENV)/check/bin/codespell
 	$(VENV)/check/bin/mypy
 	PATH="$(CURDIR)/$(VENV)/check/bin:$$PATH" pyright --verifytypes nsqext --ignoreexternal
 	$(VENV)/check/bin/python -m pytest tests/test_layering.py
 	$(SPHINX) -q
+
+coverage: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m pytest $(PARALLEL) --cov --cov-report=term-missing:skip-covered
 
 docs: $(VENV)/check/.ready
 	$(SPHINX)
@@ -61,7 +66,7 @@ clean:
 
 $(VENV)/demo/.ready: INSTALL = ".[broker,cli]"
 $(VENV)/pipeline/.ready: INSTALL = ".[broker,cli,spark]" --group pipeline
-$(VENV)/test/.ready: INSTALL = ".[all]" --group test
+$(VENV)/test/.ready: INSTALL = ".[all]" --group test --group coverage
 $(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs
 $(VENV)/bench/.ready: INSTALL = ".[broker,cli,spark,speed]" --group bench
 

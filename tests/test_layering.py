@@ -248,10 +248,7 @@ ROLES: dict[str, set[str]] = {
 # imports against the direction of the tables, on their way out: add none, delete each one that is gone
 KNOWN_UPWARD: set[tuple[str, str]] = {
     ("broker.profiling", "broker.nsqd.go_format"),
-    ("broker.nsqd.session", "protocol.client.commands"),
     ("client.consumer.subscriptions.subscription", "client.consumer.handlers.order_check"),
-    ("protocol.connection_state", "protocol.server.request_error"),
-    ("protocol.lookupd_tcp", "protocol.client.commands"),
     ("spark.cluster.portal", "spark.read.range_reader"),
     ("spark.cluster.portal", "spark.read.reassembly"),
 }

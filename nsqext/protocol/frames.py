@@ -11,6 +11,7 @@ __all__ = (
     "CLOSE_WAIT",
     "DEFAULT_MAX_FRAME_SIZE",
     "HEARTBEAT",
+    "MAGIC_V2",
     "OK",
     "Frame",
     "FrameParser",
@@ -18,6 +19,8 @@ __all__ = (
     "encode_frame",
 )
 
+MAGIC_V2 = b"  V2"
+"""First bytes of a connection to nsqd; the version of the protocol."""
 OK = b"OK"
 HEARTBEAT = b"_heartbeat_"
 CLOSE_WAIT = b"CLOSE_WAIT"

@@ -1,53 +1,74 @@
-"""The TCP protocol of nsqlookupd, both roles, without I/O: how nodes announce themselves, their topics and channels.
+"""nsqlookupd's TCP protocol, both roles, without I/O: nsqd registers its topics and channels at nsqlookupd.
 
-Magic, then commands as nsqd's; the answers have a size and no type word: ``[4B size][data]``. Both generations speak
-it; the redesigned one names a partition behind the topic.
+The client (nsqd) sends the magic bytes and then commands as on nsqd's own port. A response is ``[4B size][data]``,
+without a frame type. Both generations speak it; the redesigned one names a partition after the topic.
 """
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 from typing import Any, NamedTuple
 
 import orjson
 from attrs import asdict, frozen
 
-from nsqext.errors import ProtocolError, ServerError
+from nsqext.errors import ProtocolError
 from nsqext.errors.server import server_error
-from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.protocol.server.command_parser import MAX_LINE
 from nsqext.protocol.server.request_error import Fault
 
-__all__ = ("LookupCommand", "LookupCommandParser", "LookupReplyParser", "PeerInfo", "encode_reply", "read_reply")
+__all__ = (
+    "MAGIC",
+    "NO_PARTITION",
+    "PING",
+    "LookupdCommand",
+    "LookupdCommandParser",
+    "LookupdResponseParser",
+    "PeerInfo",
+    "check_response",
+    "encode_response",
+    "identify",
+    "register",
+    "unregister",
+)
+
+MAGIC = b"  V1"
+PING = b"PING\n"
+NO_PARTITION = -11
+"""Partition that the redesigned nsqlookupd records for an nsqd of the original generation (its ``OLD_VERSION_PID``)."""
 
 _I32 = Struct(">i")
+_MAX_BODY = 5 * 1024 * 1024
+_MAX_LINE = 16 * 1024
 _MAX_PARTITIONS = 255
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 _SCHEMA = {
     "broadcast_address": str,
     "hostname": str,
-    "tcp_port": int,
     "http_port": int,
+    "tcp_port": int,
     "version": str,
-    "topology_zone": str,
-    "topology_region": str,
     "distributed_id": str,
+    "topology_region": str,
+    "topology_zone": str,
 }
+_ALWAYS_SENT = ("broadcast_address", "hostname", "http_port", "tcp_port", "version")
 
 
 @frozen
 class PeerInfo:
-    """What a node tells nsqlookupd about itself, and nsqlookupd a node.
+    """Body of IDENTIFY, which describes an nsqd, and of its response, which describes the nsqlookupd.
 
     Attributes:
         broadcast_address: host that clients connect to.
-        tcp_port: its TCP port.
-        http_port: its HTTP port.
+        tcp_port: TCP port.
+        http_port: HTTP port.
         version: version of the program.
         hostname: name of the host.
-        topology_zone: zone that the original nsqd was told to be in.
-        topology_region: region that the original nsqd was told to be in.
+        topology_zone: zone of an nsqd of the original generation.
+        topology_region: region of an nsqd of the original generation.
         distributed_id: id in the cluster; redesigned nodes only.
     """
 
@@ -61,196 +82,252 @@ class PeerInfo:
     distributed_id: str = ""
 
     def encode(self) -> bytes:
-        """Return the JSON that travels, as the body of IDENTIFY and as its answer."""
-        return orjson.dumps({name: value for name, value in asdict(self).items() if value})
+        """Return the JSON body, with the names in the order in which the real servers write them."""
+        members = {name: value for name, value in asdict(self).items() if value or name in _ALWAYS_SENT}
+        return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def decode(cls, data: bytes) -> PeerInfo:
-        """Read the answer to IDENTIFY.
+        """Read the response to IDENTIFY.
 
         Raises:
-            ProtocolError: it cannot be read.
+            ProtocolError: it is not a JSON object of this kind.
         """
         try:
             return cls(**read_fields(data, _SCHEMA))
         except UnreadableFields as error:
-            raise ProtocolError(f"nsqlookupd's answer to IDENTIFY cannot be read: {data[:120]!r}") from error
+            raise ProtocolError(f"invalid response to IDENTIFY of nsqlookupd: {data[:120]!r}") from error
+
+    @property
+    def redesigned(self) -> bool:
+        """Whether this is a node of the redesigned generation, as nsqlookupd decides it."""
+        return bool(self.distributed_id) or "HA" in self.version
 
 
-class LookupCommand(NamedTuple):
-    """A command of a node.
-
-    Attributes:
-        verb: PING, IDENTIFY, REGISTER or UNREGISTER.
-        topic: of REGISTER and UNREGISTER.
-        channel: of REGISTER and UNREGISTER; empty without one.
-        partition: of REGISTER and UNREGISTER; -1 from a node of the original generation.
-        peer: of IDENTIFY.
-    """
-
-    verb: str
-    topic: str = ""
-    channel: str = ""
-    partition: int = -1
-    peer: PeerInfo | None = None
+# Client role
 
 
-def encode_reply(data: bytes) -> bytes:
-    """Return an answer of nsqlookupd; an error is its text, ``str(fault).encode()``."""
-    return _I32.pack(len(data)) + data
+def identify(peer: PeerInfo) -> bytes:
+    """Return IDENTIFY with its body; send `MAGIC` before it."""
+    body = peer.encode()
+    return b"IDENTIFY\n%b%b" % (_I32.pack(len(body)), body)
 
 
-def read_reply(data: bytes, node: str | None = None) -> bytes:
-    """Return the data of an answer.
+def register(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
+    """Return REGISTER; ``partition`` is for the redesigned generation only."""
+    return _registration("REGISTER", topic, channel, partition)
+
+
+def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
+    """Return UNREGISTER; ``partition`` is for the redesigned generation only."""
+    return _registration("UNREGISTER", topic, channel, partition)
+
+
+def _registration(verb: str, topic: str, channel: str | None, partition: int | None) -> bytes:
+    words = [verb, topic]
+    if partition is not None:
+        words.append(str(partition))
+    if channel:
+        words.append(channel)
+    return " ".join(words).encode() + b"\n"
+
+
+def check_response(data: bytes, node: str | None = None) -> bytes:
+    """Return the data of a response.
 
     Raises:
-        ServerError: it is an error.
+        ServerError: nsqlookupd refused the command; it closes the connection.
     """
     if data.startswith(b"E_"):
-        error: ServerError = server_error(data, node=node)
-        raise error
+        raise server_error(data, node=node)
     return data
 
 
-class LookupReplyParser:
-    """The node's side: cuts the answers of nsqlookupd out of a stream.
+class LookupdResponseParser:
+    """Split received bytes into responses; one response belongs to each command, in order.
 
     Args:
-        max_size: largest answer that is accepted, in bytes.
+        max_size: largest response that is accepted, in bytes.
+
+    Attributes:
+        error: why the stream cannot be read any further; None while it can.
     """
 
     __slots__ = ("_buffer", "_max", "error")
 
-    def __init__(self, max_size: int = DEFAULT_MAX_BODY_SIZE) -> None:
+    def __init__(self, max_size: int = _MAX_BODY) -> None:
         self._buffer = bytearray()
         self._max = max_size
         self.error: ProtocolError | None = None
-        """Why the stream cannot be read any further."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes, return the answers that are complete now. Never raises: look at ``error``."""
-        replies: list[bytes] = []
+        """Add received bytes and return the complete responses. Never raises: check ``error``."""
+        responses: list[bytes] = []
         if self.error is not None:
-            return replies
+            return responses
         self._buffer += data
         position = 0
         while len(self._buffer) - position >= 4:
             size: int = _I32.unpack_from(self._buffer, position)[0]
             if not 0 <= size <= self._max:
                 self.error = ProtocolError(
-                    f"an answer of {size} bytes is not within 0..{self._max}", hint="the peer may not be nsqlookupd"
+                    f"response of {size} bytes is not within 0..{self._max}", hint="the peer may not be nsqlookupd"
                 )
                 self._buffer.clear()
-                return replies
+                return responses
             stop = position + 4 + size
             if stop > len(self._buffer):
                 break
-            replies.append(bytes(self._buffer[position + 4 : stop]))
+            responses.append(bytes(self._buffer[position + 4 : stop]))
             position = stop
         del self._buffer[:position]
-        return replies
+        return responses
 
 
-class LookupCommandParser:
-    """The server's side: magic and commands of one node, with the original server's errors.
+# Server role
+
+
+def encode_response(data: bytes) -> bytes:
+    """Return the bytes of a response; for an error, ``data`` is the text of the `Fault`."""
+    return _I32.pack(len(data)) + data
+
+
+class LookupdCommand(NamedTuple):
+    """A command of an nsqd.
+
+    Attributes:
+        verb: PING, IDENTIFY, REGISTER or UNREGISTER.
+        topic: of REGISTER and UNREGISTER.
+        channel: of REGISTER and UNREGISTER; empty for the topic as a whole.
+        partition: of REGISTER and UNREGISTER; `NO_PARTITION` where the nsqd does not name one.
+        peer: of IDENTIFY.
+    """
+
+    verb: str
+    topic: str = ""
+    channel: str = ""
+    partition: int = NO_PARTITION
+    peer: PeerInfo | None = None
+
+
+class LookupdCommandParser:
+    """Split received bytes into commands, and refuse bad ones with the errors of the real servers.
 
     Args:
-        partitions: REGISTER and UNREGISTER name a partition (redesigned generation).
+        partitions: REGISTER and UNREGISTER name a partition (redesigned generation). An nsqd of the original
+            generation may leave it out.
         max_body_size: largest body of IDENTIFY, in bytes.
 
     Attributes:
-        peer: what the node said in IDENTIFY; None before.
+        peer: body of IDENTIFY; None before it was received.
     """
 
-    __slots__ = ("_buffer", "_greeted", "_identify", "_max_body_size", "_partitions", "peer")
+    __slots__ = ("_body_expected", "_buffer", "_max_body_size", "_opened", "_partitions", "peer")
 
-    def __init__(self, *, partitions: bool = False, max_body_size: int = DEFAULT_MAX_BODY_SIZE) -> None:
+    def __init__(self, *, partitions: bool = False, max_body_size: int = _MAX_BODY) -> None:
         self._buffer = bytearray()
-        self._greeted = False
-        self._identify = False
+        self._opened = False
+        self._body_expected = False
         self._partitions = partitions
         self._max_body_size = max_body_size
         self.peer: PeerInfo | None = None
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the node."""
+        """Add received bytes."""
         self._buffer += data
 
-    def next_command(self) -> LookupCommand | None:
-        """Return the next command, None when more bytes are needed.
+    def next_command(self) -> LookupdCommand | None:
+        """Return the next complete command; None when more bytes are needed.
 
         Raises:
-            Fault: the command is refused; the connection ends behind the answer.
+            Fault: the command is refused. Send its text with `encode_response`, then close the connection.
         """
-        if not self._greeted and not self._take_magic():
+        if not self._opened and not self._read_magic():
             return None
-        if self._identify:
-            return self._take_peer()
-        newline = self._buffer.find(b"\n", 0, MAX_LINE)
+        if self._body_expected:
+            return self._read_peer()
+        newline = self._buffer.find(b"\n", 0, _MAX_LINE)
         if newline < 0:
-            if len(self._buffer) >= MAX_LINE:
-                raise Fault("", "command line too long")
+            if len(self._buffer) >= _MAX_LINE:
+                raise Fault("E_INVALID", "command line too long")
             return None
-        line = bytes(self._buffer[:newline]).strip().decode("utf-8", "surrogateescape")
+        line = bytes(self._buffer[:newline]).decode("utf-8", "surrogateescape").strip()
         del self._buffer[: newline + 1]
-        return self._read(line.split(" "))
+        return self._read_command(line.split(" "))
 
-    def _take_magic(self) -> bool:
-        if len(self._buffer) < 4:
+    def _read_magic(self) -> bool:
+        if len(self._buffer) < len(MAGIC):
             return False
-        if self._buffer[:4] != b"  V1":
+        if not self._buffer.startswith(MAGIC):
             raise Fault("E_BAD_PROTOCOL", None)
-        del self._buffer[:4]
-        self._greeted = True
+        del self._buffer[: len(MAGIC)]
+        self._opened = True
         return True
 
-    def _read(self, words: list[str]) -> LookupCommand | None:
+    def _read_command(self, words: list[str]) -> LookupdCommand | None:
         verb = words[0]
         if verb == "PING":
-            return LookupCommand(verb)
+            return LookupdCommand(verb)
         if verb == "IDENTIFY":
             if self.peer is not None:
                 raise Fault("E_INVALID", "cannot IDENTIFY again")
-            self._identify = True
-            return self._take_peer()
+            self._body_expected = True
+            return self._read_peer()
         if verb not in ("REGISTER", "UNREGISTER"):
             raise Fault("E_INVALID", f"invalid command {verb}")
         if self.peer is None:
             raise Fault("E_INVALID", "client must IDENTIFY")
-        return self._read_registration(verb, words[1:])
-
-    def _read_registration(self, verb: str, words: list[str]) -> LookupCommand:
-        if len(words) < (2 if self._partitions else 1):
-            raise Fault("E_INVALID", f"{verb} insufficient number of params")
-        topic = words[0]
-        rest = words[2:] if self._partitions else words[1:]
-        channel = rest[0] if rest else ""
-        if not is_valid_topic(topic):
-            raise Fault("E_BAD_TOPIC", f"{verb} topic name '{topic}' is not valid")
-        if channel and not is_valid_channel(channel):
-            raise Fault("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
         if not self._partitions:
-            return LookupCommand(verb, topic, channel)
-        if not (words[1].isascii() and words[1].isdigit() and int(words[1][-9:]) < _MAX_PARTITIONS):
-            raise Fault("E_BAD_PARTITIONID", f"{verb} partition id '{words[1]}' is not valid")
-        return LookupCommand(verb, topic, channel, int(words[1]))
+            return _read_registration(verb, words[1:])
+        try:
+            return _read_partition_registration(verb, words[1:])
+        except Fault:
+            if self.peer.redesigned:
+                raise
+            return _read_registration(verb, words[1:])
 
-    def _take_peer(self) -> LookupCommand | None:
+    def _read_peer(self) -> LookupdCommand | None:
         if len(self._buffer) < 4:
             return None
         size: int = _I32.unpack_from(self._buffer)[0]
         if not 0 <= size <= self._max_body_size:
-            raise Fault("E_BAD_BODY", f"IDENTIFY invalid body size {size}")
+            raise Fault("E_BAD_BODY", "IDENTIFY failed to read body")
         if len(self._buffer) < 4 + size:
             return None
         body = bytes(self._buffer[4 : 4 + size])
         del self._buffer[: 4 + size]
-        self._identify = False
-        self.peer = _read_peer(body)
-        return LookupCommand("IDENTIFY", peer=self.peer)
+        self._body_expected = False
+        self.peer = _decode_identify(body)
+        return LookupdCommand("IDENTIFY", peer=self.peer)
 
 
-def _read_peer(body: bytes) -> PeerInfo:
+def _read_registration(verb: str, words: list[str]) -> LookupdCommand:
+    if not words:
+        raise Fault("E_INVALID", f"{verb} insufficient number of params")
+    topic, channel = words[0], words[1] if len(words) > 1 else ""
+    _check_names(verb, topic, channel)
+    return LookupdCommand(verb, topic, channel)
+
+
+def _read_partition_registration(verb: str, words: list[str]) -> LookupdCommand:
+    if len(words) < 2:
+        raise Fault("E_INVALID", f"{verb} insufficient number of params")
+    topic, number, channel = words[0], words[1], words[2] if len(words) > 2 else ""
+    _check_names(verb, topic, channel)
+    partition = int(number) if _INTEGER.fullmatch(number) else -1
+    if not (0 <= partition < _MAX_PARTITIONS or partition == NO_PARTITION):
+        raise Fault("E_BAD_PARTITIONID", f"{verb} partition id '{number}' is not valid")
+    return LookupdCommand(verb, topic, channel, partition)
+
+
+def _check_names(verb: str, topic: str, channel: str) -> None:
+    if not is_valid_topic(topic):
+        raise Fault("E_BAD_TOPIC", f"{verb} topic name '{topic}' is not valid")
+    if channel and not is_valid_channel(channel):
+        raise Fault("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
+
+
+def _decode_identify(body: bytes) -> PeerInfo:
     try:
         fields: dict[str, Any] = read_fields(body, _SCHEMA)
     except UnreadableFields as error:

@@ -17,7 +17,7 @@ import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
 
 from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError
-from nsqext.protocol.client.session import ClientProtocol, Reply
+from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
 from nsqext.transport.event_loop import Waiter, watch_readable
 from nsqext.transport.wire import Wire
 

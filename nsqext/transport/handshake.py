@@ -16,7 +16,8 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.errors.server import AuthRequired
-from nsqext.protocol.client.commands import MAGIC_V2, auth, identify
+from nsqext.protocol.client.commands import auth, identify
+from nsqext.protocol.frames import MAGIC_V2
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from nsqext.transport.connection import Connection

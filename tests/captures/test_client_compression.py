@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from nsqext.protocol.compression import COMPRESS_HEADER, SIZE_HEADER, Codec, compress_body, decompress_body
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, Codec, compress_body, decompress_body
 from nsqext.protocol.headers import decode_headers
 
 _RECORDS = orjson.loads((Path(__file__).parent / "data" / "client_compression.json").read_bytes())

@@ -25,6 +25,7 @@ from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, ident
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, Target, parse_publish
 from nsqext.protocol.server.request_error import Fault
 from nsqext.protocol.trace_reply import decode_trace_reply, encode_trace_reply
+from tests.support.commands import multi_body
 from tests.support.strategies import (
     HEADERS,
     JSON,
@@ -38,7 +39,7 @@ from tests.support.strategies import (
 @given(st.sampled_from(sorted(PUBLISH_VERBS)), st.data(), st.booleans(), st.booleans())
 def test_any_body_is_messages_or_a_fault(verb: bytes, data: st.DataObject, extend: bool, lenient: bool) -> None:
     header = commands.ext_body(b'{"##trace_id":"1"}', b"x")
-    good = commands.multi_body([header, b"\x00\x00x"]) if verb.startswith(b"M") else header
+    good = multi_body([header, b"\x00\x00x"]) if verb.startswith(b"M") else header
     body = data.draw(st.binary(max_size=80) | damaged(good))
     try:
         items = parse_publish(verb, body, SMALL, Target("t", extend, lenient))

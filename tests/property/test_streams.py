@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import NsqError, ProtocolError, ServerError
+from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.client.session import ClientProtocol, Reply
 from nsqext.protocol.frames import HEARTBEAT, FrameParser, encode_frame
-from nsqext.protocol.lookupd_tcp import LookupCommandParser, LookupReplyParser
+from nsqext.protocol.lookupd_tcp import LookupdCommandParser, LookupdResponseParser
 from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record
 from nsqext.protocol.server.command_parser import MAX_LINE
@@ -137,7 +137,7 @@ def test_any_bytes_are_commands_or_a_fault(stream: bytes, raw_ids: bool) -> None
 def test_any_bytes_are_commands_of_a_node_or_a_fault(data: st.DataObject, stream: bytes) -> None:
     outcomes = []
     for pieces in ([stream], data.draw(pieces_of(stream))):
-        parser, found = LookupCommandParser(), list[object]()
+        parser, found = LookupdCommandParser(), list[object]()
         try:
             for piece in pieces:
                 parser.receive(piece)
@@ -151,7 +151,7 @@ def test_any_bytes_are_commands_of_a_node_or_a_fault(data: st.DataObject, stream
 
 @given(st.data(), hostile(b"\x00\x00\x00\x02OK"))
 def test_any_bytes_are_answers_of_lookup_or_a_fault_of_the_peer(data: st.DataObject, stream: bytes) -> None:
-    parser = LookupReplyParser(max_size=50)
+    parser = LookupdResponseParser(max_size=50)
     found = [reply for piece in data.draw(pieces_of(stream)) for reply in parser.feed(piece)]
     assert sum(4 + len(reply) for reply in found) <= len(stream)
 
@@ -187,9 +187,9 @@ def test_announced_sizes_take_no_memory_anywhere() -> None:
             decode_into(RawMessage(), head + b"\x04\xff\xff", extend=True)
         with pytest.raises(ProtocolError):
             decode_record(b"\xff\xff\xff\xff" + bytes(26) + b"x")
-        assert LookupReplyParser().feed(b"\x00\x4f\xff\xff") == []
+        assert LookupdResponseParser().feed(b"\x00\x4f\xff\xff") == []
         BatchReader(b"MPUB", ServerLimits(), Target("t")).read(b"\x00\x0f\xff\xf0\x00\x0f\xff\xff", 0)
-        lookup = LookupCommandParser()
+        lookup = LookupdCommandParser()
         lookup.receive(b"  V1IDENTIFY\n\x00\x4f\xff\xff")
         assert lookup.next_command() is None
         assert tracemalloc.get_traced_memory()[1] < 100_000

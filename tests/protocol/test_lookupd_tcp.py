@@ -1,4 +1,4 @@
-"""nsqlookupd's TCP protocol, both roles."""
+"""Both roles of nsqlookupd's TCP protocol."""
 
 from __future__ import annotations
 
@@ -6,32 +6,42 @@ import pytest
 
 from nsqext.errors import ProtocolError
 from nsqext.errors.server import InvalidCommand
-from nsqext.protocol.client import commands
 from nsqext.protocol.lookupd_tcp import (
-    LookupCommand,
-    LookupCommandParser,
-    LookupReplyParser,
+    MAGIC,
+    NO_PARTITION,
+    PING,
+    LookupdCommand,
+    LookupdCommandParser,
+    LookupdResponseParser,
     PeerInfo,
-    encode_reply,
-    read_reply,
+    check_response,
+    encode_response,
+    identify,
+    register,
+    unregister,
 )
-from nsqext.protocol.server.command_parser import MAX_LINE
 from nsqext.protocol.server.request_error import Fault
 
 _PEER = PeerInfo("10.0.0.1", 4150, 4151, "1.3.0", "host", "zone", "region")
+_NEW_PEER = PeerInfo("10.0.0.1", 4150, 4151, "0.3.7-HA.1.9.9")
 
 
-def _greeted(*, partitions: bool = False, identified: bool = True) -> LookupCommandParser:
-    parser = LookupCommandParser(partitions=partitions)
-    parser.receive(commands.MAGIC_LOOKUP)
+def _identify(body: bytes) -> bytes:
+    return b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body
+
+
+def _parser(*, partitions: bool = False, identified: bool = True) -> LookupdCommandParser:
+    parser = LookupdCommandParser(partitions=partitions)
+    parser.receive(MAGIC)
+    peer = _NEW_PEER if partitions else _PEER
     if identified:
-        parser.receive(commands.identify(_PEER.encode()))
-        assert parser.next_command() == LookupCommand("IDENTIFY", peer=_PEER)
+        parser.receive(identify(peer))
+        assert parser.next_command() == LookupdCommand("IDENTIFY", peer=peer)
     return parser
 
 
 def _refused(data: bytes, *, partitions: bool = False, identified: bool = True) -> str:
-    parser = _greeted(partitions=partitions, identified=identified)
+    parser = _parser(partitions=partitions, identified=identified)
     parser.receive(data)
     with pytest.raises(Fault) as caught:
         parser.next_command()
@@ -40,33 +50,33 @@ def _refused(data: bytes, *, partitions: bool = False, identified: bool = True) 
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
-def test_a_node_announces_itself(piece: int) -> None:
+def test_nsqd_registers_topics_and_channels(piece: int) -> None:
     stream = (
-        commands.MAGIC_LOOKUP + commands.ping() + commands.identify(_PEER.encode()) + commands.register("t")
-        + commands.register("t", "c") + b"UNREGISTER t c extra \r\n" + commands.unregister("t#ephemeral")
+        MAGIC + PING + identify(_PEER) + register("t")
+        + register("t", "c") + b"UNREGISTER t c extra \r\n" + unregister("t#ephemeral")
     )  # fmt: skip
-    parser, found = LookupCommandParser(), []
+    parser, found = LookupdCommandParser(), []
     for start in range(0, len(stream), piece):
         parser.receive(stream[start : start + piece])
         while (command := parser.next_command()) is not None:
             found.append(command)
     assert found == [
-        LookupCommand("PING"),
-        LookupCommand("IDENTIFY", peer=_PEER),
-        LookupCommand("REGISTER", "t"),
-        LookupCommand("REGISTER", "t", "c"),
-        LookupCommand("UNREGISTER", "t", "c"),
-        LookupCommand("UNREGISTER", "t#ephemeral"),
+        LookupdCommand("PING"),
+        LookupdCommand("IDENTIFY", peer=_PEER),
+        LookupdCommand("REGISTER", "t"),
+        LookupdCommand("REGISTER", "t", "c"),
+        LookupdCommand("UNREGISTER", "t", "c"),
+        LookupdCommand("UNREGISTER", "t#ephemeral"),
     ]
     assert parser.peer == _PEER
 
 
-def test_redesigned_nodes_name_the_partition() -> None:
-    parser = _greeted(partitions=True)
-    parser.receive(commands.register("t", "c", 3) + commands.unregister("t", partition=0))
-    assert parser.next_command() == LookupCommand("REGISTER", "t", "c", 3)
-    assert parser.next_command() == LookupCommand("UNREGISTER", "t", "", 0)
-    for bad in ("-1", "255", "x", "٣", "99999999999999999999"):
+def test_the_redesigned_generation_names_the_partition() -> None:
+    parser = _parser(partitions=True)
+    parser.receive(register("t", "c", 3) + unregister("t", partition=0))
+    assert parser.next_command() == LookupdCommand("REGISTER", "t", "c", 3)
+    assert parser.next_command() == LookupdCommand("UNREGISTER", "t", "", 0)
+    for bad in ("-1", "255", "x", "٣", "99999999999999999999", "+-1", ""):
         text = _refused(f"REGISTER t {bad}\n".encode(), partitions=True)
         assert text == f"E_BAD_PARTITIONID REGISTER partition id '{bad}' is not valid"
     assert _refused(b"REGISTER t\n", partitions=True) == "E_INVALID REGISTER insufficient number of params"
@@ -82,7 +92,7 @@ def test_redesigned_nodes_name_the_partition() -> None:
         (b"REGISTER  t\n", "E_BAD_TOPIC REGISTER topic name '' is not valid"),
         (b"UNREGISTER t b@d\n", "E_BAD_CHANNEL UNREGISTER channel name 'b@d' is not valid"),
         (b"IDENTIFY\n", "E_INVALID cannot IDENTIFY again"),
-        (b"x" * MAX_LINE, " command line too long"),
+        (b"x" * 16384, "E_INVALID command line too long"),
     ],
 )
 def test_bad_commands_are_refused(data: bytes, text: str) -> None:
@@ -92,52 +102,75 @@ def test_bad_commands_are_refused(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (commands.register("t"), "E_INVALID client must IDENTIFY"),
-        (b"IDENTIFY\n\xff\xff\xff\xff", "E_BAD_BODY IDENTIFY invalid body size -1"),
-        (b"IDENTIFY\n\x7f\xff\xff\xff", "E_BAD_BODY IDENTIFY invalid body size 2147483647"),
-        (commands.identify(b"{"), "E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (commands.identify(b""), "E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (commands.identify(b'{"tcp_port":"1"}'), "E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (commands.identify(b"{}"), "E_BAD_BODY IDENTIFY missing fields"),
-        (commands.identify(PeerInfo("h", 1, 0, "v").encode()), "E_BAD_BODY IDENTIFY missing fields"),
+        (register("t"), "E_INVALID client must IDENTIFY"),
+        (b"IDENTIFY\n\xff\xff\xff\xff", "E_BAD_BODY IDENTIFY failed to read body"),
+        (b"IDENTIFY\n\x7f\xff\xff\xff", "E_BAD_BODY IDENTIFY failed to read body"),
+        (_identify(b"{"), "E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (_identify(b""), "E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (_identify(b'{"tcp_port":"1"}'), "E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (_identify(b"{}"), "E_BAD_BODY IDENTIFY missing fields"),
+        (identify(PeerInfo("h", 1, 0, "v")), "E_BAD_BODY IDENTIFY missing fields"),
     ],
 )
-def test_bad_introductions_are_refused(data: bytes, text: str) -> None:
+def test_a_bad_identify_is_refused(data: bytes, text: str) -> None:
     assert _refused(data, identified=False) == text
 
 
-def test_another_protocol_is_refused() -> None:
-    parser = LookupCommandParser()
+def test_other_magic_bytes_are_refused() -> None:
+    parser = LookupdCommandParser()
     parser.receive(b"  V")
     assert parser.next_command() is None
     parser.receive(b"2")
     with pytest.raises(Fault) as caught:
         parser.next_command()
-    assert encode_reply(str(caught.value).encode()) == b"\x00\x00\x00\x0eE_BAD_PROTOCOL"
+    assert encode_response(str(caught.value).encode()) == b"\x00\x00\x00\x0eE_BAD_PROTOCOL"
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
-def test_answers_have_a_size_and_no_type(piece: int) -> None:
-    stream = encode_reply(b"OK") + encode_reply(b"") + encode_reply(_PEER.encode())
+def test_a_response_has_a_size_and_no_frame_type(piece: int) -> None:
+    stream = encode_response(b"OK") + encode_response(b"") + encode_response(_PEER.encode())
     assert stream.startswith(b"\x00\x00\x00\x02OK\x00\x00\x00\x00")
-    parser = LookupReplyParser()
+    parser = LookupdResponseParser()
     found = [reply for start in range(0, len(stream), piece) for reply in parser.feed(stream[start : start + piece])]
     assert found == [b"OK", b"", _PEER.encode()]
     assert PeerInfo.decode(found[2]) == _PEER
 
 
 @pytest.mark.parametrize("size", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x65", b"HTTP"])
-def test_an_answer_of_impossible_size_ends_the_reading(size: bytes) -> None:
-    parser = LookupReplyParser(max_size=100)
-    assert parser.feed(encode_reply(b"OK") + size) == [b"OK"]
+def test_a_response_of_invalid_size_ends_the_stream(size: bytes) -> None:
+    parser = LookupdResponseParser(max_size=100)
+    assert parser.feed(encode_response(b"OK") + size) == [b"OK"]
     assert isinstance(parser.error, ProtocolError)
     assert "may not be nsqlookupd" in str(parser.error)
-    assert parser.feed(encode_reply(b"OK")) == []
+    assert parser.feed(encode_response(b"OK")) == []
 
 
-def test_errors_are_told_from_answers() -> None:
-    assert read_reply(b"OK") == b"OK"
+def test_an_error_response_raises() -> None:
+    assert check_response(b"OK") == b"OK"
     with pytest.raises(InvalidCommand, match=r"client must IDENTIFY \(node n:4160\)"):
-        read_reply(b"E_INVALID client must IDENTIFY", "n:4160")
-    with pytest.raises(ProtocolError, match="cannot be read"):
+        check_response(b"E_INVALID client must IDENTIFY", "n:4160")
+    with pytest.raises(ProtocolError, match="invalid response to IDENTIFY"):
         PeerInfo.decode(b"OK")
+
+
+def test_an_nsqd_of_the_original_generation_may_leave_out_the_partition() -> None:
+    parser = LookupdCommandParser(partitions=True)
+    parser.receive(MAGIC + identify(_PEER) + register("t") + register("t", "c") + register("t", "c", 3))
+    assert [parser.next_command() for _ in range(4)] == [
+        LookupdCommand("IDENTIFY", peer=_PEER),
+        LookupdCommand("REGISTER", "t", "", NO_PARTITION),
+        LookupdCommand("REGISTER", "t", "c", NO_PARTITION),
+        LookupdCommand("REGISTER", "t", "c", 3),
+    ]
+    parser = LookupdCommandParser(partitions=True)
+    parser.receive(MAGIC + identify(_NEW_PEER) + register("t", "c"))
+    parser.next_command()
+    with pytest.raises(Fault, match="E_BAD_PARTITIONID REGISTER partition id 'c' is not valid"):
+        parser.next_command()
+
+
+def test_a_response_to_identify_is_written_as_the_real_server_writes_it() -> None:
+    own = PeerInfo(broadcast_address="h", tcp_port=4160, http_port=4161, version="1.3.0", hostname="")
+    assert own.encode() == (
+        b'{"broadcast_address":"h","hostname":"","http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
+    )

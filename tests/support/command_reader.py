@@ -17,6 +17,7 @@ from nsqext.protocol.server.publish_bodies import (
     check_room,
 )
 from nsqext.protocol.server.request_error import Fault
+from tests.support.commands import internal_create_topic, multi_body
 
 __all__ = ("OpenRules", "Reading", "read_commands", "write_command")
 
@@ -95,8 +96,8 @@ def _write_line(words: list[str]) -> bytes | None:
     if verb == "RDY" and len(rest) == 1:
         return write.rdy(int(rest[0]))
     if verb == "INTERNAL_CREATE_TOPIC" and len(rest) == 3:
-        return write.internal_create_topic(rest[0], int(rest[1]), rest[2] == "true")
-    return {"NOP": write.NOP, "CLS": write.CLS, "PING": write.ping()}.get(verb)
+        return internal_create_topic(rest[0], int(rest[1]), rest[2] == "true")
+    return {"NOP": write.NOP, "CLS": write.CLS, "PING": b"PING\n"}.get(verb)
 
 
 def write_command(command: Command) -> bytes | None:
@@ -117,5 +118,5 @@ def write_command(command: Command) -> bytes | None:
         return None
     line = write.publish_line(verb.decode(), words[1].decode(), int(words[2]) if len(words) == 3 else -1)
     if items is not None:
-        return write.sized(line, write.multi_body([_item(verb, item) for item in items]))
+        return write.sized(line, multi_body([_item(verb, item) for item in items]))
     return write.sized(line, body or b"")

@@ -24,8 +24,7 @@ from anyio import create_task_group
 from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream
 
 from nsqext.errors.server import server_error
-from nsqext.protocol.client.commands import MAGIC_V2
-from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser
 from nsqext.types import Address
 from tests.support.lookup_responses import lookup_json

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from nsqext.protocol.client import commands
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.commands import internal_create_topic, multi_body
 
 __all__ = (
     "BODIES",
@@ -87,21 +88,21 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
     ),
     st.builds(
         lambda topic, partition, bodies: commands.sized(
-            commands.publish_line("MPUB", topic, partition), commands.multi_body(bodies)
+            commands.publish_line("MPUB", topic, partition), multi_body(bodies)
         ),
         NAMES, PARTITIONS, st.lists(BODIES, min_size=1, max_size=5),
     ),
     st.builds(
         lambda topic, partition, bodies: commands.sized(
             commands.publish_line("MPUB_TRACE", topic, partition),
-            commands.multi_body([commands.trace_body(trace_id, body) for trace_id, body in bodies]),
+            multi_body([commands.trace_body(trace_id, body) for trace_id, body in bodies]),
         ),
         NAMES, PARTITIONS, st.lists(st.tuples(U64, BODIES), min_size=1, max_size=5),
     ),
     st.builds(
         lambda topic, partition, bodies: commands.sized(
             commands.publish_line("MPUB_EXT", topic, partition),
-            commands.multi_body(
+            multi_body(
                 [commands.ext_body(encode_headers(headers) if headers else b"", body) for headers, body in bodies]
             ),
         ),
@@ -121,5 +122,5 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
     st.builds(commands.fin, IDS),
     st.builds(commands.touch, IDS),
     st.builds(commands.req, IDS, st.integers(0, 10**9)),
-    st.builds(commands.internal_create_topic, NAMES, st.integers(0, 254), st.booleans()),
+    st.builds(internal_create_topic, NAMES, st.integers(0, 254), st.booleans()),
 )  # fmt: skip

@@ -12,9 +12,9 @@ from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.nsqd.auth import check_auth, rechecked
 from nsqext.broker.nsqd.go_format import base10, byte_list, decode, parse_int, quote, wrap
 from nsqext.broker.nsqd.subscriber import Subscription
-from nsqext.protocol.connection_state import State, check_state
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from attrs import evolve
 
 from nsqext.broker.nsqd.classic.validation import ClassicValidator
 from nsqext.broker.nsqd.validation import CommandValidator
-from nsqext.protocol.client.commands import MAGIC_V2
-from nsqext.protocol.connection_state import State
-from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
 from nsqext.protocol.layers import TlsLayer
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.server.command_parser import Command, CommandParser
+from nsqext.protocol.server.connection_state import State
 from nsqext.protocol.server.negotiate import ClientSettings
 from nsqext.protocol.server.request_error import Fault
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.nsqd.auth import check_auth
 from nsqext.broker.nsqd.go_format import decode, parse_int, word_lists
-from nsqext.protocol.connection_state import check_state
+from nsqext.protocol.server.connection_state import check_state
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
 from nsqext.protocol.server.request_error import Fault
 

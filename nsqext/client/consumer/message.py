@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqext.client.consumer.handler_signals import check_delay
 from nsqext.errors import InvalidState, MessageNotInFlight
-from nsqext.protocol.compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 

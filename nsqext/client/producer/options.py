@@ -8,8 +8,8 @@ from attrs import field, fields, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
+from nsqext.protocol.client.body_compression import Codec, check_codec
 from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_MESSAGE_SIZE
-from nsqext.protocol.compression import Codec, check_codec
 from nsqext.protocol.hashing import KeyHash, key_hash
 from nsqext.transport.options import ConnectionOptions
 

@@ -9,8 +9,8 @@ from attrs import frozen
 
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.client.commands import check_body, ext_body, publish_line, sized, trace_body
-from nsqext.protocol.compression import COMPRESS_HEADER, compress_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.trace_reply import decode_trace_reply

@@ -6,7 +6,7 @@ from a line that is made once for each topic and partition, because that is all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from operator import itemgetter
 from struct import Struct
@@ -17,31 +17,22 @@ __all__ = (
     "CLS",
     "DEFAULT_MAX_BODY_SIZE",
     "DEFAULT_MAX_MESSAGE_SIZE",
-    "MAGIC_LOOKUP",
-    "MAGIC_V2",
     "NOP",
     "auth",
     "check_body",
     "ext_body",
     "fin",
     "identify",
-    "internal_create_topic",
     "multi",
-    "multi_body",
-    "ping",
     "publish_line",
     "rdy",
-    "register",
     "req",
     "sized",
     "sub",
     "touch",
     "trace_body",
-    "unregister",
 )
 
-MAGIC_V2 = b"  V2"
-MAGIC_LOOKUP = b"  V1"
 NOP = b"NOP\n"
 CLS = b"CLS\n"
 
@@ -115,20 +106,10 @@ def multi(line: bytes, items: Sequence[bytes], sizes: Sequence[int] | int | None
         word = _U32.pack(sizes)
         head = b"%b%b%b" % (line, _U32.pack(4 + (4 + sizes) * count), _U32.pack(count))
         return word.join((head, *items))
-    return _multi(b"%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes or map(len, items)))), items, sizes)
-
-
-def multi_body(items: Iterable[bytes]) -> bytes:
-    """Body of the MPUB family: the count, then every item with its size."""
-    return _multi(b"", items if isinstance(items, list) else list(items))
-
-
-def _multi(head: bytes, items: Sequence[bytes], sizes: Sequence[int] | None = None) -> bytes:
     if sizes is None:
         sizes = list(map(len, items))
-    parts = [head] * (2 * len(items) + 1)
-    parts[0] = b"%b%b" % (head, _U32.pack(len(items)))
-    if len(items) > 1 and max(sizes) < _SMALL:
+    parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)
+    if count > 1 and max(sizes) < _SMALL:
         parts[1::2] = itemgetter(*sizes)(_small_words())
     else:
         parts[1::2] = map(_U32.pack, sizes)
@@ -199,32 +180,3 @@ def req(message_id: bytes, delay_ms: int = 0) -> bytes:
 def touch(message_id: bytes) -> bytes:
     """TOUCH: start the message timeout anew."""
     return b"TOUCH %b\n" % message_id
-
-
-def internal_create_topic(topic: str, partition: int, extend: bool = False) -> bytes:
-    """INTERNAL_CREATE_TOPIC, which only a standalone redesigned nsqd obeys (captured: standalone_create_topic)."""
-    return f"INTERNAL_CREATE_TOPIC {topic} {partition} {'true' if extend else 'false'}\n".encode()
-
-
-def ping() -> bytes:
-    """PING of nsqlookupd's TCP protocol."""
-    return b"PING\n"
-
-
-def register(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
-    """REGISTER of nsqlookupd's TCP protocol; only the redesigned generation knows the partition."""
-    return _registration("REGISTER", topic, channel, partition)
-
-
-def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
-    """UNREGISTER of nsqlookupd's TCP protocol; only the redesigned generation knows the partition."""
-    return _registration("UNREGISTER", topic, channel, partition)
-
-
-def _registration(verb: str, topic: str, channel: str | None, partition: int | None) -> bytes:
-    words = [verb, topic]
-    if partition is not None:
-        words.append(str(partition))
-    if channel:
-        words.append(channel)
-    return " ".join(words).encode() + b"\n"

@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, MESSAGE_ID_SIZE
 from nsqext.spark.schema import arrow_schema

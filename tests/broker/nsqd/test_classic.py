@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from nsqext.broker.nsqd.http import application
-from nsqext.protocol.client.commands import multi_body
 from nsqext.protocol.frames import FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, make_node, sized
 
 if TYPE_CHECKING:

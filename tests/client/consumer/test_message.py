@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
-from nsqext.protocol.compression import compress_body
+from nsqext.protocol.client.body_compression import compress_body
 from tests.support.owned_messages import Book, made
 
 pytestmark = pytest.mark.anyio

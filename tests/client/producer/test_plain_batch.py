@@ -14,10 +14,11 @@ from nsqext.client.producer.plain_batch import plain_batches
 from nsqext.client.producer.routing import Route
 from nsqext.errors import ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.client.commands import multi, multi_body, sized
+from nsqext.protocol.client.commands import multi, sized
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.commands import multi_body
 
 _OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_size=1000)
 

@@ -27,7 +27,7 @@ from nsqext.errors import (
     NsqError,
     TopicNotFound,
 )
-from nsqext.protocol.compression import COMPRESS_HEADER, decompress_body
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_nsqd import (

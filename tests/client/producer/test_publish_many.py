@@ -15,7 +15,7 @@ from nsqext import (
 )
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidHeader, InvalidInput
 from nsqext.errors.server import BadMessage
-from nsqext.protocol.client.commands import multi_body
+from tests.support.commands import multi_body
 from tests.support.fake_nsqd import (
     PLAIN,
     Answer,

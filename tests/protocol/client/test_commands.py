@@ -13,8 +13,6 @@ _ID = bytes(range(5, 21))
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (commands.MAGIC_V2, b"  V2"),
-        (commands.MAGIC_LOOKUP, b"  V1"),
         (commands.NOP, b"NOP\n"),
         (commands.CLS, b"CLS\n"),
         (commands.identify(b"{}"), b"IDENTIFY\n\x00\x00\x00\x02{}"),
@@ -26,11 +24,10 @@ _ID = bytes(range(5, 21))
         (commands.trace_body((1 << 64) - 1, b"b"), b"\xff" * 8 + b"b"),
         (commands.ext_body(b"{}", b"b"), b"\x00\x02{}b"),
         (commands.ext_body(b"", b"b"), b"\x00\x00b"),
-        (commands.multi_body([b"a", b"bc"]), b"\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bc"),
         (commands.multi(b"MPUB t 1\n", [b"a", b"bc"]), b"MPUB t 1\n\0\0\0\x0f\0\0\0\x02\0\0\0\x01a\0\0\0\x02bc"),
         (commands.multi(b"MPUB t\n", [b"a"], [1]), b"MPUB t\n\0\0\0\x09\0\0\0\x01\0\0\0\x01a"),
-        (commands.multi_body([b"x" * 5000, b"a"])[:8], b"\0\0\0\x02\0\0\x13\x88"),
-        (commands.multi_body(iter([])), b"\x00\x00\x00\x00"),
+        (commands.multi(b"MPUB t\n", [b"x" * 5000, b"a"])[7:19], b"\0\0\x13\x95\0\0\0\x02\0\0\x13\x88"),
+        (commands.multi(b"MPUB t\n", []), b"MPUB t\n\0\0\0\x04\0\0\0\0"),
         (commands.sub("t", "c"), b"SUB t c\n"),
         (commands.sub("t", "c", 3, verb="SUB_ORDERED"), b"SUB_ORDERED t c 3\n"),
         (commands.sub("t", "c", 3, verb="SUB_ADVANCED", start="special:-1"), b"SUB_ADVANCED t c 3 special:-1\n"),
@@ -40,13 +37,6 @@ _ID = bytes(range(5, 21))
         (commands.req(_ID, 1500), b"REQ " + _ID + b" 1500\n"),
         (commands.req(_ID), b"REQ " + _ID + b" 0\n"),
         (commands.touch(_ID), b"TOUCH " + _ID + b"\n"),
-        (commands.internal_create_topic("t", 1, True), b"INTERNAL_CREATE_TOPIC t 1 true\n"),
-        (commands.internal_create_topic("t", 0), b"INTERNAL_CREATE_TOPIC t 0 false\n"),
-        (commands.ping(), b"PING\n"),
-        (commands.register("t"), b"REGISTER t\n"),
-        (commands.register("t", "c"), b"REGISTER t c\n"),
-        (commands.register("t", "c", 2), b"REGISTER t 2 c\n"),
-        (commands.unregister("t", partition=0), b"UNREGISTER t 0\n"),
     ],
 )
 def test_commands_are_written_as_the_servers_read_them(written: bytes, expected: bytes) -> None:

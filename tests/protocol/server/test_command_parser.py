@@ -8,6 +8,7 @@ from nsqext.protocol.client import commands
 from nsqext.protocol.server.command_parser import MAX_LINE, Command, CommandParser
 from nsqext.protocol.server.request_error import Fault
 from tests.support.command_reader import OpenRules, read_commands
+from tests.support.commands import multi_body
 
 _ID = b"\n FIN\r\nREQ \x00\x80\xff\n\n"
 
@@ -80,7 +81,7 @@ def test_bodies_are_cut_by_their_size() -> None:
 
 
 def test_a_batch_is_cut_by_its_items_not_by_its_size() -> None:
-    body = commands.multi_body([b"a", b"bc"])
+    body = multi_body([b"a", b"bc"])
     reading = read_commands([b"MPUB t\n\x00\x00\x00\x05" + body + commands.NOP])
     assert [item.body for item in reading.commands[0].items or ()] == [b"a", b"bc"]
     assert reading.commands[1].words == [b"NOP"]
@@ -105,7 +106,7 @@ def test_a_size_is_refused_before_its_body_has_come() -> None:
 
 
 def test_behind_a_refused_item_the_rest_of_the_batch_stays_in_the_stream() -> None:
-    body = commands.multi_body([commands.ext_body(b"{}", b"a"), b"\x00\x00PING\n"])
+    body = multi_body([commands.ext_body(b"{}", b"a"), b"\x00\x00PING\n"])
     parser = CommandParser(OpenRules(extend=False))
     parser.receive(commands.sized(b"MPUB_EXT t\n", body))
     with pytest.raises(Fault, match="E_EXT_NOT_SUPPORT") as caught:

@@ -9,7 +9,7 @@ import pytest
 from attrs import frozen
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.compression import compress_body
+from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, message_id
 from nsqext.spark.read import arrow as rows

@@ -14,8 +14,8 @@ from nsqext.broker.nsqd.classic.validation import parse_delay
 from nsqext.broker.nsqd.consume_commands import check_sub, cls, rdy
 from nsqext.broker.nsqd.go_format import decode
 from nsqext.broker.nsqd.identify import identify
-from nsqext.protocol.connection_state import State, check_state
 from nsqext.protocol.frames import OK
+from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:

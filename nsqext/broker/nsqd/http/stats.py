@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.http_api import Call, Form, HttpFault, route
 from nsqext.broker.nsqd.go_format import parse_bool, parse_int
 from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.protocol.connection_state import State
 from nsqext.protocol.identify import KEY_FAILOVER
+from nsqext.protocol.server.connection_state import State
 
 if TYPE_CHECKING:
     from starlette.routing import Route

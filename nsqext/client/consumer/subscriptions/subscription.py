@@ -12,8 +12,8 @@ from nsqext.client.consumer.handlers.order_check import OrderCheck
 from nsqext.client.consumer.message import Message
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import CLS, rdy, sub
-from nsqext.protocol.compression import COMPRESS_HEADER
 from nsqext.protocol.messages import decode_into
 from nsqext.transport.handshake import open_connection, subscribe
 

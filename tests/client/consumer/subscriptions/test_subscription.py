@@ -11,8 +11,8 @@ import pytest
 
 from nsqext import Consumer, DeliveryOptions
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
-from nsqext.protocol.compression import compress_body
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.identify import ExtFilter
 from nsqext.types import Address, TopicMeta

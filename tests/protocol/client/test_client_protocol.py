@@ -14,8 +14,8 @@ from nsqext.errors.server import (
     TopicNotExist,
     TouchFailed,
 )
+from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.client.session import ClientProtocol, Reply
 from nsqext.protocol.frames import HEARTBEAT, OK, encode_frame
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.protocol.compression import (
+from nsqext.protocol.client.body_compression import (
     COMPRESS_HEADER,
     SIZE_HEADER,
     Codec,

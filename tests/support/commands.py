@@ -1,0 +1,20 @@
+"""Commands and bodies that the client never writes, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+__all__ = ("internal_create_topic", "multi_body")
+
+_U32 = Struct(">I")
+
+
+def multi_body(items: Sequence[bytes]) -> bytes:
+    """Return the body of a command of the MPUB family: the count, then every item with its size."""
+    return _U32.pack(len(items)) + b"".join(_U32.pack(len(item)) + item for item in items)
+
+
+def internal_create_topic(topic: str, partition: int, extend: bool = False) -> bytes:
+    """Return INTERNAL_CREATE_TOPIC; only a standalone redesigned nsqd obeys it (captured: standalone_create_topic)."""
+    return f"INTERNAL_CREATE_TOPIC {topic} {partition} {'true' if extend else 'false'}\n".encode()

@@ -40,6 +40,8 @@ class ClusterOptions:
         memory_bound: bytes of messages that a partition keeps in memory.
         tls: certificate of the nodes' TCP side.
         auth_addresses: ``host:port`` of HTTP auth servers.
+        seed: makes repeatable what is random at the real server: the order in which messages of a lost connection are
+            requeued, and sampling. None for no seed.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +60,7 @@ class ClusterOptions:
     memory_bound: int = 256 * MIB
     tls: ssl.SSLContext | None = None
     auth_addresses: tuple[str, ...] = ()
+    seed: int | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in _TIMES:

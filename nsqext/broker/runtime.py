@@ -127,6 +127,7 @@ class Runtime(ABC):
             auth_addresses=options.auth_addresses,
             data_path=self.shape.data_path / name if self.shape.data_path else None,
             memory_bound=options.memory_bound,
+            seed=options.seed,
         )
 
     def stop(self) -> None:

@@ -106,6 +106,13 @@ class KeyFailoverChannel(Channel):
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 
+    def _abandon(self, client: Client) -> None:
+        """Requeue what a client had in flight; the replay set restores the order of each key."""
+        for flight in self._flights.of(client):
+            self._flights.pop(flight.entry.record.internal_id)
+            flight.attempts -= 1
+            self.backlog.give_back(flight)
+
     def _dropped(self, flight: Flight) -> None:
         self.keys.block(flight)
         super()._dropped(flight)

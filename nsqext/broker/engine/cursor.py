@@ -58,6 +58,8 @@ class Cursor:
         count: int,
         on_dropped: Callable[[Flight], None],
         journal: Journal | None = None,
+        *,
+        ephemeral: bool = False,
     ) -> None:
         self.offset: int = offset
         self.count: int = count
@@ -71,6 +73,9 @@ class Cursor:
         self.requeues: int = 0
         self._partition = partition
         self._options = partition.options
+        self._surplus: list[Flight] = []  # requeued while `back` was full
+        # the real server's requeuedMsgChan
+        self._most_back = 2 if partition.ordered or ephemeral else partition.options.limits.max_rdy_count // 10 + 1
         self._window = partition.options.rules.confirm_window
         self._on_dropped = on_dropped
         self._ahead: Flight | None = None  # read while something that came back was taken
@@ -92,8 +97,16 @@ class Cursor:
     def _next(self) -> Flight | None:
         """Take what came back or what comes next; the queue is read in either case, as the real server does."""
         ahead = self._ahead or self._read()
+        if self._surplus and not self.back and (ahead is None or self._options.random.random() < 0.5):
+            self._refill()
         self._ahead = ahead if self.back else None
         return self.back.popleft() if self.back else ahead
+
+    def _refill(self) -> None:
+        """Move surplus messages to `back`, in random order; the real server does it in another goroutine."""
+        self._options.random.shuffle(self._surplus)
+        self.back.extend(self._surplus[: self._most_back])
+        del self._surplus[: self._most_back]
 
     def _read(self) -> Flight | None:
         partition = self._partition
@@ -121,7 +134,7 @@ class Cursor:
             _LOG.warning("%s", refusal.text)
 
     def _must_wait(self) -> bool:
-        return (self.ordered and bool(self.flights.table or self.back)) or self.is_full()
+        return (self.ordered and bool(self.flights.table or self.back or self._surplus)) or self.is_full()
 
     def is_full(self) -> bool:
         """Return whether so much is finished behind an unfinished message that no more is deferred in memory."""
@@ -163,7 +176,10 @@ class Cursor:
         flight.owner = None
         flight.deferred = False
         self.requeues += 1
-        self.back.append(flight)
+        if len(self.back) < self._most_back:
+            self.back.append(flight)
+        else:
+            self._surplus.append(flight)
 
     def delay(self, flight: Flight, delay: float) -> bool:
         """Move a message to the delayed queue; a message of very many attempts waits longer, a second for each.
@@ -223,7 +239,7 @@ class Cursor:
         Args:
             flight: the message that has just gone out.
         """
-        if self._rewind is None or not self.ordered or self.back or len(self.flights.table) != 1:
+        if self._rewind is None or not self.ordered or self.back or self._surplus or len(self.flights.table) != 1:
             return
         entry = flight.entry
         if entry.offset != self.confirmed.offset:
@@ -245,6 +261,7 @@ class Cursor:
         for flight in self.flights.clear():
             self._on_dropped(flight)
         self.back.clear()
+        self._surplus.clear()
         self._ahead = None
         self.from_delay.clear()
         self.timestamp = 0

@@ -70,7 +70,7 @@ class Dispatcher:
 
     def _make_backlog(self, partition: Partition, offset: int, count: int) -> Cursor:
         journal = None if self.ephemeral else partition.journal(self.name)
-        return Cursor(partition, offset, count, self._dropped, journal)
+        return Cursor(partition, offset, count, self._dropped, journal, ephemeral=self.ephemeral)
 
     @property
     def ordered(self) -> bool:
@@ -145,10 +145,20 @@ class Dispatcher:
         self.pump()
 
     def _abandon(self, client: Client) -> None:
-        for flight in self._flights.of(client):
+        """Requeue what a client had in flight, in random order, as the real server does (it iterates over a Go map).
+
+        Its message pump runs at the same time, so other clients receive the first ones, and new messages between them,
+        before the last one is requeued.
+        """
+        random = self._options.random
+        flights = self._flights.of(client)
+        random.shuffle(flights)
+        for flight in flights:
             self._flights.pop(flight.entry.record.internal_id)
             flight.attempts -= 1
             self.backlog.give_back(flight)
+            if random.random() < 0.5:
+                self.pump()
 
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
         """Set how many messages a client takes at a time."""
@@ -257,7 +267,7 @@ class Dispatcher:
     def _is_wanted(self, client: Client, flight: Flight) -> bool:
         rate = client.subscriber.sample_rate
         # the real server compares so, and lets one percent more through
-        if rate and not flight.delayed and int(self._options.chance() * 100) > rate:
+        if rate and not flight.delayed and int(self._options.random.random() * 100) > rate:
             return False
         matches = client.matches
         return matches is None or not self._partition.extend or matches(flight.entry.record)

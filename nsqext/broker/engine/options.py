@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
+from random import Random
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
@@ -58,7 +58,8 @@ class PartitionOptions:
         extend_compatible: tells whether consumers without extend support are served on extend topics now.
         data_path: folder of the queue; None keeps it in memory.
         disk: how the folder is used.
-        chance: a random number from 0 to 1 (less than 1), for sampling.
+        random: source of what is random at the real server: sampling, and the order in which messages of a lost
+            connection are requeued. Seed it to repeat a run.
     """
 
     extend: bool = False
@@ -74,7 +75,7 @@ class PartitionOptions:
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
     data_path: Path | None = None
     disk: DiskOptions = field(factory=DiskOptions)
-    chance: Callable[[], float] = random.random
+    random: Random = field(factory=Random)
 
     @property
     def segment_bytes(self) -> int:

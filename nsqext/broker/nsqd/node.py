@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
@@ -177,12 +178,17 @@ class Node:
                 mem_queue_size=self.options.mem_queue_size,
                 data_path=self.options.data_path,
                 disk=self.options.disk,
+                random=self._random(topic, partition),
             )
             found = Hosted(Partition(topic, partition, options), meta)
             found.auto_create_channels = not meta.disable_channel_auto_create
             found.partition.on_channel_deleted = partial(self._channel_deleted, found)
             self.hosted[key] = found
         return found
+
+    def _random(self, topic: str, partition: int) -> Random:
+        seed = self.options.seed
+        return Random() if seed is None else Random(f"{seed}/{topic}/{partition}")
 
     def unhost(self, topic: str, partition: int, *, destroy: bool = False) -> None:
         """Let a partition go; its consumers are closed.

@@ -45,6 +45,7 @@ class NodeOptions:
             flush. The real one does so every fourth ``--sync-timeout``.
         mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
         memory_bound: bytes of messages that a partition keeps in memory.
+        seed: repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
         reported: values that ``/config`` of the original generation shows for options that change nothing here.
     """
 
@@ -68,6 +69,7 @@ class NodeOptions:
     flush_interval: float = 8.0
     mem_queue_size: int = 10_000
     memory_bound: int = 256 * MIB
+    seed: int | None = None
     reported: Mapping[str, Any] = field(factory=dict)
 
     @property

@@ -152,7 +152,7 @@ def test_setorder_false_closes_the_clients() -> None:
     channel.set_ordered(False)
     assert consumer.has_closed
     channel.unsubscribe(consumer)
-    assert bench.consume(2, ready=5).bodies() == ["m0", "m1"]
+    assert sorted(bench.consume(2, ready=5).bodies()) == ["m0", "m1"]  # both were in flight; requeued in random order
 
 
 def test_a_channel_of_a_plain_topic_becomes_ordered() -> None:

@@ -1,0 +1,77 @@
+"""Order of messages whose connection was lost: random and mixed with new ones, as at the real server."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.engine_partition import Bench, Consumer
+
+SENT = [f"m{number}" for number in range(30)]
+
+
+def redelivered(seed: int, *, channel: str = "ch", ready: int = 20) -> list[str]:
+    """Publish 30 messages, lose a consumer with `ready` of them in flight, and return what the next one receives."""
+    bench = Bench(random=Random(seed))
+    first = bench.consume(1, ready=ready, channel=channel)
+    keeps_channel = bench.consume(9, ready=0, channel=channel)
+    bench.publish(*SENT)
+    assert first.bodies() == SENT[:ready]
+    bench.channel(channel).unsubscribe(first)
+    second = bench.consume(2, ready=100, channel=channel)
+    assert keeps_channel.bodies() == []
+    return second.bodies()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_of_a_lost_connection_are_redelivered_in_random_order(seed: int) -> None:
+    bodies = redelivered(seed)
+    assert sorted(bodies) == sorted(SENT)
+    assert bodies[0] == "m20", "the message that was read ahead is delivered first"
+    returned = bodies[1:21]
+    assert sorted(returned) == sorted(SENT[:20])
+    assert returned != SENT[:20]
+    assert bodies[21:] == SENT[21:], "requeued messages precede messages that were never sent"
+
+
+def test_the_same_seed_repeats_the_order() -> None:
+    assert redelivered(7) == redelivered(7)
+    assert redelivered(7) != redelivered(8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_requeued_messages_than_the_queue_takes_mix_with_new_ones(seed: int) -> None:
+    # requeuedMsgChan of an ephemeral channel takes two messages; the others wait in a Go map
+    bodies = redelivered(seed, channel="tmp#ephemeral")
+    assert sorted(bodies) == sorted(SENT)
+    first_new, last_returned = bodies.index("m21"), max(bodies.index(body) for body in SENT[:20])
+    assert first_new < last_returned
+
+
+def test_another_consumer_receives_requeued_messages_mixed_with_new_ones() -> None:
+    orders: set[tuple[str, ...]] = set()
+    for seed in range(20):
+        bench = Bench(random=Random(seed))
+        first = bench.consume(1, ready=10)
+        second = Consumer(2)
+        bench.channel().subscribe(second)
+        bench.publish(*SENT)
+        assert first.bodies() == SENT[:10]
+        bench.channel().set_ready(first, 0)
+        second.ready = 100
+        bench.channel().clients[2].refresh()
+        bench.channel().unsubscribe(first)
+        bench.channel().set_ready(second, 100)
+        bodies = second.bodies()
+        assert sorted(bodies) == sorted(SENT)
+        orders.add(tuple(bodies))
+    assert len(orders) == 20
+
+
+def test_attempts_of_a_lost_connection_do_not_count() -> None:
+    bench = Bench(random=Random(1))
+    first = bench.consume(1, ready=3)
+    bench.publish("a", "b", "c")
+    bench.channel().unsubscribe(first)
+    assert sorted(bench.consume(2, ready=3).attempts()) == [("a", 1), ("b", 1), ("c", 1)]

@@ -23,7 +23,7 @@ from nsqext.broker import Cluster
 LANES = 8
 HANDLER = 0.005
 KEYS = 1000
-OPTIONS = ConsumerOptions(reconnect_wait=0.01, grace=1.0)
+OPTIONS = ConsumerOptions(reconnect_wait=0.01, close_timeout=1.0)
 
 Handle = Callable[[Message], Awaitable[None]]
 

@@ -44,9 +44,11 @@ def table() -> str:
     """Return the whole table."""
     own, others = producer_settings(), consumer_settings()
     lines = ["| setting | default | unit | of | meaning |", "| --- | --- | --- | --- | --- |"]
-    for name, setting in (own | others).items():
-        who = "both" if name in own and name in others else "producer" if name in own else "consumer"
-        lines.append(row(setting, who))
+    for name, setting in own.items():
+        lines.append(row(setting, "both" if others.get(name) == setting else "producer"))
+    for name, setting in others.items():
+        if own.get(name) != setting:
+            lines.append(row(setting, "consumer"))
     return "\n".join(lines) + "\n"
 
 

@@ -191,7 +191,7 @@ class App:
             InvalidState: the app was run before.
             NsqError: why a consumer could not go on; the others were drained.
 
-        When it is cancelled, handlers that run may go on for their ``grace`` seconds.
+        When it is cancelled, handlers that run may go on for their ``close_timeout`` seconds.
         """
         if not self._consumers:
             raise InvalidSetting("the app has no handler", hint="decorate a function with @app.handler(topic, channel)")

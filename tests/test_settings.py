@@ -106,9 +106,9 @@ def test_tls(tmp_path: Path) -> None:
         ("nsq://h?colour=red", {}, {}, "there is no setting 'colour'"),
         (None, {"colour": "red"}, {}, "there is no setting 'colour'"),
         (None, {}, {"NSQEXT_COLOUR": "red"}, "there is no setting 'colour'"),
-        (None, {"grace": 1.0}, {}, "there is no setting 'grace'"),
+        (None, {"start_timeout": 1.0}, {}, "there is no setting 'start_timeout'"),
         ("nsq://h?timeout=soon", {}, {}, "timeout='soon' cannot be read"),
-        ("nsq://h?grace=soon", {}, {}, "grace='soon' cannot be read"),
+        ("nsq://h?close_timeout=soon", {}, {}, "close_timeout='soon' cannot be read"),
         ("nsq://h?connection_snappy=maybe", {}, {}, "write true or false"),
         ("nsq://h?connection_tls=/no/such/file", {}, {}, "a file of certificates"),
         ("nsq://h?start=somewhere", {}, {}, "write earliest"),
@@ -170,6 +170,7 @@ def test_names_are_unambiguous_and_complete() -> None:
             members += len(attrs.fields(factory)) if factory is not None and attrs.has(factory) else 1
         assert len([setting for setting in settings.values() if setting.owner is not None]) == members
     shared = producer_settings().keys() & consumer_settings().keys()
+    shared.remove("close_timeout")  # how long closing waits, of both, with a default for each
     assert all(producer_settings()[name].owner is consumer_settings()[name].owner for name in shared)
     text_only_by_keyword = {name for name, setting in consumer_settings().items() if setting.read is None}
     assert text_only_by_keyword == {"ext_filter"}
@@ -184,7 +185,7 @@ def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nsqext.Producer.from_url("nsq://h", timeout=2.0).options.timeout == 2
     assert nsqext.Consumer.from_url("orders", "ch", "nsqd://h", tag="blue").tag == "blue"
     assert sync.Producer.from_url("nsq://h?timeout=2").options.timeout == 2
-    assert sync.Consumer.from_url("orders", "ch", "nsq://h", grace=1.0).options.grace == 1
+    assert sync.Consumer.from_url("orders", "ch", "nsq://h", close_timeout=1.0).options.close_timeout == 1
     with pytest.raises(InvalidSetting, match="neither lookupd nor nsqd"):
         nsqext.Producer.from_url()
 

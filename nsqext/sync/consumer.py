@@ -134,7 +134,7 @@ class Consumer(Opened):
                 # the workers of the consumer limit how many there are
                 limiter.append(anyio.CapacityLimiter(float("inf")))
             given = Message(message, self._portal)
-            # a thread cannot be cancelled: one that outlives the grace period is left to itself
+            # a thread cannot be cancelled: one that outlives `close_timeout` is abandoned
             await anyio.to_thread.run_sync(function, given, abandon_on_cancel=True, limiter=limiter[0])
 
         self._consumer.handler(handle)

@@ -55,7 +55,7 @@ def make_consumers(cluster: Cluster, ledger: Ledger, chance: random.Random) -> l
     options = ConsumerOptions(
         failure=FailureOptions(requeue_delay=0.02),
         backoff=BackoffOptions(mode="off"),
-        grace=2.0,
+        close_timeout=2.0,
         max_reconnect_wait=0.5,
     )
 

@@ -296,7 +296,7 @@ async def test_running_a_consumer() -> None:
     async def once(step: Step) -> None:
         broker.forget()
         lookup = Lookup(broker.lookup, options=_OPTIONS.lookup)
-        options = quick(partitions=(0,), lookup=lookup.options, grace=0.5)
+        options = quick(partitions=(0,), lookup=lookup.options, close_timeout=0.5)
         consumer = Consumer("t", "ch", lookupd=lookup, max_in_flight=6, options=options, concurrency=2)
         handled: list[int] = []
 

@@ -31,7 +31,7 @@ def quick(**members: object) -> ConsumerOptions:
     given: dict[str, object] = {
         "reconnect_wait": 0.01,
         "max_reconnect_wait": 0.1,
-        "grace": 2.0,
+        "close_timeout": 2.0,
         "lookup": LookupOptions(max_pause=0.1),
         **members,
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
 
 CALM = ConsumerOptions(
-    grace=2.0, backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0)
+    close_timeout=2.0, backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0)
 )
 
 
@@ -149,7 +149,7 @@ def test_it_runs_in_other_threads(cluster: Cluster, topic: str) -> None:
 
 def test_a_handler_that_does_not_end_is_left_behind(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
-    consumer = make(cluster, topic, ConsumerOptions(grace=0.1))
+    consumer = make(cluster, topic, ConsumerOptions(close_timeout=0.1))
     release, ended = threading.Event(), threading.Event()
     late: list[BaseException] = []
 

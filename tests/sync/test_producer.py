@@ -185,7 +185,7 @@ def test_a_given_producer_is_used(cluster: Cluster, topic: str) -> None:
 
 def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, topic: str) -> None:
     lookup = nsqext.Lookup(cluster.lookupd)
-    options = nsqext.ConsumerOptions(grace=1.0)
+    options = nsqext.ConsumerOptions(close_timeout=1.0)
     for body in (b"1", b"2"):
         with sync.Producer(lookup) as producer, sync.Consumer(topic, "ch", lookupd=lookup, options=options) as consumer:
             producer.publish(topic, body)

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from nsqext.client.consumer.handlers.workers import Handler
 from nsqext.client.consumer.options import ConsumerOptions, KeyOptions
-from nsqext.client.consumer.session import Session
+from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
 from nsqext.client.signals import stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState
@@ -104,7 +104,7 @@ class Consumer:
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
         self._directory = find_directory(lookupd, nsqd, self.options.lookup)
         source = SubscriptionSpec(self.topic, self.channel, self.tag, self.options)
-        self._session = Session(source, self._directory, max_in_flight, self._make_letters(lookupd, nsqd))
+        self._session = ConsumerSession(source, self._directory, max_in_flight, self._make_letters(lookupd, nsqd))
         self.backoff: Backoff = self._session.upkeep.backoff
         """How much the consumer has slowed down because handlers fail; to be looked at, not to be changed."""
 
@@ -170,7 +170,7 @@ class Consumer:
             ProtocolError: no address is that of an nsqd.
             ServerError: the server refuses the subscription for good.
 
-        When it is cancelled, handlers that run may go on for ``options.grace`` seconds; then they are cancelled, and
+        When it is cancelled, handlers that run may go on for ``options.close_timeout`` seconds; then they are cancelled, and
         their messages are requeued.
         """
         handler = self._handler

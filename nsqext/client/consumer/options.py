@@ -192,7 +192,7 @@ class ConsumerOptions:
         max_reconnect_wait: longest pause before a node is tried again.
         start_timeout: how long opening waits for the subscriptions of all partitions; afterwards they go on in the
             background.
-        grace: how long handlers may go on when the consumer closes; then they are cancelled, and their messages are
+        close_timeout: how long handlers may go on when the consumer closes; then they are cancelled, and their messages are
             requeued at once (on ordered channels the end of the connection does that).
         delivery: touching, loss, decompression.
         failure: requeues and dead letters.
@@ -216,7 +216,7 @@ class ConsumerOptions:
     reconnect_wait: float = 0.05
     max_reconnect_wait: float = 5.0
     start_timeout: float = 5.0
-    grace: float = 30.0
+    close_timeout: float = 30.0
     delivery: DeliveryOptions = field(factory=DeliveryOptions)
     failure: FailureOptions = field(factory=FailureOptions)
     backoff: BackoffOptions = field(factory=BackoffOptions)
@@ -248,7 +248,7 @@ class ConsumerOptions:
             for partition in self.partitions:
                 check_partition(partition)
         self._check_start()
-        _check_times(self, "reconnect_wait", "max_reconnect_wait", "start_timeout", "grace")
+        _check_times(self, "reconnect_wait", "max_reconnect_wait", "start_timeout", "close_timeout")
         check_groups(self)
 
     def _check_start(self) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.lookup.metadata import MetadataCache
 
-__all__ = ("Session",)
+__all__ = ("ConsumerSession",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -40,7 +40,7 @@ _LAST = 2.0
 """Seconds that handlers which were cancelled may take to end before the connections are closed without them."""
 
 
-class Session:
+class ConsumerSession:
     """What a consumer does between being opened and being closed; used once.
 
     Args:
@@ -138,10 +138,10 @@ class Session:
         self.upkeep.level()
         self.upkeep.flush()
         self.reception.stop()
-        with anyio.move_on_after(self._options.grace) as scope:
+        with anyio.move_on_after(self._options.close_timeout) as scope:
             await self.reception.wait()
         if scope.cancelled_caught:
-            logger.warning("handlers did not end within %g s", self._options.grace, extra={"topic": self._topic})
+            logger.warning("handlers did not end within %g s", self._options.close_timeout, extra={"topic": self._topic})
             self.reception.cancel()
             # while the connections still work, so that their messages come again at once
             with anyio.move_on_after(_LAST):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 _TURNS = (*range(0, 60, 2), 100, 200, 400, 800)
-_OPTIONS = quick(grace=0.2, start_timeout=1.0)
+_OPTIONS = quick(close_timeout=0.2, start_timeout=1.0)
 
 
 def _deliver(command: Command) -> bytes | None:

@@ -20,7 +20,7 @@ from nsqext.errors import InvalidInput
         {"partitions": ("1",)},
         {"start_existing": True},
         {"reconnect_wait": -1},
-        {"grace": "long"},
+        {"close_timeout": "long"},
         {"start_timeout": True},
         {"output_buffer_timeout": -0.1},
         {"output_buffer_timeout": 1.5},

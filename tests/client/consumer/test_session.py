@@ -44,8 +44,8 @@ async def test_the_order_of_the_end() -> None:
             await peer.expect_end()
 
 
-async def test_handlers_may_end_within_the_grace_when_run_is_cancelled(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(grace=30.0))
+async def test_handlers_may_end_within_close_timeout_when_run_is_cancelled(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(close_timeout=30.0))
     started, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     @consumer.handler
@@ -67,8 +67,8 @@ async def test_handlers_may_end_within_the_grace_when_run_is_cancelled(cluster: 
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
-async def test_handlers_that_do_not_end_are_cancelled_after_the_grace(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(grace=0.05))
+async def test_handlers_that_do_not_end_are_cancelled_after_close_timeout(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(close_timeout=0.05))
     started = anyio.Event()
 
     @consumer.handler
@@ -84,7 +84,7 @@ async def test_handlers_that_do_not_end_are_cancelled_after_the_grace(cluster: C
 @pytest.mark.parametrize("lanes", [False, True])
 async def test_what_handlers_are_cut_off_from_goes_back_before_the_leave(lanes: bool) -> None:
     async with scripted_node(granted=PLAIN) as node:
-        options = quick(grace=0.05, key=(lambda message: b"k") if lanes else None)
+        options = quick(close_timeout=0.05, key=(lambda message: b"k") if lanes else None)
         consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=4, concurrency=4, options=options)
         begun: list[int] = []
 
@@ -123,7 +123,7 @@ async def test_what_handlers_are_cut_off_from_goes_back_before_the_leave(lanes: 
 async def test_an_ordered_message_is_left_to_the_end_of_the_connection() -> None:
     async with scripted_node() as node, scripted_lookup() as lookup:
         lookup.tell({0: node}, num=1, ordered=True)
-        consumer = Consumer("t", "ch", lookupd=str(lookup), options=quick(grace=0.05))
+        consumer = Consumer("t", "ch", lookupd=str(lookup), options=quick(close_timeout=0.05))
         started = anyio.Event()
 
         @consumer.handler
@@ -150,7 +150,7 @@ async def test_what_a_handler_is_cut_off_from_comes_again_at_once(generation: st
         cluster.create_topic("t", channels=["ch"])
         async with Producer(cluster.lookupd) as producer:
             await producer.publish("t", b"a")
-        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, options=quick(grace=0.05))
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, options=quick(close_timeout=0.05))
 
         @consumer.handler
         async def handle(message: Message) -> None:
@@ -166,7 +166,7 @@ async def test_what_a_handler_is_cut_off_from_comes_again_at_once(generation: st
 
 async def test_a_handler_that_does_not_heed_its_cancellation_does_not_keep_the_connection() -> None:
     async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), options=quick(grace=0.05))
+        consumer = Consumer("t", "ch", nsqd=str(node), options=quick(close_timeout=0.05))
         started, left = anyio.Event(), anyio.Event()
 
         @consumer.handler

@@ -170,7 +170,7 @@ class Consumer:
             ProtocolError: no address is that of an nsqd.
             ServerError: the server refuses the subscription for good.
 
-        When it is cancelled, handlers that run may go on for ``options.close_timeout`` seconds; then they are cancelled, and
+        On cancellation, running handlers have ``options.close_timeout`` seconds to end; then they are cancelled and
         their messages are requeued.
         """
         handler = self._handler

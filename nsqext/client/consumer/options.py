@@ -192,8 +192,8 @@ class ConsumerOptions:
         max_reconnect_wait: longest pause before a node is tried again.
         start_timeout: how long opening waits for the subscriptions of all partitions; afterwards they go on in the
             background.
-        close_timeout: how long handlers may go on when the consumer closes; then they are cancelled, and their messages are
-            requeued at once (on ordered channels the end of the connection does that).
+        close_timeout: how long running handlers have to end when the consumer closes; then they are cancelled, and
+            their messages are requeued at once (on ordered channels the end of the connection does that).
         delivery: touching, loss, decompression.
         failure: requeues and dead letters.
         backoff: slowing down while handlers fail.

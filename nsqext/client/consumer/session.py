@@ -141,7 +141,8 @@ class ConsumerSession:
         with anyio.move_on_after(self._options.close_timeout) as scope:
             await self.reception.wait()
         if scope.cancelled_caught:
-            logger.warning("handlers did not end within %g s", self._options.close_timeout, extra={"topic": self._topic})
+            timeout = self._options.close_timeout
+            logger.warning("handlers did not end within %g s", timeout, extra={"topic": self._topic})
             self.reception.cancel()
             # while the connections still work, so that their messages come again at once
             with anyio.move_on_after(_LAST):

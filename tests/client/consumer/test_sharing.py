@@ -194,7 +194,8 @@ async def test_cancelled_at_any_turn_the_others_go_on(cluster: Cluster, asked: A
     lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.02))
 
     async def consume(topic: str) -> None:
-        async with Consumer(topic, "ch", lookupd=lookup, options=quick(close_timeout=0.1, lookup=lookup.options)) as consumer:
+        options = quick(close_timeout=0.1, lookup=lookup.options)
+        async with Consumer(topic, "ch", lookupd=lookup, options=options) as consumer:
             async for message in consumer:
                 await message.finish()
 

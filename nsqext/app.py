@@ -11,8 +11,7 @@ import anyio
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
-from nsqext.client.signals import stop_on_signals
-from nsqext.client.tasks import first_error
+from nsqext.client.tasks import first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.shared import Lookup

@@ -1,25 +1,242 @@
-"""Tasks that end in order: nothing cancels them but their owner, and of several errors one comes out."""
+"""Background tasks of producers and consumers, independent of the task that opened them; shutdown on signals."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import logging
+import signal
+import sys
+from contextvars import ContextVar, copy_context
+from functools import partial
+from inspect import ismethod
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from weakref import WeakMethod
 
 import anyio
+from anyio.lowlevel import current_token
+
+from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from anyio.abc import TaskGroup
 
-__all__ = ("OrderedTasks", "first_error")
+__all__ = ("BackgroundTasks", "OrderedTasks", "first_error", "stop_on_signals")
+
+logger: logging.Logger = logging.getLogger("nsqext.tasks")
 
 E = TypeVar("E", bound=BaseException)
+
+_running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_tasks", default=())
+"""Markers of the `BackgroundTasks` that the current task belongs to, or was started from."""
 
 
 def first_error(errors: BaseExceptionGroup[E]) -> E:
     """Return the first error of a group: users see one error, never a group."""
     first = errors.exceptions[0]
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+@runtime_checkable
+class _TaskLoop(Protocol):
+    """An event loop of asyncio."""
+
+    def create_task(self, coro: Coroutine[Any, Any, None], *, name: str) -> object: ...
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> object: ...
+
+
+def _no_loop() -> object:
+    return None
+
+
+def _none_for_no_loop(current: Callable[[], object]) -> object:
+    try:
+        return current()
+    except RuntimeError:
+        return None
+
+
+class BackgroundTasks:
+    """Run the tasks of an object that is opened in one task and closed in another, on asyncio and trio.
+
+    The tasks run in a task of their own at the top level of the event loop: a task of the asyncio loop, a system task
+    of trio. Cancellation of the task that called `start` does not reach them. They see the context variables of the
+    task that started them.
+
+    A task that raises ends the object: its error is logged and kept in ``error``, ``close`` runs, `aclose` raises the
+    error once, and `check` raises `InvalidState` with it as its cause.
+
+    Args:
+        owner: what the tasks belong to, for error messages: ``producer``.
+        close: called once when the object is to end, in the host task, while all tasks still run: sends what is
+            pending and closes connections. Then the tasks are cancelled. A bound method is held by a weak reference.
+
+    Attributes:
+        error: the first error of a task; None while there is none.
+        loop: the native event loop of `start`; None before. Hot paths compare ``running_loop() is loop``.
+        running_loop: returns the event loop of the caller in nanoseconds.
+    """
+
+    def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.error: BaseException | None = None
+        self.loop: object = None
+        self.running_loop: Callable[[], object] = _no_loop
+        self._owner = owner
+        self._close: Callable[[], Callable[[], Awaitable[None]] | None] = (
+            WeakMethod(close) if ismethod(close) else lambda: close
+        )
+        self._marker = object()
+        self._task: object = None
+        self._group: TaskGroup | None = None
+        self._ready = anyio.Event()
+        self._closing = anyio.Event()
+        self._ended = anyio.Event()
+        self._cancelled: type[BaseException] = BaseException
+        self._reported = False
+
+    async def start(self) -> None:
+        """Start the host task and return when `start_soon` can be called. Cancellation does not interrupt it.
+
+        Raises:
+            InvalidState: it was started before.
+        """
+        if self.loop is not None:
+            raise InvalidState(f"this {self._owner} was opened before", hint="make a new one: each is opened once")
+        self._cancelled = anyio.get_cancelled_exc_class()
+        loop = current_token().native_token
+        name = f"nsqext {self._owner}"
+        if isinstance(loop, _TaskLoop):
+            self.running_loop = sys.modules["asyncio"]._get_running_loop  # as get_running_loop, but None for no loop
+            self._task = loop.create_task(self._host(), name=name)  # the loop holds tasks by weak references
+        else:
+            trio: Any = sys.modules["trio"].lowlevel
+            self.running_loop = partial(_none_for_no_loop, trio.current_trio_token)
+            self._task = trio.spawn_system_task(self._host, name=name, context=copy_context())
+        self.loop = loop
+        with anyio.CancelScope(shield=True):
+            await self._ready.wait()
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Start a task, which is cancelled when the object has closed.
+
+        Raises:
+            InvalidState: not started, ended, or called from another event loop.
+        """
+        self.check().start_soon(self._run, function, args, name=getattr(function, "__qualname__", None))
+
+    async def aclose(self) -> None:
+        """Close the object and wait until its tasks have ended; does nothing before `start` and when called again.
+
+        May be called from any task of the event loop, from several at once, and from a task of this object, such as
+        a handler: then it returns at once, because that task has to end first. Cancellation does not interrupt it.
+
+        Raises:
+            BaseException: the error of the task that ended the object, in the first call that waits.
+            InvalidState: called from another event loop.
+        """
+        if self.loop is None:
+            return
+        if not self._ended.is_set():
+            self.check_event_loop()
+            self._closing.set()
+            if self.inside:
+                return
+            with anyio.CancelScope(shield=True):
+                await self._ended.wait()
+        if self.error is not None and not self._reported:
+            self._reported = True
+            raise self.error
+
+    def abandon(self) -> None:
+        """Cancel the tasks without closing, from any thread: for ``__del__`` of an object that was not closed."""
+        group, loop = self._group, self.loop
+        if group is None or self._ended.is_set():
+            return
+        try:
+            if isinstance(loop, _TaskLoop):
+                loop.call_soon_threadsafe(group.cancel_scope.cancel)
+            else:
+                loop.run_sync_soon(group.cancel_scope.cancel)  # type: ignore[attr-defined]
+        except RuntimeError:
+            return  # the event loop has ended, and its tasks with it
+
+    @property
+    def closing(self) -> bool:
+        """Whether it was asked to end, by `aclose` or by the error of a task."""
+        return self._closing.is_set()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is one of these tasks, or was started from one."""
+        return self._marker in _running_inside.get()
+
+    def check(self) -> TaskGroup:
+        """Return the task group, or raise where no task can be started.
+
+        Raises:
+            InvalidState: not started, ended, or called from another event loop.
+        """
+        if self.loop is None:
+            raise InvalidState(
+                f"the {self._owner} is not open", hint=f"use 'async with' or await {self._owner}.start() first"
+            )
+        if self.error is not None:
+            raise InvalidState(f"the {self._owner} has failed: {self.error!r}", hint="make a new one") from self.error
+        if self._ended.is_set() or self._group is None:
+            raise InvalidState(f"the {self._owner} is closed", hint="make a new one")
+        self.check_event_loop()
+        return self._group
+
+    def check_event_loop(self) -> None:
+        """Raise where the caller runs in another event loop than the tasks.
+
+        Raises:
+            InvalidState: it does.
+        """
+        if self.running_loop() is not self.loop:
+            raise InvalidState(
+                f"the {self._owner} is used from another event loop than the one that opened it",
+                hint=f"open one {self._owner} for each event loop; nsqext.sync serves threads",
+            )
+
+    async def _host(self) -> None:
+        _running_inside.set((*_running_inside.get(), self._marker))
+        try:
+            async with anyio.create_task_group() as self._group:
+                self._ready.set()
+                await self._closing.wait()
+                if (close := self._close()) is not None:
+                    await self._keep_error(close)
+                self._group.cancel_scope.cancel()
+        finally:
+            self._ready.set()
+            self._closing.set()
+            self._ended.set()
+
+    async def _run(self, function: Callable[..., Awaitable[object]], args: tuple[object, ...]) -> None:
+        _running_inside.set((*_running_inside.get(), self._marker))
+        await self._keep_error(function, *args)
+
+    async def _keep_error(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Call a function; an error of it is kept, because one that leaves a system task ends trio."""
+        try:
+            await function(*args)
+        except BaseExceptionGroup as group:
+            errors = group.split(self._cancelled)[1]
+            if errors is None:
+                raise
+            self._failed(first_error(errors))
+        except (self._cancelled, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+            logger.error("a background task of the %s failed: %r", self._owner, error)
+        self._closing.set()
 
 
 class OrderedTasks:
@@ -68,3 +285,22 @@ class OrderedTasks:
         except anyio.get_cancelled_exc_class():
             if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
                 raise
+
+
+async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
+    """Wait for SIGTERM or SIGINT and call a function; returns at once outside of the main thread.
+
+    After the first signal both have their usual effect again.
+
+    Args:
+        stop: the function.
+        log: where the signal is logged.
+    """
+    try:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+            async for number in received:
+                log.info("stopping on %s", signal.Signals(number).name)
+                stop()
+                return
+    except (NotImplementedError, RuntimeError, ValueError):
+        log.debug("no signals outside of the main thread")

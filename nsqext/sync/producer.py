@@ -69,9 +69,24 @@ class Producer(Opened):
         """The options it was made with."""
         return self._producer.options
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Open the producer, as ``with`` does; `close` closes it, from any thread.
+
+        Raises:
+            InvalidState: it was opened before.
+        """
         self._enter(self._producer)
         return self
+
+    def close(self) -> None:
+        """Wait for publishes in flight, ``options.close_timeout`` seconds at most, and close the connections.
+
+        Does nothing before `start` and when called again.
+        """
+        self._exit(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -166,7 +166,7 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher, tasks, "t", limits)
+            batcher = Batcher(publisher, tasks.start_soon, "t", limits)
             try:
                 async with batcher, anyio.create_task_group() as adding:
                     for number, count in enumerate(adders):

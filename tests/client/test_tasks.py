@@ -1,11 +1,15 @@
-"""Tasks that only their owner ends."""
+"""Background tasks that belong to an object, and tasks that only their owner ends."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 import anyio
+import anyio.lowlevel
 import pytest
 
-from nsqext.client.tasks import OrderedTasks, first_error
+from nsqext.client.tasks import BackgroundTasks, OrderedTasks, first_error
+from nsqext.errors import InvalidState
 
 pytestmark = pytest.mark.anyio
 
@@ -50,3 +54,160 @@ async def test_the_error_of_a_task_comes_out_alone() -> None:
         await anyio.wait_all_tasks_blocked()
     with pytest.raises(KeyError, match="mine"):
         await tasks.leave(None)
+
+
+_VARIABLE: ContextVar[str] = ContextVar("_VARIABLE", default="")
+
+
+class Owner:
+    """Counts how often it was closed, and whether its task still ran then."""
+
+    def __init__(self) -> None:
+        self.tasks = BackgroundTasks("owner", self.close)
+        self.running = False
+        self.closed: list[bool] = []
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        self.running = True
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.running = False
+
+    async def close(self) -> None:
+        """Note whether the task runs."""
+        await anyio.lowlevel.checkpoint()
+        self.closed.append(self.running)
+
+
+async def _running() -> Owner:
+    owner = Owner()
+    await owner.tasks.start()
+    owner.tasks.start_soon(owner.run)
+    await anyio.wait_all_tasks_blocked()
+    return owner
+
+
+async def test_closing_runs_once_while_the_tasks_still_run() -> None:
+    owner = await _running()
+    assert owner.running
+    assert not owner.tasks.closing
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(owner.tasks.aclose)
+    assert owner.tasks.closing
+    assert owner.closed == [True]
+    assert not owner.running
+    await owner.tasks.aclose()
+    assert owner.closed == [True]
+    with pytest.raises(InvalidState, match="the owner is closed"):
+        owner.tasks.start_soon(owner.run)
+
+
+async def test_tasks_are_refused_before_the_start_and_closing_does_nothing() -> None:
+    owner = Owner()
+    with pytest.raises(InvalidState, match=r"await owner.start\(\) first"):
+        owner.tasks.start_soon(owner.run)
+    await owner.tasks.aclose()
+    owner.tasks.abandon()
+    assert owner.closed == []
+
+
+async def test_closing_from_a_task_of_the_object_does_not_wait_for_that_task() -> None:
+    owner = await _running()
+    closed = anyio.Event()
+
+    async def handler() -> None:
+        async with anyio.create_task_group() as inner:  # tasks that a handler starts count as well
+            inner.start_soon(owner.tasks.aclose)
+        await owner.tasks.aclose()
+        closed.set()
+
+    with anyio.fail_after(5):
+        owner.tasks.start_soon(handler)
+        await closed.wait()
+        await owner.tasks.aclose()
+    assert owner.closed == [True]
+
+
+async def test_a_cancelled_caller_still_waits_for_the_close() -> None:
+    owner = await _running()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await owner.tasks.aclose()
+    assert owner.closed == [True]
+    assert not owner.running
+
+
+async def test_tasks_see_the_context_of_the_task_that_started_them() -> None:
+    seen: list[str] = []
+
+    async def read() -> None:
+        seen.append(_VARIABLE.get())
+
+    async def close() -> None:
+        seen.append(_VARIABLE.get())
+
+    _VARIABLE.set("opened")
+    tasks = BackgroundTasks("owner", close)
+    await tasks.start()
+    _VARIABLE.set("started")
+    tasks.start_soon(read)
+    await anyio.wait_all_tasks_blocked()
+    await tasks.aclose()
+    assert seen == ["started", "opened"]
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+async def test_the_error_of_a_background_task_closes_the_object_and_is_raised_once(error: BaseException) -> None:
+    owner = await _running()
+
+    async def fail() -> None:
+        raise BaseExceptionGroup("inner", [error])
+
+    owner.tasks.start_soon(fail)
+    with anyio.fail_after(5):
+        await owner.tasks._ended.wait()
+    assert owner.closed == [True]
+    with pytest.raises(InvalidState, match="the owner has failed") as refused:
+        owner.tasks.start_soon(fail)
+    assert refused.value.__cause__ is error
+    with pytest.raises(type(error)) as caught:
+        await owner.tasks.aclose()
+    assert caught.value is error
+    await owner.tasks.aclose()
+
+
+async def test_an_error_of_the_close_is_raised_and_the_tasks_end() -> None:
+    async def close() -> None:
+        raise KeyError("close")
+
+    tasks = BackgroundTasks("owner", close)
+    await tasks.start()
+    tasks.start_soon(anyio.sleep_forever)
+    with pytest.raises(KeyError, match="close"):
+        await tasks.aclose()
+    assert tasks._ended.is_set()
+
+
+async def test_a_start_that_is_cancelled_leaves_a_host_that_can_be_closed() -> None:
+    owner = Owner()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await owner.tasks.start()
+    owner.tasks.start_soon(owner.run)
+    await anyio.wait_all_tasks_blocked()
+    await owner.tasks.aclose()
+    assert owner.closed == [True]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_end_of_the_event_loop_ends_tasks_that_were_not_closed(backend: str) -> None:
+    async def main() -> Owner:
+        return await _running()
+
+    owner = anyio.run(main, backend=backend)
+    assert not owner.running
+    assert owner.closed == []
+    owner.tasks.abandon()

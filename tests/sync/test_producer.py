@@ -42,6 +42,7 @@ def test_names_and_parameters_are_those_of_the_asynchronous_classes(blocking: ty
             continue
         assert parameters(getattr(blocking, name)) == parameters(method), name
     internal = {"finish_now", "requeue_now", "unpack", "end", "backoff", "header", "received", "owner", "version"}
+    internal |= {"aclose"} if hasattr(blocking, "close") else set()
     missing = {name for name in dir(original) if not name.startswith("_")} - set(dir(blocking)) - internal
     assert missing == set()
 
@@ -66,6 +67,19 @@ def test_errors_are_those_of_the_asynchronous_producer(cluster: Cluster, topic: 
             producer.publish(topic, b"")
         with pytest.raises((TopicNotFound, nsqext.PublishFailed)):
             producer.publish("no_such_topic", b"x")
+
+
+def test_it_is_opened_in_one_thread_and_closed_in_another(cluster: Cluster, topic: str) -> None:
+    producer = sync.Producer(cluster.lookupd)
+    producer.close()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(producer.start).result()
+    assert producer.publish(topic, b"x").partition >= 0
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(producer.close).result()
+    producer.close()
+    with pytest.raises(InvalidState):
+        producer.publish(topic, b"x")
 
 
 def test_it_has_to_be_open(cluster: Cluster) -> None:

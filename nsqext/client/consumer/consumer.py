@@ -12,7 +12,7 @@ from nsqext.client.consumer.handlers.workers import Handler
 from nsqext.client.consumer.options import ConsumerOptions, KeyOptions
 from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
-from nsqext.client.signals import stop_on_signals
+from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.shared import Lookup, find_directory
 from nsqext.protocol.names import check_channel, check_tag, check_topic

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import anyio
 from attrs import define, frozen
@@ -26,13 +26,12 @@ from nsqext.protocol.names import check_topic, check_trace_id
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
-
     from nsqext.client.producer.options import ProducerOptions
 
 __all__ = ("Batcher", "BatcherLimits")
 
 Outcome = Receipt | NsqError
+StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class _Publisher(Protocol):
@@ -82,9 +81,9 @@ class Batcher:
         BatchFailed: by `add`, `flush` and on leaving, when messages failed that nobody waited for; see `take_failed`.
     """
 
-    def __init__(self, publisher: _Publisher, tasks: TaskGroup, topic: str, limits: BatcherLimits) -> None:
+    def __init__(self, publisher: _Publisher, start_soon: StartSoon, topic: str, limits: BatcherLimits) -> None:
         self._publisher = publisher
-        self._tasks = tasks
+        self._start_soon = start_soon
         self._topic = check_topic(topic)
         self._limits = limits
         self._queue: deque[_Entry] = deque()
@@ -110,7 +109,7 @@ class Batcher:
         if self._begun:
             raise InvalidState("a batcher is opened once", topic=self._topic, hint="make a new one")
         self._open = self._begun = True
-        self._tasks.start_soon(self._run)
+        self._start_soon(self._run)
         return self
 
     async def __aexit__(

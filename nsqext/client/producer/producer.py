@@ -19,14 +19,12 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publish_many import BatchPublisher
 from nsqext.client.producer.request import OutgoingMessage, Single, check_choice, key_bytes, marked_command
 from nsqext.client.producer.sender import Sender
-from nsqext.client.tasks import first_error
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidState, NsqError
 from nsqext.lookup.shared import Lookup, find_directory
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
-
     from nsqext.client.producer.routing import Target
     from nsqext.types import Receipt
 
@@ -40,9 +38,9 @@ _clock = time.monotonic
 class Producer:
     """Publishes messages to the leaders of their partitions.
 
-    Use it as an asynchronous context manager, in asyncio or trio; leaving the block waits for what is being published,
-    for ``options.close_timeout`` at most, and closes the connections. One producer serves any number of topics and
-    tasks.
+    Use it as an asynchronous context manager, or call `start` and `aclose`, on asyncio or trio. Closing waits for
+    publishes in flight, ``options.close_timeout`` seconds at most, and closes the connections. One producer serves any
+    number of topics and tasks of one event loop.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
@@ -69,7 +67,8 @@ class Producer:
         self._turns = KeyLock()
         self._many = BatchPublisher(self._sender, self._turns)
         self._batchers: WeakSet[Batcher] = WeakSet()
-        self._tasks: TaskGroup | None = None
+        self._tasks = BackgroundTasks("producer", self._close)
+        self._joined = False
         compresses = self.options.compression != "none"
         self._plain_size = min(
             self.options.max_message_size, self.options.compression_min - 1 if compresses else 1 << 62
@@ -92,61 +91,71 @@ class Producer:
         found = load_producer(url, settings)
         return cls(found.lookupd, nsqd=found.nsqd, options=found.options)
 
-    # Life
+    # Opening and closing
+
+    async def start(self) -> Self:
+        """Open the producer, as ``async with`` does; `aclose` closes it, in this task or another one.
+
+        Raises:
+            InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
+        """
+        await self._tasks.start()
+        try:
+            self._directory.join()
+        except BaseException:
+            await self._tasks.aclose()
+            raise
+        self._joined = self._open = True
+        self._sender.tasks = self._tasks
+        for run in (self._pool.run, self._directory.run, self._sender.run):
+            self._tasks.start_soon(run)
+        return self
+
+    async def aclose(self) -> None:
+        """Wait for publishes in flight, ``options.close_timeout`` seconds at most, and close the connections.
+
+        May be called from any task of the event loop, and more than once. Cancellation does not shorten it.
+
+        Raises:
+            InvalidState: called from another event loop.
+        """
+        await self._tasks.aclose()
 
     async def __aenter__(self) -> Self:
-        if self._tasks is not None:
-            raise InvalidState("a producer is opened once", hint="make a new one")
-        self._directory.join()
-        self._tasks = self._sender.tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._pool.run)
-        self._tasks.start_soon(self._directory.run)
-        self._tasks.start_soon(self._sender.run)
-        self._open = True
-        return self
+        return await self.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._tasks is None:
+        await self.aclose()
+
+    async def _close(self) -> None:
+        """Close in order; runs in the host of the background tasks."""
+        if not self._joined:
             return
         try:
-            with anyio.CancelScope(shield=True):
-                await self._finish()
-                await self._pool.aclose()
+            await self._finish()
+            await self._pool.aclose()
         finally:
-            self._tasks.cancel_scope.cancel()
-            try:
-                await self._leave(self._tasks)
-            finally:
-                self._sender.forget()
-                await self._directory.leave()
+            self._open = False
+            self._sender.forget()
+            await self._directory.leave()
 
     async def _finish(self) -> None:
-        """Wait for what is under way, for a while; then give it up."""
+        """Wait until no publish is pending, then abort those that still are after ``options.close_timeout``."""
         with anyio.move_on_after(self.options.close_timeout):
             for batcher in tuple(self._batchers):
                 await batcher.end()
             self._open = False
-            while self._pool.in_flight or self._sender.running or len(self._turns):
-                # after a cancellation the task that looks after the connections is gone: late answers wait to be read
-                self._pool.tick()
+            while self._pool.in_flight or self._sender.running or len(self._turns):  # noqa: ASYNC110 - they end silently
                 await anyio.sleep(_LOOK)
         self._open = False
         self._sender.stop()
 
-    async def _leave(self, tasks: TaskGroup) -> None:
-        try:
-            await tasks.__aexit__(None, None, None)
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
-
     def __del__(self) -> None:
         if self._open:
-            warnings.warn(
-                f"{type(self).__name__} was dropped while it was open", ResourceWarning, source=self, stacklevel=2
-            )
+            warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
+            self._tasks.abandon()
 
     # Publishing
 
@@ -234,6 +243,7 @@ class Producer:
             or not route.targets
             or route.view is not self._directory.peek(topic, "w")
             or not self._open
+            or self._tasks.running_loop() is not self._tasks.loop
             or type(body) is not bytes
             or not 0 < len(body) <= self._plain_size
             or trace_log.active
@@ -317,11 +327,12 @@ class Producer:
             InvalidInput: a name or a number that cannot be right.
             InvalidState: the producer is not open.
         """
-        batcher = Batcher(self, self._check_open(), topic, BatcherLimits(linger, max_count, max_bytes, max_pending))
+        self._check_open()
+        batcher = Batcher(self, self._tasks.start_soon, topic, BatcherLimits(linger, max_count, max_bytes, max_pending))
         self._batchers.add(batcher)
         return batcher
 
-    def _check_open(self) -> TaskGroup:
-        if not self._open or self._tasks is None:
-            raise InvalidState("the producer is not open", hint="use it inside 'async with Producer(...) as producer'")
-        return self._tasks
+    def _check_open(self) -> None:
+        self._tasks.check()
+        if not self._open:
+            raise InvalidState("the producer is closed", hint="make a new one")

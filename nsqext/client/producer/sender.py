@@ -18,12 +18,11 @@ from nsqext.protocol.hashing import key_hash
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyio.abc import TaskGroup
-
     from nsqext.client.producer.connection_pool import ConnectionPool
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
     from nsqext.client.producer.routing import Target
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.protocol.hashing import KeyHash
     from nsqext.transport.connection import Connection
@@ -58,7 +57,7 @@ class Sender:
         self.routes: dict[str, Route] = {}
         self.running: set[anyio.CancelScope] = set()
         self.closed: bool = False
-        self.tasks: TaskGroup | None = None
+        self.tasks: BackgroundTasks | None = None
         self._pool = pool
         self._key_hash = key_hash(options.key_hash)
         self._makeshift: dict[str, tuple[PartitionMap, float]] = {}

@@ -51,7 +51,7 @@ async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterato
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             try:
-                async with Batcher(publisher, tasks, "t", limits) as batcher:
+                async with Batcher(publisher, tasks.start_soon, "t", limits) as batcher:
                     yield batcher
             except Exception as error:
                 failure = error  # raised outside of the group, as a producer does it
@@ -177,7 +177,7 @@ async def test_what_the_end_of_the_producer_cuts_off_is_told() -> None:
     outcomes: list[type[NsqError]] = []
     with anyio.fail_after(10):
         async with anyio.create_task_group() as users, anyio.create_task_group() as tasks:
-            batcher = Batcher(publisher, tasks, "t", BatcherLimits(linger=0, max_count=1))
+            batcher = Batcher(publisher, tasks.start_soon, "t", BatcherLimits(linger=0, max_count=1))
             await batcher.__aenter__()
 
             async def publish() -> None:

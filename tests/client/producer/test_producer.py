@@ -434,12 +434,85 @@ async def test_the_error_of_the_block_is_kept() -> None:
         assert scope.cancelled_caught
 
 
-async def test_an_open_producer_that_is_dropped_warns() -> None:
-    producer = Producer(nsqd="127.0.0.1:1")
-    producer._open = True
-    with pytest.warns(ResourceWarning, match="dropped"):
+async def test_a_producer_that_was_not_closed_warns_and_its_tasks_end() -> None:
+    before = {task.id for task in anyio.get_running_tasks()}
+    producer = await Producer(nsqd="127.0.0.1:1").start()
+    assert any(task.id not in before for task in anyio.get_running_tasks())
+    with pytest.warns(ResourceWarning, match="Producer was not closed"):
         del producer
         gc.collect()
+    await until(lambda: all(task.id in before for task in anyio.get_running_tasks()))
+
+
+async def test_a_producer_is_opened_in_one_task_and_closed_in_another() -> None:
+    async with bounded(), scripted_node(obey()) as node:
+        producers: list[Producer] = []
+
+        async def open_one() -> None:
+            producers.append(await Producer(nsqd=str(node)).start())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(open_one)
+        (producer,) = producers
+        await producer.publish("t", b"x")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.aclose)
+            tasks.start_soon(producer.aclose)
+        await producer.aclose()
+        with pytest.raises(InvalidState, match="closed"):
+            await producer.publish("t", b"y")
+        with pytest.raises(InvalidState, match="opened before"):
+            await producer.start()
+    assert bodies(node) == [b"x"]
+
+
+async def test_the_cancellation_of_the_task_that_opened_it_does_not_reach_a_producer() -> None:
+    async with bounded(), scripted_node(obey()) as node:
+        with anyio.CancelScope() as scope:
+            producer = await Producer(nsqd=str(node)).start()
+            scope.cancel()
+            await anyio.sleep_forever()
+        await producer.publish("t", b"x")
+        async with producer.batcher("t") as batcher:
+            await batcher.publish(b"y")
+        await producer.aclose()
+
+
+async def test_a_producer_in_another_event_loop_is_refused_before_anything_is_sent() -> None:
+    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node)) as producer:
+        await producer.publish("t", b"x")
+
+        async def use_it() -> None:
+            for call in (
+                lambda: producer.publish("t", b"y"),
+                lambda: producer.publish("t", b"y", key="k"),
+                lambda: producer.publish_many("t", [b"y"]),
+                producer.aclose,
+            ):
+                with pytest.raises(InvalidState, match="another event loop"):
+                    await call()
+            with pytest.raises(InvalidState, match="another event loop"):
+                producer.batcher("t")
+
+        for backend in ("asyncio", "trio"):
+            await anyio.to_thread.run_sync(lambda: anyio.run(use_it, backend=backend))  # noqa: B023
+        await producer.publish("t", b"z")
+    assert bodies(node) == [b"x", b"z"]
+
+
+async def test_a_background_task_that_fails_closes_the_producer_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        raise KeyError("broken")
+
+    producer = Producer(nsqd="127.0.0.1:1")
+    monkeypatch.setattr(producer._pool, "run", fail)
+    with pytest.raises(KeyError, match="broken"):
+        async with bounded(), producer:
+            await until(lambda: not producer._open)
+            with pytest.raises(InvalidState, match="has failed: KeyError") as caught:
+                await producer.publish("t", b"x")
+            assert isinstance(caught.value.__cause__, KeyError)
+    await producer.aclose()
 
 
 @pytest.mark.parametrize("steps", range(1, 14))

@@ -56,7 +56,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "types": {"attrs"},
     "dispatch": set(),
     "protocol": {"attrs", "orjson"},
-    "broker": CORE | {"starlette", "uvicorn"},
+    "broker": CORE | {"re2", "starlette", "uvicorn"},
     "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},
     "testing": CORE | {"pytest"},

@@ -1,12 +1,11 @@
-"""Filters on extend headers, as a client asks for them in IDENTIFY (captured: ext_filter)."""
+"""Filters on extend headers that a client requests in IDENTIFY (captured: ext_filter)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.engine.filters.go_regexp import glob_expression, re2_expression
+from nsqext.broker.engine.filters.go_regexp import InvalidExpression, compile_glob, compile_regexp
 from nsqext.broker.engine.filters.json_path import compile_path
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_GLOB, FILTER_MULTI, FILTER_REGEXP
 from nsqext.protocol.messages import EXT_JSON
@@ -20,14 +19,14 @@ _Test = Callable[[bytes], bool]
 
 
 def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
-    """Return the test that tells whether a record is wanted; None for no filter, and for one that makes no sense.
+    """Return the function that tells whether a record passes a filter; None for no filter and for an invalid one.
 
-    The real server writes an invalid filter to its log and goes on without it. A record without a JSON header matches
-    no filter, so an inverse one wants it.
+    The real server logs an invalid filter and ignores it. A record without a JSON header matches no filter, so it
+    passes an inverse one.
     """
     try:
         test = _compile(wanted)
-    except (re.error, RecursionError, OverflowError):
+    except InvalidExpression:
         return None
     if test is None:
         return None
@@ -46,9 +45,9 @@ def _compile(wanted: Mapping[str, Any]) -> _Test | None:
     if kind == FILTER_EQUAL:
         return _equal(key, data)
     if kind == FILTER_REGEXP:
-        return _expression(key, re.compile(re2_expression(data)).search)
+        return _expression(key, compile_regexp(data))
     if kind == FILTER_GLOB:
-        return _expression(key, re.compile(glob_expression(data), re.DOTALL).fullmatch)
+        return _expression(key, compile_glob(data))
     if kind == FILTER_MULTI:
         return _several(key, wanted.get("filter_data_list") or [])
     return None
@@ -59,9 +58,9 @@ def _equal(key: str, data: str) -> _Test:
     return lambda header: text_of(header) == data
 
 
-def _expression(key: str, search: Callable[[str], object]) -> _Test:
+def _expression(key: str, matches: Callable[[str], bool]) -> _Test:
     text_of = compile_path(key)
-    return lambda header: search(text_of(header) or "") is not None
+    return lambda header: matches(text_of(header) or "")
 
 
 def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:

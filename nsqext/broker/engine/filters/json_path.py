@@ -1,8 +1,7 @@
-r"""Where a header filter looks in an extend header.
+r"""Paths by which header filters select a text of an extend header (github.com/tidwall/gjson).
 
-The server takes the name of a filter as a path: a dot leads into an object, or to a place in an array; ``*`` and ``?``
-stand for any characters of a name, unless a backslash is before them. What is found first counts, so the first of equal
-names.
+A dot descends into an object or selects an element of an array; ``*`` and ``?`` match any characters of a name unless
+escaped with a backslash. The first match counts, so the first of several members with one name.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from nsqext.broker.engine.filters.go_regexp import compile_wildcard
 
 __all__ = ("compile_path",)
 
@@ -25,7 +26,7 @@ class _Object(tuple[tuple[str, Any], ...]):
 
 
 def compile_path(path: str) -> Callable[[bytes], str | None]:
-    """Return the function that finds the text at a path in a header; None when there is nothing, or something else."""
+    """Return the function that finds the text at a path in a header; None if the value is missing or not a text."""
     return partial(_text_at, path)
 
 
@@ -39,10 +40,10 @@ def _text_at(path: str, header: bytes) -> str | None:
 
 
 def _find(value: Any, path: str) -> Any:
-    """Return what is at a path inside an object or array; an empty tuple for nothing."""
+    """Return the value at a path inside an object or array; an empty tuple if it is missing."""
     if isinstance(value, _Object):
         name, wild, rest = _split(path)
-        members = [member for key, member in value if (_fits(name, key) if wild else name == key)]
+        members = [member for key, member in value if (compile_wildcard(name)(key) if wild else name == key)]
     elif isinstance(value, list):
         place, dot, rest_text = path.partition(".")
         rest = rest_text if dot else None
@@ -60,7 +61,7 @@ def _find(value: Any, path: str) -> Any:
 
 
 def _split(path: str) -> tuple[str, bool, str | None]:
-    """Return the first name of a path, whether it has wildcards, and the rest; None when there is none."""
+    """Return the first name of a path, whether it has wildcards, and the rest; None if nothing follows."""
     name, wild, at = "", False, 0
     while at < len(path):
         char = path[at]
@@ -74,13 +75,3 @@ def _split(path: str) -> tuple[str, bool, str | None]:
         name += char
         at += 1
     return name, wild, None
-
-
-def _fits(name: str, key: str) -> bool:
-    """Return whether a key is one that a name with wildcards means; ``?`` is a byte there, not a character."""
-    expression = "".join({"*": ".*", "?": "."}.get(char) or re.escape(char) for char in name)
-    return re.fullmatch(_bytes(expression), _bytes(key), re.DOTALL) is not None
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

@@ -56,7 +56,7 @@ PAIRS = [{"filter_ext_key": "k1", "filter_data": "abd"}, {"filter_ext_key": "k2"
         ({"type": 4, "filter_ext_key": "some", "filter_data_list": PAIRS}, []),
     ],
 )
-def test_what_matches(wanted: dict[str, Any], numbers: list[int]) -> None:
+def test_matching_headers(wanted: dict[str, Any], numbers: list[int]) -> None:
     assert matched(**wanted) == numbers
 
 
@@ -76,11 +76,11 @@ def test_what_matches(wanted: dict[str, Any], numbers: list[int]) -> None:
         {"type": 9, "filter_data": "x"},
     ],
 )
-def test_what_makes_no_sense_is_no_filter(wanted: dict[str, Any]) -> None:
+def test_invalid_filters_are_ignored(wanted: dict[str, Any]) -> None:
     assert matched(**wanted) is None
 
 
-def test_a_header_that_cannot_be_read_matches_as_an_empty_one() -> None:
+def test_an_unreadable_header_matches_like_an_empty_one() -> None:
     test = compile_filter({"type": 2, "filter_ext_key": "k1", "filter_data": "^$"})
     assert test is not None
     assert test(Record(0, 0, 0, b"", EXT_JSON, b"{"))

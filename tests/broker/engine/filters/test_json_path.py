@@ -1,4 +1,4 @@
-"""Paths of header filters; what the server's own library found."""
+"""Paths of header filters; expectations were produced by the server's own library."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ from nsqext.broker.engine.filters.json_path import compile_path
         ("k.", b'{"k":{"":"a"}}', "a"),
     ],
 )
-def test_what_a_path_leads_to(path: str, header: bytes, found: str | None) -> None:
+def test_path_selects_text(path: str, header: bytes, found: str | None) -> None:
     assert compile_path(path)(header) == found

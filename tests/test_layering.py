@@ -248,7 +248,6 @@ ROLES: dict[str, set[str]] = {
 # imports against the direction of the tables, on their way out: add none, delete each one that is gone
 KNOWN_UPWARD: set[tuple[str, str]] = {
     ("broker.profiling", "broker.nsqd.go_format"),
-    ("client.consumer.subscriptions.subscription", "client.consumer.handlers.order_check"),
     ("spark.cluster.portal", "spark.read.range_reader"),
     ("spark.cluster.portal", "spark.read.reassembly"),
 }

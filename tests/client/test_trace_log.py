@@ -12,7 +12,7 @@ from nsqext.client.trace_log import TraceLog
 from nsqext.errors import InvalidName
 from tests.support.consumers import quick
 from tests.support.fake_nsqd import message, scripted_lookup, scripted_node
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_what_a_publish_leaves(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_a_delivery_leaves(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "nsqext.trace"):
-        TraceLog().consumed([made(Book(), 5, offset=40, trace_id=7, timestamp=99)], "ch", "me:2")
+        TraceLog().consumed([make_message(RecordingOwner(), 5, offset=40, trace_id=7, timestamp=99)], "ch", "me:2")
     (record,) = caplog.records
     expected = {
         "event": "consumed",

@@ -8,10 +8,10 @@ from nsqext.client.consumer.message import Message
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
-__all__ = ("Book", "made")
+__all__ = ("RecordingOwner", "make_message")
 
 
-class Book:
+class RecordingOwner:
     """An owner that writes down what it is told."""
 
     topic: str = "t"
@@ -24,13 +24,13 @@ class Book:
         self.msg_timeout: float = 60.0
         self.max_msg_timeout: float = 900.0
         self.ignore_lost: bool = False
-        self.lines: list[str] = []
+        self.commands: list[str] = []
         self.refusal: Exception | None = None
 
     def _write(self, line: str) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.lines.append(line)
+        self.commands.append(line)
 
     def finish(self, message: Message) -> None:
         """Write FIN down."""
@@ -44,8 +44,8 @@ class Book:
         """Write TOUCH down."""
         self._write(f"TOUCH {message.internal_id}")
 
-    def blame(self, failed: bool) -> None:
-        """Write down who is to blame."""
+    def record_outcome(self, failed: bool) -> None:
+        """Write down who is to record_outcome."""
         self._write("failed" if failed else "passed")
 
     def expired(self, message: Message) -> bool:
@@ -53,8 +53,8 @@ class Book:
         return message.received < self.horizon
 
 
-def made(
-    owner: Book,
+def make_message(
+    owner: RecordingOwner,
     number: int = 1,
     body: bytes = b"body",
     *,

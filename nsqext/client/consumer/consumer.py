@@ -104,7 +104,7 @@ class Consumer:
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
         self._directory = find_directory(lookupd, nsqd, self.options.lookup)
         source = SubscriptionSpec(self.topic, self.channel, self.tag, self.options)
-        self._session = ConsumerSession(source, self._directory, max_in_flight, self._make_letters(lookupd, nsqd))
+        self._session = ConsumerSession(source, self._directory, max_in_flight, self._dead_letter_topic(lookupd, nsqd))
         self.backoff: Backoff = self._session.upkeep.backoff
         """How much the consumer has slowed down because handlers fail; to be looked at, not to be changed."""
 
@@ -126,7 +126,9 @@ class Consumer:
         found = load_consumer(url, settings)
         return cls(topic, channel, lookupd=found.lookupd, nsqd=found.nsqd, options=found.options, **found.others)
 
-    def _make_letters(self, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str]) -> DeadLetterTopic | None:
+    def _dead_letter_topic(
+        self, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str]
+    ) -> DeadLetterTopic | None:
         topic = self.options.failure.dead_letter
         if not isinstance(topic, str):
             return None
@@ -201,7 +203,7 @@ class Consumer:
 
     def resume(self) -> None:
         """Ask for messages again."""
-        if not self._session.reception.stopped:
+        if not self._session.dispatcher.stopped:
             self._session.flow.paused = False
             self._session.upkeep.level()
 

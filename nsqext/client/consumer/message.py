@@ -47,8 +47,8 @@ class Owner(Protocol):
     def touch(self, message: Message) -> None:
         """Send TOUCH."""
 
-    def blame(self, failed: bool) -> None:
-        """Note a failure, or a message given back without blame, whose REQ comes later."""
+    def record_outcome(self, failed: bool) -> None:
+        """Note a failure, or a message given back without being counted as a failure, whose REQ comes later."""
 
     def expired(self, message: Message) -> bool:
         """Return whether the message went back to the server."""

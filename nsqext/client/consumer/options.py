@@ -106,7 +106,7 @@ class FailureOptions:
             is finished. 0 for never.
         dead_letter: name of a topic that takes such messages, or a coroutine function of message and error (None for
             one that was too often delivered before). When it fails, the message is requeued.
-        give_up_ordered: do so on ordered channels too, which skips the message; otherwise it blocks its partition.
+        reject_ordered: do so on ordered channels too, which skips the message; otherwise it blocks its partition.
         report_attempts: an ordered message is reported whenever this number of attempts (or a multiple) is reached; 0
             for never.
     """
@@ -116,7 +116,7 @@ class FailureOptions:
     jitter: float = 0.1
     max_attempts: int = 0
     dead_letter: str | DeadLetterHook | None = None
-    give_up_ordered: bool = False
+    reject_ordered: bool = False
     report_attempts: int = 10
 
     def __attrs_post_init__(self) -> None:
@@ -133,7 +133,7 @@ class FailureOptions:
             check_topic(self.dead_letter)
         elif self.dead_letter is not None and not callable(self.dead_letter):
             raise InvalidSetting(f"dead_letter={self.dead_letter!r} is neither a topic nor a function")
-        if (self.dead_letter is not None or self.give_up_ordered) and not self.max_attempts:
+        if (self.dead_letter is not None or self.reject_ordered) and not self.max_attempts:
             raise InvalidSetting("nothing is ever given up without max_attempts", hint="set max_attempts")
 
 

@@ -47,24 +47,28 @@ class ConsumerSession:
         source: what is consumed.
         directory: where leaders are found.
         max_in_flight: messages that may be here unanswered.
-        letters: publishes dead letters; None for nobody.
+        dead_letters: publishes dead letters; None for nobody.
 
     Attributes:
         flow: shares the messages in flight out.
         upkeep: the subscriptions that work.
         keeper: keeps the places subscribed.
-        reception: the messages that are here.
+        dispatcher: the messages that are here.
         ended: nothing further will come.
         error: why; None where somebody wanted it.
     """
 
     def __init__(
-        self, source: SubscriptionSpec, directory: MetadataCache, max_in_flight: int, letters: DeadLetterTopic | None
+        self,
+        source: SubscriptionSpec,
+        directory: MetadataCache,
+        max_in_flight: int,
+        dead_letters: DeadLetterTopic | None,
     ) -> None:
         backoff = Backoff(source.options.backoff)
         self.flow: RdyDistributor[Subscription] = RdyDistributor(max_in_flight, backoff)
-        self.reception: MessageDispatcher = MessageDispatcher(source, self.flow, self.fail)
-        listener = Listener(self.reception.arrived, self.fail, self.reception.ticked)
+        self.dispatcher: MessageDispatcher = MessageDispatcher(source, self.flow, self.fail)
+        listener = Listener(self.dispatcher.arrived, self.fail, self.dispatcher.ticked)
         self.upkeep: SubscriptionGroup = SubscriptionGroup(self.flow, backoff, listener)
         self.keeper: Subscriber = Subscriber(source, self.upkeep, directory, listener)
         self.ended: anyio.Event = anyio.Event()
@@ -72,7 +76,7 @@ class ConsumerSession:
         self._topic = source.topic
         self._options = source.options
         self._directory = directory
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._tasks: OrderedTasks | None = None
         self._given = 0.0
 
@@ -90,8 +94,8 @@ class ConsumerSession:
         await tasks.enter()
         tasks.start(self._subscribe)
         tasks.start(self._directory.run)
-        if self._letters is not None:
-            tasks.start(self._letters.run)
+        if self._dead_letters is not None:
+            tasks.start(self._dead_letters.run)
         try:
             with anyio.move_on_after(self._options.start_timeout):
                 await self.keeper.started.wait()
@@ -113,7 +117,7 @@ class ConsumerSession:
             with anyio.CancelScope(shield=True):
                 await self._drain()
         finally:
-            self.reception.cancel()
+            self.dispatcher.cancel()
             try:
                 await tasks.leave(error)
             finally:
@@ -137,17 +141,17 @@ class ConsumerSession:
         self.flow.paused = True
         self.upkeep.level()
         self.upkeep.flush()
-        self.reception.stop()
+        self.dispatcher.stop()
         with anyio.move_on_after(self._options.close_timeout) as scope:
-            await self.reception.wait()
+            await self.dispatcher.wait()
         if scope.cancelled_caught:
             timeout = self._options.close_timeout
             logger.warning("handlers did not end within %g s", timeout, extra={"topic": self._topic})
-            self.reception.cancel()
+            self.dispatcher.cancel()
             # while the connections still work, so that their messages come again at once
             with anyio.move_on_after(_LAST):
-                await self.reception.wait()
-        self.reception.give_back()
+                await self.dispatcher.wait()
+        self.dispatcher.give_back()
         await self.keeper.close()
 
     def fail(self, error: NsqError) -> None:
@@ -155,12 +159,12 @@ class ConsumerSession:
         if self.error is None:
             self.error = error
         self.keeper.started.set()
-        self.reception.inbox.wake()
+        self.dispatcher.queue.wake()
         self.ended.set()
 
     def stop(self) -> None:
         """End because somebody wants it; handlers that run go on."""
-        self.reception.stop()
+        self.dispatcher.stop()
         self.ended.set()
 
     def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -174,36 +178,36 @@ class ConsumerSession:
             handler: what is run.
             concurrency: how many at the same time.
         """
-        letters = self._options.failure.dead_letter
-        hook = None if isinstance(letters, str) else letters
-        if self._letters is not None:
-            hook = self._letters.take
-        self.reception.work(self._opened().group, handler, concurrency, hook, self.upkeep.flush)
+        dead_letters = self._options.failure.dead_letter
+        hook = None if isinstance(dead_letters, str) else dead_letters
+        if self._dead_letters is not None:
+            hook = self._dead_letters.take
+        self.dispatcher.work(self._opened().group, handler, concurrency, hook, self.upkeep.flush)
 
     async def next(self) -> Message:
         """Return the next message; see `Consumer.__anext__`."""
         self._opened()
-        inbox = self.reception.inbox
-        if inbox.messages and _clock() - self._given > _SLICE:
+        queue = self.dispatcher.queue
+        if queue.messages and _clock() - self._given > _SLICE:
             self.upkeep.flush()
             await checkpoint()
             self._given = _clock()
         while True:
             if self.error is not None:
                 raise self.error
-            if inbox.stopped:
+            if queue.stopped:
                 raise StopAsyncIteration
-            if not inbox.messages:
+            if not queue.messages:
                 self.upkeep.flush()
-                await inbox.wait()
+                await queue.wait()
                 self._given = _clock()
                 continue
-            message = inbox.messages.popleft()
+            message = queue.messages.popleft()
             if message.received >= message.owner.horizon:
                 return message
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Move the channel; see `Consumer.seek`."""
-        if self._tasks is None or self.reception.stopped:
+        if self._tasks is None or self.dispatcher.stopped:
             raise InvalidState("the consumer is not open", topic=self._topic)
         await self.keeper.seeker.seek(position, partitions)

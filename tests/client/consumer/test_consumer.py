@@ -148,10 +148,10 @@ async def test_what_handlers_raise_decides(cluster: Cluster, topic: str) -> None
 
 
 async def test_dead_letters_go_to_a_function(cluster: Cluster, topic: str) -> None:
-    letters: list[tuple[bytes, str]] = []
+    dead_letters: list[tuple[bytes, str]] = []
 
     async def bury(message: Message, error: Exception | None) -> None:
-        letters.append((message.body, str(error)))
+        dead_letters.append((message.body, str(error)))
 
     failure = FailureOptions(requeue_delay=0.0, max_attempts=3, dead_letter=bury)
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
@@ -163,9 +163,9 @@ async def test_dead_letters_go_to_a_function(cluster: Cluster, topic: str) -> No
         raise ValueError(f"attempt {message.attempts}")
 
     publish(cluster, topic, b"bad")
-    await running(consumer, lambda: eventually(lambda: letters))
+    await running(consumer, lambda: eventually(lambda: dead_letters))
     assert attempts == [1, 2, 3]
-    assert letters == [(b"bad", "attempt 3")]
+    assert dead_letters == [(b"bad", "attempt 3")]
     await eventually(lambda: depth(cluster, topic) == 0)
 
 

@@ -8,59 +8,59 @@ import pytest
 
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_it_is_answered_once() -> None:
     for answer in ("finish", "requeue"):
-        book = Book()
-        message = made(book)
+        owner = RecordingOwner()
+        message = make_message(owner)
         await message.touch()
         await getattr(message, answer)()
         for again in ("finish", "requeue", "touch"):
             with pytest.raises(InvalidState, match="answered already"):
                 await getattr(message, again)()
-        assert len(book.lines) == 2
+        assert len(owner.commands) == 2
         assert message.answered
 
 
 async def test_requeue_tells_delay_and_blame() -> None:
-    book = Book()
-    await made(book, 1).requeue(1.5)
-    await made(book, 2).requeue(backoff=True)
-    assert book.lines == ["REQ 1 1.5", "REQ 2 0!"]
+    owner = RecordingOwner()
+    await make_message(owner, 1).requeue(1.5)
+    await make_message(owner, 2).requeue(backoff=True)
+    assert owner.commands == ["REQ 1 1.5", "REQ 2 0!"]
 
 
 @pytest.mark.parametrize("delay", [-1, 4 * 24 * 3600, float("nan"), "1", True])
 async def test_delays_that_no_server_takes(delay: float) -> None:
-    message = made(Book())
+    message = make_message(RecordingOwner())
     with pytest.raises(InvalidInput):
         await message.requeue(delay)
     assert not message.answered
 
 
 async def test_lost_messages_raise_or_are_ignored() -> None:
-    book = Book()
-    book.refusal = MessageNotInFlight("gone")
-    message = made(book)
+    owner = RecordingOwner()
+    owner.refusal = MessageNotInFlight("gone")
+    message = make_message(owner)
     for answer in ("finish", "requeue", "touch"):
         with pytest.raises(MessageNotInFlight):
             await getattr(message, answer)()
     assert not message.answered
-    book.ignore_lost = True
+    owner.ignore_lost = True
     await message.touch()
     await message.finish()
     assert message.answered
 
 
 async def test_after_a_handler_lost_messages_are_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    book = Book()
-    book.refusal = MessageNotInFlight("gone")
+    owner = RecordingOwner()
+    owner.refusal = MessageNotInFlight("gone")
     with caplog.at_level(logging.WARNING, "nsqext.consumer"):
-        made(book).finish_now()
-        made(book).requeue_now(1.0, backoff=True)
+        make_message(owner).finish_now()
+        make_message(owner).requeue_now(1.0, backoff=True)
     assert [record.message for record in caplog.records] == [
         "a handled message will come again: gone",
         "a message that was not handled will come again: gone",
@@ -68,23 +68,23 @@ async def test_after_a_handler_lost_messages_are_only_logged(caplog: pytest.LogC
 
 
 def test_headers_and_tag() -> None:
-    message = made(Book(), headers={"a": "b"}, tag="canary", trace_id=9)
+    message = make_message(RecordingOwner(), headers={"a": "b"}, tag="canary", trace_id=9)
     assert dict(message.headers) == {"a": "b"}
     assert dict(message.reserved_headers) == {"##client_dispatch_tag": "canary"}
     assert (message.tag, message.trace_id, message.internal_id) == ("canary", 9, 1)
-    assert (made(Book()).tag, dict(made(Book()).headers)) == (None, {})
+    assert (make_message(RecordingOwner()).tag, dict(make_message(RecordingOwner()).headers)) == (None, {})
     assert (message.topic, message.partition, message.node, message.in_order) == ("t", 3, "127.0.0.1:4150", False)
 
 
 def test_reserved_names_are_known_however_they_are_written() -> None:
-    message = made(Book(), headers={"a": "b"})
+    message = make_message(RecordingOwner(), headers={"a": "b"})
     message.header = b'{"\\u0023\\u0023trace_id":"7","a":"b","c":"##"}'
     assert dict(message.headers) == {"a": "b", "c": "##"}
     assert dict(message.reserved_headers) == {"##trace_id": "7"}
 
 
 def test_its_repr_shows_where_and_not_what() -> None:
-    text = repr(made(Book(), 5, b"secret", attempts=2))
+    text = repr(make_message(RecordingOwner(), 5, b"secret", attempts=2))
     assert "t[3]" in text
     assert "attempts=2" in text
     assert "secret" not in text
@@ -94,7 +94,7 @@ def test_its_repr_shows_where_and_not_what() -> None:
 def test_compressed_bodies_are_restored(codec: str) -> None:
     packed = compress_body(codec, b"x" * 1000)  # type: ignore[arg-type]
     assert packed is not None
-    message = made(Book(), body=packed[0], headers={**packed[1], "mine": "stays"})
+    message = make_message(RecordingOwner(), body=packed[0], headers={**packed[1], "mine": "stays"})
     message.unpack()
     assert message.body == b"x" * 1000
     assert dict(message.headers) == {"mine": "stays"}
@@ -103,7 +103,7 @@ def test_compressed_bodies_are_restored(codec: str) -> None:
 
 
 def test_damaged_bodies_stay_as_they_are() -> None:
-    message = made(Book(), body=b"no gzip", headers={"nsq.client.compress": "1", "nsq.msg.size": "9"})
+    message = make_message(RecordingOwner(), body=b"no gzip", headers={"nsq.client.compress": "1", "nsq.msg.size": "9"})
     with pytest.raises(ProtocolError):
         message.unpack()
     assert message.body == b"no gzip"

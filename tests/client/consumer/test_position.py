@@ -12,7 +12,7 @@ from nsqext.client.consumer.position import channel_exists, move_channel
 from nsqext.errors import InvalidInput, PartitionUnavailable
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 
 def test_the_words_of_the_protocol() -> None:
@@ -49,13 +49,13 @@ def test_places_that_are_none() -> None:
 
 
 def test_what_lies_before() -> None:
-    book = Book()
-    assert not Position.offset(50).reached_by(made(book, offset=49))
-    assert Position.offset(50).reached_by(made(book, offset=50))
-    assert Position.offset(50).reached_by(made(book)), "offset unknown"
-    assert not Position.at(10).reached_by(made(book, timestamp=9_999_999_999))
-    assert Position.at(10).reached_by(made(book, timestamp=10_000_000_000))
-    assert Position.earliest().reached_by(made(book))
+    owner = RecordingOwner()
+    assert not Position.offset(50).reached_by(make_message(owner, offset=49))
+    assert Position.offset(50).reached_by(make_message(owner, offset=50))
+    assert Position.offset(50).reached_by(make_message(owner)), "offset unknown"
+    assert not Position.at(10).reached_by(make_message(owner, timestamp=9_999_999_999))
+    assert Position.at(10).reached_by(make_message(owner, timestamp=10_000_000_000))
+    assert Position.earliest().reached_by(make_message(owner))
 
 
 @pytest.mark.anyio

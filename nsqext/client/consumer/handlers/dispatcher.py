@@ -9,8 +9,8 @@ from nsqext.client.consumer.handlers.auto_touch import AutoTouch
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.key_lanes import KeyLaneOwner, KeyLanes, key_reader
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
+from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import Handler, Workers
-from nsqext.client.consumer.subscriptions.stall import StallWatch
 from nsqext.errors import InvalidInput
 from nsqext.protocol.messages import is_text_id
 
@@ -40,13 +40,13 @@ class MessageDispatcher:
         failed: told of a message that cannot be sorted in.
 
     Attributes:
-        inbox: the row that all take from; with lanes it stays empty.
+        queue: the row that all take from; with lanes it stays empty.
     """
 
     def __init__(
         self, source: SubscriptionSpec, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
     ) -> None:
-        self.inbox: MessageQueue = MessageQueue()
+        self.queue: MessageQueue = MessageQueue()
         self._left: list[Message] = []
         self._leaving = False
         self._topic = source.topic
@@ -55,7 +55,7 @@ class MessageDispatcher:
         self._failed = failed
         delivery = source.options.delivery
         self._delays = DelayedRequeues()
-        self._toucher = AutoTouch() if delivery.auto_touch else None
+        self._auto_touch = AutoTouch() if delivery.auto_touch else None
         self._stall = StallWatch(delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None
@@ -63,15 +63,15 @@ class MessageDispatcher:
     @property
     def stopped(self) -> bool:
         """Whether nothing further is given out."""
-        return self.inbox.stopped
+        return self.queue.stopped
 
     def arrived(self, messages: list[Message]) -> None:
         """Take messages in."""
-        if self.inbox.stopped:
+        if self.queue.stopped:
             self._keep_back(messages)
             return
         if self._lanes is None:
-            self.inbox.put(messages)
+            self.queue.put(messages)
             return
         try:
             self._lanes.put(messages)
@@ -95,9 +95,9 @@ class MessageDispatcher:
         if lanes is not None:
             lanes.tick(now)
             widened = self._flow.widen(lanes.waiting)
-        if self._toucher is not None:
-            waiting = lanes.here() if lanes is not None else self.inbox.messages
-            self._toucher.tick((*running, *self._delays.held, *waiting), now)
+        if self._auto_touch is not None:
+            waiting = lanes.here() if lanes is not None else self.queue.messages
+            self._auto_touch.tick((*running, *self._delays.held, *waiting), now)
         self._stall.tick(late, running, self._topic)
         return widened
 
@@ -121,8 +121,8 @@ class MessageDispatcher:
         options = self._options
         name = getattr(handler, "__qualname__", type(handler).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
-        verdict = FailurePolicy(options.failure, hook, self._delays)
-        self._workers = Workers(handler, verdict, self._stall, flush, self._missed)
+        policy = FailurePolicy(options.failure, hook, self._delays)
+        self._workers = Workers(handler, policy, self._stall, flush, self._missed)
         self._workers.start(tasks, self._rows(concurrency))
 
     def _missed(self, message: Message) -> None:
@@ -133,17 +133,17 @@ class MessageDispatcher:
         """Return where each of the workers takes its messages from."""
         key = self._options.lanes
         if key is None:
-            return [self.inbox] * concurrency
+            return [self.queue] * concurrency
         self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock)
-        arrived = list(self.inbox.messages)
-        self.inbox.messages.clear()
+        arrived = list(self.queue.messages)
+        self.queue.messages.clear()
         self.arrived(arrived)
         return lanes.rows
 
     def stop(self) -> None:
         """Give out nothing further; handlers that run go on."""
-        self._keep_back(self.inbox.messages)
-        self.inbox.stop()
+        self._keep_back(self.queue.messages)
+        self.queue.stop()
         if self._lanes is not None:
             self._lanes.stop()
 

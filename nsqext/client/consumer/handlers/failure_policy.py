@@ -80,7 +80,7 @@ class FailurePolicy:
         delay = options.requeue_delay * message.attempts * (1 + options.jitter * self._chance())
         return min(delay, options.max_requeue_delay)
 
-    def worn_out(self, message: Message) -> bool:
+    def attempts_exhausted(self, message: Message) -> bool:
         """Return whether a message was delivered more often than it may fail, and nobody lived to say so."""
         return 0 < self._options.max_attempts < message.attempts and self._may_give_up(message)
 
@@ -94,7 +94,7 @@ class FailurePolicy:
                 self.requeue(message, error.delay, backoff=error.backoff)
         elif isinstance(error, Reject):
             if not message.answered:
-                await self.give_up(message, error)
+                await self.dead_letter(message, error)
         else:
             await self._broke(message, error)
 
@@ -104,7 +104,7 @@ class FailurePolicy:
             return
         limit = self._options.max_attempts
         if limit and message.attempts >= limit and self._may_give_up(message):
-            await self.give_up(message, error)
+            await self.dead_letter(message, error)
         else:
             self.requeue(message, None, backoff=True)
 
@@ -120,10 +120,10 @@ class FailurePolicy:
         if not message.in_order or not wait:
             message.requeue_now(wait, backoff=backoff)
             return
-        message.owner.blame(backoff)
+        message.owner.record_outcome(backoff)
         self._delays.hold(message, _clock() + wait)
 
-    async def give_up(self, message: Message, error: Exception | None) -> None:
+    async def dead_letter(self, message: Message, error: Exception | None) -> None:
         """Hand a message to the dead letters and finish it; where that fails, or may not be, requeue it."""
         where = _where(message)
         if not self._may_give_up(message):
@@ -143,7 +143,7 @@ class FailurePolicy:
             message.finish_now()
 
     def _may_give_up(self, message: Message) -> bool:
-        return self._options.give_up_ordered or not message.in_order
+        return self._options.reject_ordered or not message.in_order
 
 
 def _where(message: Message) -> dict[str, object]:

@@ -98,7 +98,7 @@ class KeyLaneOwner:
         """Send TOUCH."""
         self.owner.touch(message)
 
-    def blame(self, failed: bool) -> None:
+    def record_outcome(self, failed: bool) -> None:
         """Leave the backoff alone: the key waits, and no other."""
 
     def expired(self, message: Message) -> bool:
@@ -141,7 +141,7 @@ class KeyLanes:
             self._ranges.add_consumer(number)
         self._owners: dict[int, KeyLaneOwner] = {}
         self._held: dict[bytes, _Held] = {}
-        self._toucher = AutoTouch()
+        self._auto_touch = AutoTouch()
         self._left: list[Message] = []
 
     def put(self, messages: list[Message]) -> None:
@@ -219,7 +219,7 @@ class KeyLanes:
             self._go_on(held)
         for held in self._held.values():
             held.message.answered = False  # it was answered with a requeue that the server does not know of
-        self._toucher.tick(self._all_held(), now)
+        self._auto_touch.tick(self._all_held(), now)
 
     def _all_held(self) -> Iterator[Message]:
         for held in self._held.values():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.message_queue import MessageQueue
-    from nsqext.client.consumer.subscriptions.stall import StallWatch
+    from nsqext.client.consumer.handlers.stall import StallWatch
 
 __all__ = ("Handler", "Workers")
 
@@ -32,10 +32,10 @@ _SLICE = 0.02
 class _Slot:
     """What one worker is at."""
 
-    __slots__ = ("inbox", "message", "scope")
+    __slots__ = ("message", "queue", "scope")
 
-    def __init__(self, inbox: MessageQueue) -> None:
-        self.inbox = inbox
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
         self.message: Message | None = None
         self.scope = anyio.CancelScope(shield=True)
 
@@ -45,7 +45,7 @@ class Workers:
 
     Args:
         handler: what is run.
-        verdict: decides about messages whose handler raised.
+        policy: decides about messages whose handler raised.
         stall: told of handlers that took long.
         flush: sends all answers.
         missed: told of messages that were no longer ours when their turn came.
@@ -54,13 +54,13 @@ class Workers:
     def __init__(
         self,
         handler: Handler,
-        verdict: FailurePolicy,
+        policy: FailurePolicy,
         stall: StallWatch,
         flush: Callable[[], None],
         missed: Callable[[Message], None],
     ) -> None:
         self._handler = handler
-        self._verdict = verdict
+        self._verdict = policy
         self._stall = stall
         self._flush = flush
         self._missed = missed
@@ -69,10 +69,10 @@ class Workers:
         self._ended = anyio.Event()
         self._cut_off: list[Message] = []
 
-    def start(self, tasks: TaskGroup, inboxes: Sequence[MessageQueue]) -> None:
-        """Start one for each of these inboxes. They are shielded: only `cancel` ends them early."""
-        for inbox in inboxes:
-            slot = _Slot(inbox)
+    def start(self, tasks: TaskGroup, queues: Sequence[MessageQueue]) -> None:
+        """Start one for each of these queues. They are shielded: only `cancel` ends them early."""
+        for queue in queues:
+            slot = _Slot(queue)
             self._slots.append(slot)
             self._busy += 1
             tasks.start_soon(self._run, slot)
@@ -83,7 +83,7 @@ class Workers:
         return [slot.message for slot in self._slots if slot.message is not None]
 
     async def wait(self) -> None:
-        """Wait until all have ended, which they do when their inboxes are stopped."""
+        """Wait until all have ended, which they do when their queues are stopped."""
         while self._busy:
             self._ended = anyio.Event()
             await self._ended.wait()
@@ -110,13 +110,13 @@ class Workers:
             self._ended.set()
 
     async def _work(self, slot: _Slot) -> None:
-        inbox, handler, worn_out = slot.inbox, self._handler, self._verdict.worn_out
-        messages = inbox.messages
+        queue, handler, attempts_exhausted = slot.queue, self._handler, self._verdict.attempts_exhausted
+        messages = queue.messages
         since = _clock()
-        while not inbox.stopped:
+        while not queue.stopped:
             if not messages:
                 self._flush()
-                await inbox.wait()
+                await queue.wait()
                 since = _clock()
                 continue
             message = messages.popleft()
@@ -125,8 +125,8 @@ class Workers:
                 continue
             slot.message = message
             try:
-                if message.attempts > 1 and worn_out(message):
-                    await self._verdict.give_up(message, None)
+                if message.attempts > 1 and attempts_exhausted(message):
+                    await self._verdict.dead_letter(message, None)
                 else:
                     await handler(message)
             except Exception as error:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from nsqext.client.consumer.handlers.order_check import OrderCheck
 from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
@@ -227,14 +227,14 @@ class Subscription:
         Raises:
             MessageNotInFlight: the message is no longer ours.
         """
-        self.blame(backoff)
+        self.record_outcome(backoff)
         if message.received < self.horizon:
             raise self._lost(message)
         self._append(b"REQ %b %d\n" % (message.id, round(delay * 1000)))
         self.in_flight -= 1
 
-    def blame(self, failed: bool) -> None:
-        """Tell the backoff that a message failed, or was given back without blame."""
+    def record_outcome(self, failed: bool) -> None:
+        """Tell the backoff that a message failed, or was given back without being counted as a failure."""
         now = _clock()
         if self.backoff.failed(now) if failed else self.backoff.passed(now):
             self._hub.level()

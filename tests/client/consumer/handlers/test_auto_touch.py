@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from nsqext.client.consumer.handlers.auto_touch import AutoTouch
 from nsqext.errors import MessageNotInFlight
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 
 def test_half_of_the_timeout_is_when_to_touch() -> None:
-    book, toucher = Book(), AutoTouch()
-    message = made(book)
+    owner, auto_touch = RecordingOwner(), AutoTouch()
+    message = make_message(owner)
     message.received = 100.0
-    assert toucher.tick([message], 129.9) == 0
-    assert toucher.tick([message], 130.0) == 1
+    assert auto_touch.tick([message], 129.9) == 0
+    assert auto_touch.tick([message], 130.0) == 1
     message.received = 130.0
-    assert toucher.tick([message], 159.0) == 0
-    assert toucher.tick([message], 160.0) == 1
-    assert book.lines == ["TOUCH 1", "TOUCH 1"]
+    assert auto_touch.tick([message], 159.0) == 0
+    assert auto_touch.tick([message], 160.0) == 1
+    assert owner.commands == ["TOUCH 1", "TOUCH 1"]
 
 
 def test_answered_and_lost_messages_are_left_alone() -> None:
-    book, toucher = Book(), AutoTouch()
-    message = made(book)
-    book.refusal = MessageNotInFlight("gone")
-    assert toucher.tick([message], 60.0) == 0
-    book.refusal = None
+    owner, auto_touch = RecordingOwner(), AutoTouch()
+    message = make_message(owner)
+    owner.refusal = MessageNotInFlight("gone")
+    assert auto_touch.tick([message], 60.0) == 0
+    owner.refusal = None
     message.answered = True
-    assert toucher.tick([message], 60.0) == 0
-    assert book.lines == []
+    assert auto_touch.tick([message], 60.0) == 0
+    assert owner.commands == []
 
 
 def test_no_longer_than_the_server_grants() -> None:
-    book, toucher = Book(), AutoTouch()
-    book.msg_timeout, book.max_msg_timeout = 10.0, 30.0
-    message = made(book)
+    owner, auto_touch = RecordingOwner(), AutoTouch()
+    owner.msg_timeout, owner.max_msg_timeout = 10.0, 30.0
+    message = make_message(owner)
     now = 0.0
     while now < 100.0:
-        if toucher.tick([message], now):
+        if auto_touch.tick([message], now):
             message.received = now
         now += 0.25
     assert message.received <= 30.0
-    assert len(book.lines) == 4
+    assert len(owner.commands) == 4

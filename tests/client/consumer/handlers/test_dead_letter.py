@@ -1,4 +1,4 @@
-"""Dead letters that go to a topic of their own."""
+"""Dead dead_letters that go to a topic of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsqext import ProducerOptions
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.errors import NsqError
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -26,12 +26,12 @@ _RECEIPT = b"OK" + bytes(16) + bytes(8) + bytes(4)
 async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:
     """Send one message to the dead letters."""
     nsqd = "" if lookupd else str(node)
-    letters = DeadLetterTopic("dead", lookupd, nsqd, ProducerOptions(timeout=1.0))
+    dead_letters = DeadLetterTopic("dead", lookupd, nsqd, ProducerOptions(timeout=1.0))
     async with create_task_group() as tasks:
-        tasks.start_soon(letters.run)
+        tasks.start_soon(dead_letters.run)
         try:
             with anyio.fail_after(10):
-                await letters.take(message, None)
+                await dead_letters.take(message, None)
         finally:
             tasks.cancel_scope.cancel()
 
@@ -44,7 +44,7 @@ def sent(node: ScriptedNode) -> list[tuple[bytes, bytes]]:
 async def test_headers_and_tag_are_kept_where_the_topic_takes_them() -> None:
     async with scripted_lookup() as lookup, scripted_node(obey()) as node:
         lookup.tell({0: node}, num=1, extend=True)
-        await bury(made(Book(), headers={"a": "b"}, tag="x"), node, lookupd=str(lookup))
+        await bury(make_message(RecordingOwner(), headers={"a": "b"}, tag="x"), node, lookupd=str(lookup))
         ((verb, body),) = sent(node)
         assert verb == b"PUB_EXT"
         assert b'"a":"b"' in body
@@ -55,19 +55,19 @@ async def test_headers_and_tag_are_kept_where_the_topic_takes_them() -> None:
 async def test_headers_are_left_behind_where_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node(obey({"PUB_TRACE": ok(_RECEIPT)})) as node:
         lookup.tell({0: node}, num=1)
-        await bury(made(Book(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))
+        await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))
         assert sent(node) == [(b"PUB_TRACE", bytes(7) + b"\x07body")]
         assert "left behind" in caplog.text
 
 
 async def test_the_original_gets_the_body_alone() -> None:
     async with scripted_node(obey(), granted=PLAIN) as node:
-        await bury(made(Book(), trace_id=7), node)
+        await bury(make_message(RecordingOwner(), trace_id=7), node)
         assert sent(node) == [(b"PUB", b"body")]
 
 
 async def test_a_refusal_is_raised() -> None:
     async with scripted_node(obey({"PUB": error("E_BAD_TOPIC no")}), granted=PLAIN) as node:
         with pytest.raises(BaseExceptionGroup) as caught:
-            await bury(made(Book()), node)
+            await bury(make_message(RecordingOwner()), node)
         assert caught.group_contains(NsqError)

@@ -15,35 +15,35 @@ from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import quick, take
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
 
 
-def reception(failed: list[NsqError]) -> MessageDispatcher:
-    """A reception without lanes and workers."""
+def dispatcher(failed: list[NsqError]) -> MessageDispatcher:
+    """A dispatcher without lanes and workers."""
     flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
     return MessageDispatcher(SubscriptionSpec("t", "ch", None, ConsumerOptions()), flow, failed.append)
 
 
 def test_messages_wait_in_one_row() -> None:
     failed: list[NsqError] = []
-    here = reception(failed)
-    here.arrived([made(Book(), 1), made(Book(), 2)])
-    here.arrived([made(Book(), 3)])
-    assert [message.internal_id for message in here.inbox.messages] == [1, 2, 3]
+    here = dispatcher(failed)
+    here.arrived([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
+    here.arrived([make_message(RecordingOwner(), 3)])
+    assert [message.internal_id for message in here.queue.messages] == [1, 2, 3]
     assert not here.ticked(1.0, 0.0)
     assert failed == []
 
 
 def test_nothing_is_taken_in_after_the_stop() -> None:
-    here = reception([])
-    here.arrived([made(Book(), 1)])
+    here = dispatcher([])
+    here.arrived([make_message(RecordingOwner(), 1)])
     here.stop()
     assert here.stopped
-    here.arrived([made(Book(), 2)])
-    assert not here.inbox.messages
+    here.arrived([make_message(RecordingOwner(), 2)])
+    assert not here.queue.messages
 
 
 @pytest.mark.parametrize("lanes", [False, True])

@@ -41,9 +41,9 @@ class Owner:
         self.told.append(("TOUCH", message.body))
         message.received = self.clock.now
 
-    def blame(self, failed: bool) -> None:
+    def record_outcome(self, failed: bool) -> None:
         """Note what a backoff would hear."""
-        self.told.append(("blame", b""))
+        self.told.append(("record_outcome", b""))
 
     def expired(self, message: Message) -> bool:
         """Return whether it is gone."""

@@ -40,7 +40,7 @@ class _Connection:
         if message.received < self.horizon:
             raise MessageNotInFlight("it is no longer ours")
 
-    def blame(self, failed: bool) -> None:
+    def record_outcome(self, failed: bool) -> None:
         """Nobody slows down."""
 
     def expired(self, message: Message) -> bool:

@@ -9,18 +9,18 @@ import anyio
 import pytest
 
 from nsqext import Consumer, DeliveryOptions, Message
-from nsqext.client.consumer.subscriptions.stall import StallWatch
+from nsqext.client.consumer.handlers.stall import StallWatch
 from tests.support.consumers import eventually, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import PauseWatch
-from tests.support.owned_messages import Book, made
+from tests.support.owned_messages import RecordingOwner, make_message
 
 
 def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(1.0, "the handler work")
-    watch.took(made(Book(), 1), 2.9)
-    watch.took(made(Book(), 2), 0.6)
-    watch.tick(3.0, [made(Book(), 3)], "t")
+    watch.took(make_message(RecordingOwner(), 1), 2.9)
+    watch.took(make_message(RecordingOwner(), 2), 0.6)
+    watch.tick(3.0, [make_message(RecordingOwner(), 3)], "t")
     (record,) = caplog.records
     assert "blocked for 3.0 s; the handler work was at work on <Message t[3] id=0000000000000001" in record.message
     assert "id=0000000000000002" not in record.message
@@ -28,7 +28,7 @@ def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_handler_that_is_still_at_work_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    StallWatch(1.0, "the handler work").tick(3.0, [made(Book(), 3)], "t")
+    StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)], "t")
     assert "the handler work was at work on <Message t[3] id=0000000000000003" in caplog.text
 
 
@@ -39,10 +39,10 @@ def test_somebody_else(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_waiting_is_no_blocking(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(1.0, "the handler work")
-    watch.took(made(Book()), 60.0)
+    watch.took(make_message(RecordingOwner()), 60.0)
     watch.tick(0.1, [], "t")
     off = StallWatch(0.0, "the handler work")
-    off.took(made(Book()), 60.0)
+    off.took(make_message(RecordingOwner()), 60.0)
     off.tick(60.0, [], "t")
     assert not caplog.records
 

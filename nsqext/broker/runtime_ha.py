@@ -10,7 +10,6 @@ import anyio
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
-from nsqext.broker.coordinator.catch_up import join
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.engine.channel_types import admit, make_kind
@@ -46,7 +45,6 @@ class RuntimeHa(Runtime):
         super().__init__(shape, options, options.limits or ServerLimits())
         times = CoordinatorOptions(options.lease, options.join_pause, options.replace_after)
         self.coordinator: Coordinator = Coordinator(times)
-        self.coordinator.join = join
         self.group: LookupdGroup = LookupdGroup()
         self._keeper: StateFile | None = None
 
@@ -125,7 +123,7 @@ class RuntimeHa(Runtime):
 
     def replicas(self, topic: str, partition: int) -> ReplicaSet:
         """Return the copies of a partition."""
-        found = self.coordinator.sets.get((topic, partition))
+        found = self.coordinator.replica_sets.get((topic, partition))
         if found is None:
             raise TopicNotFound("there is no such partition", topic=topic, partition=partition)
         return found

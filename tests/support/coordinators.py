@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from nsqext.broker.coordinator.catch_up import join
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.members import Member
 from nsqext.broker.engine.partition import NewMessage
@@ -21,7 +20,6 @@ QUICK = CoordinatorOptions(lease=0.05, join_pause=0.01)
 def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK) -> Coordinator:
     """Return a coordinator with nodes n1, n2 and so on; their addresses are made up."""
     coordinator = Coordinator(options)
-    coordinator.join = join
     for number in range(1, nodes + 1):
         node = Node(f"n{number}", NodeOptions(hostname="host"))
         tcp, http = Address("127.0.0.1", 1000 + number), Address("127.0.0.1", 2000 + number)
@@ -46,7 +44,7 @@ def hosted(coordinator: Coordinator, name: str, topic: str = "t", partition: int
 
 async def publish(coordinator: Coordinator, body: bytes, topic: str = "t", partition: int = 0) -> None:
     """Publish at the leader, as a session does."""
-    leader = coordinator.sets[topic, partition].state.leader
+    leader = coordinator.replica_sets[topic, partition].state.leader
     found = hosted(coordinator, leader, topic, partition)
     stored = found.partition.put([NewMessage(body)])
     if found.replicate is not None:
@@ -70,7 +68,7 @@ async def until(coordinator: Coordinator, done: str, topic: str = "t", partition
         topic: the topic.
         partition: which partition.
     """
-    replicas = coordinator.sets[topic, partition]
+    replicas = coordinator.replica_sets[topic, partition]
     key, _, value = done.partition("=")
     with anyio.fail_after(5):
         while True:

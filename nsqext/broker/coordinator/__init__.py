@@ -1,1 +1,1 @@
-"""Who holds which partition: placement, leaders, in-sync replicas, and what lookup may tell about them."""
+"""The coordinator of a redesigned cluster: placement, leaders and in-sync replicas of partitions."""

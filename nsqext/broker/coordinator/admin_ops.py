@@ -1,4 +1,4 @@
-"""What operators ask of the coordinator, with the real server's words where it refuses."""
+"""Operations on topics, channels and nodes, with the error texts of the real server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.broker.coordinator import policy as decisions
+from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
 from nsqext.broker.engine.channel_types import ChannelKind, admit, check_kind
 from nsqext.broker.engine.errors import Refusal
@@ -45,10 +45,10 @@ MAX_SYNC_EVERY = 4000
 
 
 class Refused(Exception):
-    """What an operator asked for cannot be done.
+    """An operation was refused.
 
     Attributes:
-        text: the real server's words.
+        text: the real server's error text.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,10 +57,10 @@ class Refused(Exception):
 
 
 def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
-    """Create a topic; the same again is fine, another shape is not (captured: topic_create).
+    """Create a topic; repeating it with an equal specification is no error (captured: topic_create).
 
     Raises:
-        Refused: bad name or numbers, too few nodes, or the topic exists with another shape.
+        Refused: bad name or numbers, too few nodes, or the topic exists with another specification.
     """
     if not is_valid_topic(name):
         raise Refused("invalid topic name")
@@ -78,22 +78,22 @@ def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
         _place(coordinator, topic)
     except Refused:
         if is_new:
-            coordinator.close(topic)
+            coordinator.remove_topic(topic)
         raise
 
 
 def _place(coordinator: Coordinator, topic: TopicState) -> None:
-    placed = decisions.place(topic.spec, coordinator.load(), topic.partitions)
+    placed = policy.place(topic.spec, coordinator.load(), topic.partitions)
     if placed is None:
         raise Refused(_NO_NODE)
     for partition, nodes in placed.items():
         with _hosting():
-            coordinator.open(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
+            coordinator.open_partition(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
 
 
 @contextmanager
 def _hosting() -> Iterator[None]:
-    """Refuse what a node's disk does not take."""
+    """Turn the error of an unusable disk into a refusal."""
     try:
         yield
     except InvalidSetting as error:
@@ -104,9 +104,9 @@ def delete_topic(coordinator: Coordinator, name: str) -> None:
     """Delete a topic; consumers are closed.
 
     Raises:
-        Refused: there is no such topic.
+        Refused: the topic does not exist.
     """
-    coordinator.close(_topic(coordinator, name, KEY_NOT_FOUND))
+    coordinator.remove_topic(_topic(coordinator, name, KEY_NOT_FOUND))
 
 
 def _topic(coordinator: Coordinator, name: str, missing: str) -> TopicState:
@@ -129,7 +129,7 @@ def update_topic(
     """Change a topic; an upgrade to extend cannot be undone (captured: upgrade_meta).
 
     Raises:
-        Refused: there is no such topic, or too few nodes.
+        Refused: the topic does not exist, or there are too few nodes.
     """
     if not is_valid_topic(name):
         raise Refused("invalid topic name")
@@ -160,13 +160,13 @@ def update_topic(
             topic.change(replica=before.replica)
             raise
         finally:
-            coordinator.apply(replicas)
+            coordinator.apply_roles(replicas)
     if topic.spec.disable_channel_auto_create:
         _make_registered(coordinator, name)
 
 
 def _resize(coordinator: Coordinator, replicas: ReplicaSet, wanted: int) -> None:
-    """Give a partition more copies or fewer; the leader is kept."""
+    """Change the number of replicas of a partition; the leader is kept."""
     state, load = replicas.state, coordinator.load()
     free = sorted((name for name in load if name not in state.replicas), key=lambda name: (load[name][1], name))
     while len(state.replicas) < wanted and free:
@@ -190,14 +190,14 @@ def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
 
 
 def register_channels(coordinator: Coordinator, name: str, channels: list[str]) -> None:
-    """Set the registered channels of a topic; they are made at once, others are deleted."""
+    """Set the registered channels of a topic: create them, delete all others."""
     coordinator.topics[name].registered = sorted(channels)
     _make_registered(coordinator, name)
-    coordinator.tell()
+    coordinator.notify_watchers()
 
 
 def _make_registered(coordinator: Coordinator, name: str) -> None:
-    """Leave a topic the registered channels, and the ephemeral ones that are there."""
+    """Create the registered channels of a topic and delete all others but ephemeral ones."""
     topic = coordinator.topics[name]
     for replicas in coordinator.partitions(name):
         leader = replicas.leader
@@ -210,9 +210,9 @@ def _make_registered(coordinator: Coordinator, name: str) -> None:
 
 
 def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
-    """Make a channel of a type on every partition of a topic, or on none; a registering topic registers it.
+    """Create a channel of a type on every partition of a topic, or on none; a registering topic registers it.
 
-    A channel that is there goes on as one of this type.
+    An existing channel is changed to this type.
 
     Raises:
         Refused: a partition has no leader now, or the engine refuses the type (see `check_kind`).
@@ -231,14 +231,14 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
     for replicas in sets:
         admit(replicas.leader, channel, kind)
         coordinator.mirror(replicas)
-    coordinator.tell()
+    coordinator.notify_watchers()
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
-    """Give a topic more partitions.
+    """Add partitions to a topic.
 
     Raises:
-        Refused: fewer than it has, too few nodes, no such topic, or the cluster is not stable.
+        Refused: the topic has more, does not exist, there are too few nodes, or the cluster is not stable.
     """
     if not is_valid_topic(name):
         raise Refused("invalid topic name")
@@ -257,30 +257,30 @@ def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> Non
         topic.spec = before
         raise
     for replicas in coordinator.partitions(name):
-        coordinator.apply(replicas)
+        coordinator.apply_roles(replicas)
 
 
 async def move_partition(
     coordinator: Coordinator, name: str, partition: int, source: str, target: str, *, leader: bool
 ) -> None:
-    """Move a copy of a partition, or its leadership, from one node to another; returns when that is done.
+    """Move a replica of a partition, or its leadership, to another node; returns when that is done.
 
-    When it is cancelled, either all of it was done or nothing.
+    Cancellation leaves either the old or the new state, nothing in between.
 
     Args:
-        coordinator: whose cluster.
+        coordinator: coordinator of the cluster.
         name: the topic.
-        partition: which partition.
-        source: name of the node that gives.
-        target: name of the node that takes.
-        leader: the leadership moves; a target without a copy takes over the copy, too.
+        partition: number of the partition.
+        source: name of the old node.
+        target: name of the new node.
+        leader: move the leadership; a target without a replica takes over the replica as well.
 
     Raises:
         Refused: with the real server's words.
     """
     if source == target:
         raise Refused("move to and from node can not be the same")
-    replicas = coordinator.sets.get((name, partition))
+    replicas = coordinator.replica_sets.get((name, partition))
     if replicas is None:
         raise Refused(KEY_NOT_FOUND)
     _check_move(coordinator, replicas, source, target, leader)
@@ -290,26 +290,26 @@ async def move_partition(
         with _hosting():
             coordinator.host(replicas, target)
         state.replicas.append(target)
-    coordinator.tend(replicas)
+    coordinator.start_catch_ups(replicas)
 
-    def there() -> bool:
-        return coordinator.sets.get((name, partition)) is replicas
+    def exists() -> bool:
+        return coordinator.exists(replicas)
 
     try:
         with anyio.move_on_after(_MOVE_TIMEOUT):
-            while there() and target not in state.in_sync and target in state.replicas:
+            while exists() and target not in state.in_sync and target in state.replicas:
                 await replicas.wait()
     finally:
-        ready = there() and target in state.in_sync
+        ready = exists() and target in state.in_sync
         if ready:
             if leader:
                 coordinator.elect(replicas, target)
             if added and source in state.replicas:
                 _drop(coordinator, replicas, source)
-            coordinator.apply(replicas)
-        elif there() and added and target in state.replicas:
+            coordinator.apply_roles(replicas)
+        elif exists() and added and target in state.replicas:
             _drop(coordinator, replicas, target)
-    if not there():
+    if not exists():
         raise Refused(KEY_NOT_FOUND)
     if not ready:
         raise Refused("timeout waiting move topic")
@@ -333,12 +333,12 @@ def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, tar
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
-    """Have a node give its partitions to others; what no other node has room for, or cannot take now, stays."""
+    """Move the partitions of a node to others; a partition that no other node can hold stays."""
     member = coordinator.members.get(name)
     if member is None or member.removing:
         return
     member.removing = True
-    for replicas in coordinator.sets_of(name):
+    for replicas in coordinator.replica_sets_on(name):
         load = coordinator.load()
         free = [other for other in load if other not in replicas.state.replicas]
         if not free:

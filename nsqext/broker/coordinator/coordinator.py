@@ -1,21 +1,27 @@
-"""The coordinator's core: who is there, which topics exist, and every node told its role in every partition.
+"""The coordinator: nodes, topics, and the role of every node in every partition.
 
-Everything runs in the loop of the cluster. What is decided is in `nsqext.broker.coordinator.policy`; it is carried
-out here, in `membership` (nodes that come and go), `joining` (copies that catch up), `administration` (what operators
-ask).
+Everything runs in the event loop of the cluster. `nsqext.broker.coordinator.policy` decides; this class carries the
+decisions out. `membership` handles nodes that fail and return, `admin_ops` the requests of operators.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from attrs import frozen
 
-from nsqext.broker.coordinator import policy as decisions
-from nsqext.broker.coordinator.leader_handover import commit_all, mirror_channels, pass_channels
-from nsqext.broker.coordinator.replication import ReplicaSet
+from nsqext.broker.coordinator import policy
+from nsqext.broker.coordinator.replication import (
+    ReplicaSet,
+    commit_all,
+    copy_records,
+    hand_over_channels,
+    mirror_channels,
+)
+from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -27,8 +33,9 @@ if TYPE_CHECKING:
 __all__ = ("Coordinator", "CoordinatorOptions")
 
 _MIRROR = 0.2
-"""Seconds after which followers learn how far channels have come; what changes in between comes twice after a crash."""
+"""Seconds after which followers get the positions of channels; later ones are lost in a crash of the leader."""
 
+_RETRY = 1.0
 _RPC_COUNTS = (
     *("RPCCalls", "RPCTime", "BytesWritten", "BytesRead", "ReadCalls", "ReadErrors", "WriteCalls", "WriteErrors"),
     *("DialCalls", "DialErrors", "AcceptCalls", "AcceptErrors"),
@@ -37,16 +44,18 @@ _ERROR_COUNTS = (
     *("WriteEpochError", "WriteNotLeaderError", "WriteQuorumError", "WriteBusyError", "RpcCheckFailed"),
     *("LeadershipError", "TopicCoordMissingError", "LocalErr"),
 )
+_LOG = logging.getLogger(__name__)
 
 
 @frozen
 class CoordinatorOptions:
-    """How the coordinator keeps time; all in seconds.
+    """Times of the coordinator, in seconds.
 
     Attributes:
-        lease: how long a node that fell silent still counts as present; the real cluster's is 20.
-        join_pause: how long writes wait while a replica that caught up is taken in; about 3 in the real cluster.
-        replace_after: when a node that is away is replaced by another one, where there is one.
+        lease: how long a silent node still counts as present; 20 in the real cluster.
+        join_pause: how long writes wait while a replica that caught up joins the in-sync set; about 3 in the real
+            cluster.
+        replace_after: when a node that is away is replaced by another one, if there is one.
     """
 
     lease: float = 0.3
@@ -68,41 +77,42 @@ class Coordinator:
     Attributes:
         members: the nodes by name.
         topics: the topics by name.
-        sets: the copies of each partition, by topic and number.
+        replica_sets: the replicas of each partition, by topic and number.
         upgrading: an operator announced an upgrade.
         watchers: called after each change of topics or roles.
+        catching_up: topic, partition and node of each replica that catches up now.
+        leases: what cancels the lease of each silent node.
     """
 
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, Member] = {}
         self.topics: dict[str, TopicState] = {}
-        self.sets: dict[tuple[str, int], ReplicaSet] = {}
+        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}
         self.upgrading = False
         self.watchers: list[Callable[[], None]] = []
-        self.joining: set[tuple[str, int, str]] = set()
+        self.catching_up: set[tuple[str, int, str]] = set()
         self.leases: dict[str, anyio.CancelScope] = {}
-        self.join: Callable[[Coordinator, ReplicaSet, str], Coroutine[Any, Any, None]] | None = None
         self._group: TaskGroup | None = None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep leases and bring copies up to date, until cancelled."""
+        """Run leases, catch-ups and the mirroring of channels, until cancelled."""
         async with anyio.create_task_group() as self._group:
-            for replicas in list(self.sets.values()):  # what was opened from the disk
-                self.settle(replicas)
-                self.tend(replicas)
+            for replicas in list(self.replica_sets.values()):  # opened from the disk
+                self.commit_when_replicated(replicas)
+                self.start_catch_ups(replicas)
             task_status.started()
             while True:
                 await anyio.sleep(_MIRROR)
-                for replicas in list(self.sets.values()):
+                for replicas in list(self.replica_sets.values()):
                     self.mirror(replicas)
 
     def spawn(self, function: Callable[..., Coroutine[Any, Any, object]], *args: object) -> None:
-        """Run a function beside the others."""
+        """Run a function in the coordinator's task group."""
         if self._group is not None:
             self._group.start_soon(function, *args)
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------------
 
     def reachable(self, name: str) -> bool:
         """Tell whether a node answers."""
@@ -110,7 +120,7 @@ class Coordinator:
         return member is not None and member.reachable
 
     def present(self) -> set[str]:
-        """Return the nodes that are there, or whose lease runs still."""
+        """Return the nodes that are alive or whose lease has not expired."""
         return {name for name, member in self.members.items() if member.present}
 
     def usable(self) -> list[Member]:
@@ -120,49 +130,53 @@ class Coordinator:
     def load(self) -> dict[str, tuple[int, int]]:
         """Return, for each usable node, how many partitions it leads and how many it holds."""
         counts = {member.name: [0, 0] for member in self.usable()}
-        for replicas in self.sets.values():
+        for replicas in self.replica_sets.values():
             for name in replicas.state.replicas:
                 if name in counts:
                     counts[name][0] += name == replicas.state.leader
                     counts[name][1] += 1
         return {name: (leads, holds) for name, (leads, holds) in counts.items()}
 
-    def sets_of(self, name: str) -> list[ReplicaSet]:
-        """Return the partitions that a node holds a copy of."""
-        return [replicas for replicas in self.sets.values() if name in replicas.state.replicas]
+    def replica_sets_on(self, name: str) -> list[ReplicaSet]:
+        """Return the partitions of which a node holds a replica."""
+        return [replicas for replicas in self.replica_sets.values() if name in replicas.state.replicas]
 
     def partitions(self, topic: str) -> Iterator[ReplicaSet]:
-        """Give the partitions of a topic."""
+        """Yield the partitions of a topic."""
         for partition in self.topics[topic].partitions:
-            yield self.sets[topic, partition]
+            yield self.replica_sets[topic, partition]
+
+    def exists(self, replicas: ReplicaSet) -> bool:
+        """Tell whether a partition was not deleted meanwhile."""
+        return self.replica_sets.get((replicas.topic, replicas.partition)) is replicas
 
     def writable(self, replicas: ReplicaSet) -> bool:
-        """Tell whether a partition takes writes; one that was deleted does not."""
+        """Tell whether a partition accepts writes; a deleted one does not."""
         state = replicas.state
-        if self.sets.get((replicas.topic, replicas.partition)) is not replicas:
+        if not self.exists(replicas):
             return False
-        return self.members[state.leader].alive and decisions.is_open(state, self.topics[replicas.topic].spec)
+        return self.members[state.leader].alive and policy.is_writable(state, self.topics[replicas.topic].spec)
 
     def stats(self, node: str, topic: str, partition: int) -> dict[str, Any]:
-        """Return what a node answers to ``/coordinator/stats`` (captured: cluster_stats).
+        """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
 
         Args:
             node: whose answer.
-            topic: only this topic; without one no partition is told.
-            partition: only this partition, every one that the node holds when it is negative.
+            topic: only this topic; without one no partition is listed.
+            partition: only this partition; all partitions that the node holds if it is negative.
         """
         held = [
             replicas
-            for replicas in self.sets_of(node)
+            for replicas in self.replica_sets_on(node)
             if replicas.topic == topic and (partition < 0 or replicas.partition == partition)
         ]
         return {
             "rpc_stats": dict.fromkeys(_RPC_COUNTS, 0),
             "ErrStats": dict.fromkeys(_ERROR_COUNTS, 0) | {"OtherCoordErrs": {}},
-            "topic_coord_stats": [self._coordinated(replicas) for replicas in held],
+            "topic_coord_stats": [self._partition_stats(replicas) for replicas in held],
         }
 
-    def _coordinated(self, replicas: ReplicaSet) -> dict[str, Any]:
+    def _partition_stats(self, replicas: ReplicaSet) -> dict[str, Any]:
         state = replicas.state
         stats = {name: {"hostname": "", "node_id": self.members[name].distributed_id} for name in state.replicas}
         behind = [stats[name] | {"progress": 0} for name in state.replicas if name not in state.in_sync]
@@ -176,17 +190,17 @@ class Coordinator:
 
     @property
     def stable(self) -> bool:
-        """Whether every partition has all its replicas in sync."""
-        whole = all(set(found.state.replicas) == set(found.state.in_sync) for found in self.sets.values())
-        return whole and not self.upgrading and all(member.alive for member in self.members.values())
+        """Whether every node is alive and every partition has all its replicas in sync."""
+        in_sync = all(set(found.state.replicas) == set(found.state.in_sync) for found in self.replica_sets.values())
+        return in_sync and not self.upgrading and all(member.alive for member in self.members.values())
 
-    # --- changes --------------------------------------------------------------------------------------------------
+    # --- topics and replicas --------------------------------------------------------------------------------------
 
-    def open(self, topic: TopicState, partition: int, state: PartitionState) -> None:
-        """Have a partition hosted by its nodes.
+    def open_partition(self, topic: TopicState, partition: int, state: PartitionState) -> None:
+        """Host a partition on its nodes.
 
         Raises:
-            InvalidSetting: the disk of one of them cannot be used; none of them hosts it then.
+            InvalidSetting: the disk of one of them cannot be used; no node hosts the partition then.
         """
         replicas = ReplicaSet(topic.name, partition, state, self.reachable)
         try:
@@ -197,29 +211,29 @@ class Coordinator:
                 self.members[name].node.unhost(topic.name, partition)
             raise
         topic.partitions[partition] = state
-        self.sets[topic.name, partition] = replicas
-        self._prefer_whole(replicas)
+        self.replica_sets[topic.name, partition] = replicas
+        self._prefer_longest(replicas)
         for channel in topic.registered:
             replicas.leader.channel(channel)
-        self.apply(replicas)
-        self.settle(replicas)
+        self.apply_roles(replicas)
+        self.commit_when_replicated(replicas)
 
-    def _prefer_whole(self, replicas: ReplicaSet) -> None:
-        """Have another copy that is in sync lead when the leader's was cut off on its disk: it has all of it."""
+    def _prefer_longest(self, replicas: ReplicaSet) -> None:
+        """Elect another in-sync replica if the leader's file was cut off: the longest one has every message."""
         before, state = replicas.leader, replicas.state
         counts = {
             name: replicas.hosts[name].partition.log.end_count for name in state.in_sync if name in replicas.hosts
         }
         longest = max(counts, key=lambda name: counts[name])
         if counts[longest] > counts[state.leader]:
-            decisions.take_office(state, longest, self.present())
-            pass_channels(before, replicas.leader)
+            policy.promote(state, longest, self.present())
+            hand_over_channels(before, replicas.leader)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
-        """Have a node hold a copy of a partition, as a follower at first.
+        """Host a replica of a partition on a node, as a follower at first.
 
         Raises:
-            InvalidSetting: its disk cannot be used.
+            InvalidSetting: the node's disk cannot be used.
         """
         meta = self.topics[replicas.topic].spec.meta()
         hosted = self.members[name].node.host(replicas.topic, replicas.partition, meta)
@@ -228,81 +242,45 @@ class Coordinator:
         replicas.hosts[name] = hosted
 
     def unhost(self, replicas: ReplicaSet, name: str) -> None:
-        """Take a copy away from a node."""
+        """Remove a replica from a node, with its files."""
         replicas.hosts.pop(name, None)
         replicas.forget(name)
         self.members[name].node.unhost(replicas.topic, replicas.partition, destroy=True)
 
-    def close(self, topic: TopicState) -> None:
-        """Have a topic forgotten by every node."""
+    def remove_topic(self, topic: TopicState) -> None:
+        """Remove a topic from every node."""
         for partition in list(topic.partitions):
-            replicas = self.sets.pop((topic.name, partition))
+            replicas = self.replica_sets.pop((topic.name, partition))
             for name in list(replicas.hosts):
                 self.unhost(replicas, name)
             replicas.state.epoch += 1
             replicas.notify()
         del self.topics[topic.name]
-        self.tell()
+        self.notify_watchers()
+
+    # --- leaders and followers ------------------------------------------------------------------------------------
 
     def elect(self, replicas: ReplicaSet, name: str) -> None:
-        """Make an in-sync node the leader; consumers of the old one are closed, the new one knows what is done."""
+        """Make an in-sync node the leader.
+
+        Consumers of the old leader are closed; the new one gets the positions of the channels.
+        """
         before = replicas.leader
-        decisions.take_office(replicas.state, name, self.present())
+        policy.promote(replicas.state, name, self.present())
         if replicas.leader is not before:
             before.suspend()
-            pass_channels(before, replicas.leader)
-        self.apply(replicas)
-        self.settle(replicas)
+            hand_over_channels(before, replicas.leader)
+        self.apply_roles(replicas)
+        self.commit_when_replicated(replicas)
 
-    def settle(self, replicas: ReplicaSet) -> None:
-        """Commit what the leader holds, as soon as all that are in sync hold it, too."""
-        if replicas.push():
-            commit_all(replicas.leader)
-        else:
-            self.spawn(self._settle, replicas)
-        self.mirror(replicas)
-
-    async def _settle(self, replicas: ReplicaSet) -> None:
-        epoch = replicas.state.epoch
-        while not replicas.push():
-            await replicas.wait()
-            if replicas.state.epoch != epoch or replicas.state.resigned:
-                return
-        commit_all(replicas.leader)
-
-    def take_in(self, replicas: ReplicaSet, name: str) -> None:
-        """Count a copy that has everything as in sync."""
-        state = replicas.state
-        state.joining.discard(name)
-        if name not in state.in_sync:
-            state.in_sync.append(name)
-        if len(state.in_sync) >= self.topics[replicas.topic].spec.quorum:
-            state.resigned = False
-        self.apply(replicas)
-        self.settle(replicas)
-
-    def channels_changed(self, topic: str, partition: int, channel: str) -> None:
-        """Hear from a node that a channel came or went."""
-        replicas = self.sets.get((topic, partition))
-        if replicas is not None:
-            self.mirror(replicas)
-
-    def mirror(self, replicas: ReplicaSet) -> None:
-        """Give the followers that answer the leader's channels."""
-        state = replicas.state
-        if len(replicas.hosts) > 1 and self.reachable(state.leader):
-            for name, hosted in replicas.hosts.items():
-                if name != state.leader and name in state.in_sync and self.reachable(name):
-                    mirror_channels(replicas.leader, hosted.partition)
-
-    def apply(self, replicas: ReplicaSet) -> None:
-        """Tell every node its role in a partition, and start what is missing."""
+    def apply_roles(self, replicas: ReplicaSet) -> None:
+        """Set the role of every node in a partition, and start missing catch-ups."""
         topic, state = self.topics[replicas.topic], replicas.state
-        open_ = decisions.is_open(state, topic.spec)
+        writable = policy.is_writable(state, topic.spec)
         for name, hosted in replicas.hosts.items():
             led = hosted.leader
             hosted.leader = name == state.leader and not state.resigned and self.members[name].alive
-            hosted.writable = hosted.leader and open_
+            hosted.writable = hosted.leader and writable
             hosted.epoch = state.epoch
             hosted.meta = topic.spec.meta()
             hosted.auto_create_channels = not topic.spec.disable_channel_auto_create
@@ -312,21 +290,115 @@ class Coordinator:
             elif led and not hosted.leader:
                 hosted.partition.suspend()
         replicas.notify()
-        self.tend(replicas)
-        self.tell()
+        self.start_catch_ups(replicas)
+        self.notify_watchers()
 
-    def tend(self, replicas: ReplicaSet) -> None:
-        """Start catching up for every copy that is there and not in sync."""
+    def commit_when_replicated(self, replicas: ReplicaSet) -> None:
+        """Make the leader's queue readable as soon as every in-sync replica has all of it."""
+        if replicas.push():
+            commit_all(replicas.leader)
+        else:
+            self.spawn(self._commit_later, replicas)
+        self.mirror(replicas)
+
+    async def _commit_later(self, replicas: ReplicaSet) -> None:
+        epoch = replicas.state.epoch
+        while not replicas.push():
+            await replicas.wait()
+            if replicas.state.epoch != epoch or replicas.state.resigned:
+                return
+        commit_all(replicas.leader)
+
+    def channels_changed(self, topic: str, partition: int, channel: str) -> None:
+        """Mirror a channel that a node created or deleted."""
+        replicas = self.replica_sets.get((topic, partition))
+        if replicas is not None:
+            self.mirror(replicas)
+
+    def mirror(self, replicas: ReplicaSet) -> None:
+        """Copy the leader's channels to the followers that answer."""
         state = replicas.state
-        if not self.reachable(state.leader) or self.join is None or self._group is None:
-            return
-        for name in state.replicas:
-            key = (replicas.topic, replicas.partition, name)
-            if name not in state.in_sync and self.reachable(name) and key not in self.joining:
-                self.joining.add(key)
-                self.spawn(self.join, self, replicas, name)
+        if len(replicas.hosts) > 1 and self.reachable(state.leader):
+            for name, hosted in replicas.hosts.items():
+                if name != state.leader and name in state.in_sync and self.reachable(name):
+                    mirror_channels(replicas.leader, hosted.partition)
 
-    def tell(self) -> None:
+    def notify_watchers(self) -> None:
         """Call the watchers."""
         for watcher in list(self.watchers):
             watcher()
+
+    # --- catch-up -------------------------------------------------------------------------------------------------
+
+    def start_catch_ups(self, replicas: ReplicaSet) -> None:
+        """Start the catch-up of every reachable replica that is not in sync."""
+        state = replicas.state
+        if not self.reachable(state.leader) or self._group is None:
+            return
+        for name in state.replicas:
+            key = (replicas.topic, replicas.partition, name)
+            if name not in state.in_sync and self.reachable(name) and key not in self.catching_up:
+                self.catching_up.add(key)
+                self.spawn(self._catch_up, replicas, name)
+
+    async def _catch_up(self, replicas: ReplicaSet, name: str) -> None:
+        """Copy what a replica lacks and add it to the in-sync set.
+
+        Ends without success when the leader changes, a node of the two becomes silent or the topic is deleted; the
+        change that caused it starts the next catch-up. A full disk is tried again after a second.
+        """
+        key, state, epoch = (replicas.topic, replicas.partition, name), replicas.state, replicas.state.epoch
+
+        def is_current() -> bool:
+            return (
+                self.exists(replicas)
+                and state.epoch == epoch
+                and name in state.replicas
+                and self.reachable(name)
+                and self.reachable(state.leader)
+            )
+
+        try:
+            if is_current() and await self._copy_all(replicas, name, is_current):
+                self.catching_up.discard(key)
+                self._add_in_sync(replicas, name)
+                return
+        except Refusal as refusal:
+            _LOG.warning("%s cannot catch up: %s", name, refusal.text)
+            self._leave_joining(replicas, name)
+            await anyio.sleep(_RETRY)
+        finally:
+            self.catching_up.discard(key)
+        self._leave_joining(replicas, name)
+
+    async def _copy_all(self, replicas: ReplicaSet, name: str, is_current: Callable[[], bool]) -> bool:
+        """Copy all records to a replica; writes wait during the last step (captured: failover_r3_term_leader)."""
+        replicas.align(name)
+        source, target = replicas.leader, replicas.hosts[name].partition
+        while not copy_records(source, target):
+            await anyio.lowlevel.checkpoint()
+            if not is_current():
+                return False
+        replicas.state.joining.add(name)
+        self.apply_roles(replicas)
+        await anyio.sleep(self.options.join_pause)
+        if not is_current():
+            return False
+        while not copy_records(source, target):
+            pass
+        return True
+
+    def _add_in_sync(self, replicas: ReplicaSet, name: str) -> None:
+        state = replicas.state
+        state.joining.discard(name)
+        if name not in state.in_sync:
+            state.in_sync.append(name)
+        if len(state.in_sync) >= self.topics[replicas.topic].spec.quorum:
+            state.resigned = False
+        self.apply_roles(replicas)
+        self.commit_when_replicated(replicas)
+
+    def _leave_joining(self, replicas: ReplicaSet, name: str) -> None:
+        replicas.state.joining.discard(name)
+        if self.exists(replicas):
+            self.apply_roles(replicas)

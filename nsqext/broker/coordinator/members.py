@@ -1,4 +1,4 @@
-"""The nodes of a cluster, as the coordinator sees them."""
+"""The nodes of a cluster as the coordinator knows them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Member:
     """One node.
 
     Attributes:
-        name: how the cluster calls it, ``n1`` for example.
-        node: what it hosts; outlives a kill, as its disk would.
-        tcp: where clients connect to.
-        http: where its HTTP API is.
-        number: its place among the nodes, from 1.
+        name: its name in the cluster, ``n1`` for example.
+        node: the nsqd; survives a kill, as its disk would.
+        tcp: address for clients.
+        http: address of its HTTP API.
+        number: its position among the nodes, from 1.
         alive: its process runs.
-        present: it is alive, or its lease runs still.
-        removing: it gives its partitions to others.
+        present: it is alive, or its lease has not expired.
+        removing: its partitions are being moved to other nodes.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Member:
 
     @property
     def peer_id(self) -> str:
-        """``host:port`` that lookup nodes know its connection by."""
+        """``host:port`` that identifies its connection at lookup nodes."""
         return str(self.tcp)
 
     @property
     def distributed_id(self) -> str:
-        """Its name among the nodes of the cluster, made of host, port of the cluster's calls, TCP port and number."""
+        """Its id in the cluster: host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"
 
     @property
@@ -59,5 +59,5 @@ class Member:
 
     @property
     def version(self) -> str:
-        """Version that it tells."""
+        """Version that it reports."""
         return self.node.limits.version

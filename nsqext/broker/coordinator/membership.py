@@ -1,4 +1,4 @@
-"""Nodes that come, fall silent, go and come back."""
+"""Nodes that fail, leave and return: leases, elections and replacement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.broker.coordinator import policy as decisions
+from nsqext.broker.coordinator import policy
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def silent(coordinator: Coordinator, member: Member) -> None:
-    """A node was killed or frozen: nothing is decided before its lease has run out."""
-    for replicas in coordinator.sets_of(member.name):
+    """Start the lease of a node that was killed or frozen; its partitions stay until the lease has expired."""
+    for replicas in coordinator.replica_sets_on(member.name):
         if not member.alive and replicas.state.leader == member.name:
-            coordinator.apply(replicas)
+            coordinator.apply_roles(replicas)
     if member.present and member.name not in coordinator.leases:
         scope = coordinator.leases[member.name] = anyio.CancelScope()
         coordinator.spawn(_lease, coordinator, member, scope)
@@ -39,36 +39,36 @@ async def _lease(coordinator: Coordinator, member: Member, scope: anyio.CancelSc
 
 
 def left(coordinator: Coordinator, member: Member) -> None:
-    """A node says that it goes: its partitions pass to others at once (captured: failover_r3_term_leader)."""
+    """Move the partitions of a node that ends on SIGTERM at once (captured: failover_r3_term_leader)."""
     member.alive = False
     _stop_lease(coordinator, member)
     _gone(coordinator, member)
 
 
 def thawed(coordinator: Coordinator, member: Member) -> None:
-    """A frozen node goes on; when its lease has run out meanwhile, it comes back as a follower."""
+    """Take a thawed node back; if its lease has expired, it returns as a follower."""
     if not member.present:
         returned(coordinator, member)
         return
     _stop_lease(coordinator, member)
-    for replicas in coordinator.sets_of(member.name):
+    for replicas in coordinator.replica_sets_on(member.name):
         if replicas.state.leader == member.name:
             _drop_absent(coordinator, replicas)
         else:
-            coordinator.apply(replicas)
+            coordinator.apply_roles(replicas)
 
 
 def returned(coordinator: Coordinator, member: Member) -> None:
-    """A node is there again."""
+    """Take a restarted node back."""
     _stop_lease(coordinator, member)
     member.alive = member.present = True
-    for replicas in coordinator.sets_of(member.name):
+    for replicas in coordinator.replica_sets_on(member.name):
         state = replicas.state
         replicas.forget(member.name)
         if state.leader == member.name or not coordinator.members[state.leader].present:
             _elect(coordinator, replicas)
         else:
-            coordinator.apply(replicas)
+            coordinator.apply_roles(replicas)
 
 
 def _stop_lease(coordinator: Coordinator, member: Member) -> None:
@@ -79,7 +79,7 @@ def _stop_lease(coordinator: Coordinator, member: Member) -> None:
 
 def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> bool:
     reachable = [name for name in replicas.state.in_sync if coordinator.reachable(name)]
-    chosen = decisions.candidate(replicas.state, reachable)
+    chosen = policy.candidate(replicas.state, reachable)
     if chosen is None:
         return False
     coordinator.elect(replicas, chosen)
@@ -88,30 +88,30 @@ def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> bool:
 
 def _gone(coordinator: Coordinator, member: Member) -> None:
     member.present = False
-    for replicas in coordinator.sets_of(member.name):
+    for replicas in coordinator.replica_sets_on(member.name):
         state = replicas.state
         if state.leader == member.name:
             if not _elect(coordinator, replicas):
-                coordinator.apply(replicas)
+                coordinator.apply_roles(replicas)
         elif coordinator.reachable(state.leader):
             _drop_absent(coordinator, replicas)
 
 
 def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
-    """Have a leader that answers go on without the followers that are gone."""
+    """Remove followers that are gone from the in-sync replicas of a leader that answers."""
     spec, present = coordinator.topics[replicas.topic].spec, coordinator.present()
     for name in [name for name in replicas.state.in_sync if name not in present]:
-        decisions.lose(replicas.state, name, spec)
-    coordinator.apply(replicas)
+        policy.drop_from_in_sync(replicas.state, name, spec)
+    coordinator.apply_roles(replicas)
 
 
 def _replace(coordinator: Coordinator, member: Member) -> None:
-    """Give the copies of a node that stays away to others.
+    """Replace a node that stays away by others.
 
-    Its place is kept where nobody has the room, and where its copy is in sync still: while there is no leader, it may
-    be the only one that has everything.
+    It keeps its place in a partition that no other node can hold, and where it is still in sync: while there is no
+    leader, it may be the only node with every message.
     """
-    for replicas in coordinator.sets_of(member.name):
+    for replicas in coordinator.replica_sets_on(member.name):
         state, load = replicas.state, coordinator.load()
         free = [name for name in load if name not in state.replicas]
         if state.leader == member.name or member.name in state.in_sync or not free:
@@ -120,8 +120,8 @@ def _replace(coordinator: Coordinator, member: Member) -> None:
         try:
             coordinator.host(replicas, chosen)
         except InvalidSetting as error:
-            _LOG.warning("%s cannot take a copy: %s", chosen, error)
+            _LOG.warning("%s cannot host a replica: %s", chosen, error)
             continue
         coordinator.unhost(replicas, member.name)
         state.replicas[state.replicas.index(member.name)] = chosen
-        coordinator.apply(replicas)
+        coordinator.apply_roles(replicas)

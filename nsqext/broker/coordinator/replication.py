@@ -1,30 +1,35 @@
-"""The copies of one partition: what the leader has, the others get; nobody acknowledges before."""
+"""The replicas of one partition: copy records from the leader, wait for acknowledgements, hand over channels."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
 from attrs import define, field
 
+from nsqext.broker.engine.channel_types import set_kind
 from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.partition import Stored
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import PartitionState
-    from nsqext.broker.engine.partition import Partition, Stored
+    from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("ReplicaSet", "copy", "cut_tail")
+__all__ = ("ReplicaSet", "commit_all", "copy_records", "cut_tail", "hand_over_channels", "mirror_channels")
 
 _CHUNK = 1000
+_LOG = logging.getLogger(__name__)
 
 
 def cut_tail(source: Partition, target: Partition) -> None:
-    """Take away what a copy has and its leader does not: publishes that were never acknowledged.
+    """Remove records of a replica that its leader does not have: publishes that were never acknowledged.
 
-    Two records are the same when position, ids, time stamp and bytes are; what is behind the first difference goes.
+    Two records are equal when position, ids, time stamp and bytes are. Everything behind the first difference is
+    removed.
     """
     leader, log = source.log, target.log
     number = log.end_count
@@ -38,11 +43,11 @@ def cut_tail(source: Partition, target: Partition) -> None:
         target.truncate(last.offset if last else log.start_offset)
 
 
-def copy(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
-    """Give a copy the next records that it lacks; returns whether it lacks nothing any more.
+def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
+    """Copy the next missing records to a replica; returns whether the replica is complete.
 
     Raises:
-        Refusal: the copy's disk does not take them.
+        Refusal: the replica cannot write them to its disk.
     """
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
@@ -53,14 +58,56 @@ def copy(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
     return target.log.end_count >= leader.end_count
 
 
+def commit_all(partition: Partition) -> None:
+    """Make the whole queue readable, because every in-sync replica has it."""
+    last = partition.log.at(partition.log.end_count)
+    if last is not None and last.count > partition.readable:
+        partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
+
+
+def mirror_channels(leader: Partition, follower: Partition) -> None:
+    """Copy the channels of a leader to a follower, which then keeps the messages that they have not finished."""
+    for name in [name for name in follower.channels if name not in leader.channels]:
+        follower.delete_channel(name)
+    for name, channel in list(leader.channels.items()):
+        if channel.ephemeral:
+            continue
+        state = channel.state()
+        is_new = name not in follower.channels
+        twin = set_kind(follower, name, channel.kind)
+        if is_new or twin.state() != state:
+            twin.hand = None
+            twin.restore(state, ())
+            follower.note_progress()
+
+
+def hand_over_channels(old: Partition, new: Partition) -> None:
+    """Give a new leader the channels of the old one with their positions; messages in flight are delivered again."""
+    mirror_channels(old, new)
+    for name, channel in old.channels.items():
+        if channel.ephemeral:
+            continue
+        mine, theirs = new.channels[name].backlog, channel.backlog
+        mine.ordered = theirs.ordered
+        mine.delayed.clear()
+        for delayed in theirs.delayed.messages.values():
+            try:
+                mine.delayed.put(delayed)
+            except Refusal as refusal:
+                _LOG.warning("a delayed message is kept in memory only: %s", refusal.text)
+                mine.delayed.restore(delayed)
+        new.channels[name].hand = None
+        mine.rewind(forget=False)
+
+
 @define(eq=False)
 class ReplicaSet:
     """One partition and the nodes that host it.
 
     Attributes:
-        state: what the coordinator decided.
-        hosts: the copy of each node.
-        reachable: whether a node of this name answers.
+        state: leader, replicas and in-sync replicas, as the coordinator decided.
+        hosts: the replica of each node.
+        reachable: tells whether a node of this name answers.
     """
 
     topic: str
@@ -74,11 +121,11 @@ class ReplicaSet:
 
     @property
     def leader(self) -> Partition:
-        """The leader's copy."""
+        """The leader's replica."""
         return self.hosts[self.state.leader].partition
 
     def notify(self) -> None:
-        """Wake the publishes that wait, because something changed."""
+        """Wake every task that waits for a change."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -87,7 +134,11 @@ class ReplicaSet:
         await self._changed.wait()
 
     def push(self, stored: Stored | None = None) -> bool:
-        """Give every in-sync follower what it lacks; returns whether each of them has everything."""
+        """Copy missing records to every in-sync follower; returns whether all of them are complete.
+
+        Args:
+            stored: records that the leader appended last; a follower that lacks only these gets them without a search.
+        """
         complete = True
         self._refused = ""
         source = self.leader
@@ -101,38 +152,38 @@ class ReplicaSet:
             if target.log.start_offset < source.log.start_offset:
                 target.log.trim(source.log.start_offset)
             try:
-                self._give(name, target, stored)
+                self._push_to(name, target, stored)
             except Refusal as refusal:
                 self._refused, complete = refusal.text, False
         return complete
 
-    def _give(self, name: str, target: Partition, stored: Stored | None) -> None:
+    def _push_to(self, name: str, target: Partition, stored: Stored | None) -> None:
         if stored is not None and target.log.end_offset == stored.offset and self._is_aligned(name):
             target.append_replica(stored.entries)
             return
         self.align(name)
-        while not copy(self.leader, target):
+        while not copy_records(self.leader, target):
             pass
 
     def _is_aligned(self, name: str) -> bool:
         return self._aligned.get(name) == self.state.epoch
 
     def align(self, name: str) -> None:
-        """Make a copy a prefix of the leader's, once in each epoch."""
+        """Make a replica a prefix of the leader's, once in each epoch."""
         if not self._is_aligned(name):
             cut_tail(self.leader, self.hosts[name].partition)
             self._aligned[name] = self.state.epoch
 
     def forget(self, name: str) -> None:
-        """Look at a copy anew, because its node was away."""
+        """Align a replica again before the next copy, because its node was away."""
         self._aligned.pop(name, None)
 
     async def replicate(self, stored: Stored) -> None:
         """Return when every in-sync replica has the entries.
 
         Raises:
-            Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the entries may survive.
-            Refusal: the disk of a replica does not take the entries; they may survive.
+            Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the outcome is unknown.
+            Refusal: a replica cannot write the entries to its disk; the outcome is unknown.
         """
         epoch = self.state.epoch
         if self.state.leader not in self.hosts:  # the topic was deleted meanwhile

@@ -1,4 +1,4 @@
-"""The coordinator's knowledge in a file, for a cluster that is started again on the same data path."""
+"""The coordinator's state in a file, for a cluster that is started again on the same data path."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ import anyio
 import orjson
 from attrs import asdict
 
-from nsqext.broker.coordinator import policy as decisions
+from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
 from nsqext.broker.engine.storage.files import write_atomically
+from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from nsqext.broker.coordinator.coordinator import Coordinator
+    from nsqext.broker.engine.storage.partition_store import PartitionState as StoredPartition
 
 __all__ = ("StateFile",)
 
-_AGAIN = 1.0
+_RETRY = 1.0
 _LOG = logging.getLogger(__name__)
+
+_Partitions = dict[tuple[str, int], PartitionState]
 
 
 class StateFile:
-    """Writes the topics and the roles of their partitions whenever they change.
+    """Writes the topics and the roles of their partitions whenever they change, and reads them at the start.
 
     Args:
-        coordinator: whose knowledge is kept.
+        coordinator: whose state is kept.
         path: the file; it is replaced as a whole, so that a kill leaves the old one or the new one.
     """
 
@@ -38,23 +42,23 @@ class StateFile:
         self._coordinator = coordinator
         self._path = path
         self._written = b""
-        self._owed = False
+        self._retry = False
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Try again what the disk did not take, until cancelled."""
+        """Repeat failed writes, until cancelled."""
         task_status.started()
         while True:
-            await anyio.sleep(_AGAIN)
-            if self._owed:
+            await anyio.sleep(_RETRY)
+            if self._retry:
                 self.save()
 
     def save(self) -> None:
-        """Write the file, if anything changed; what the disk does not take is tried again."""
-        self._owed = False
+        """Write the file if anything changed; a failed write is repeated by `run`."""
+        self._retry = False
         try:
             self._save()
         except OSError as error:
-            self._owed = True
+            self._retry = True
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
 
     def _save(self) -> None:
@@ -62,7 +66,7 @@ class StateFile:
             name: {
                 "spec": asdict(topic.spec),
                 "registered": topic.registered,
-                "partitions": {str(number): _kept(state) for number, state in topic.partitions.items()},
+                "partitions": {str(number): _dump_partition(state) for number, state in topic.partitions.items()},
             }
             for name, topic in self._coordinator.topics.items()
         }
@@ -73,48 +77,125 @@ class StateFile:
         write_atomically(self._path, data, sync=False)
         self._written = data
 
+    # --- start ----------------------------------------------------------------------------------------------------
+
     def load(self) -> None:
-        """Open the topics that are in the file; nothing happens when there is none.
+        """Open the topics of the file.
+
+        If it is missing or damaged, the topics are rebuilt from the files of the nodes, with a warning; a damaged file
+        is renamed and kept.
 
         Raises:
-            InvalidSetting: it cannot be read, or the cluster is too small for what is in it.
+            InvalidSetting: the file cannot be read, or no node of this cluster has all messages of a partition.
         """
+        topics, partitions = self._read() or self._rebuild()
+        for topic in topics:
+            self._coordinator.topics[topic.name] = topic
+        for (name, number), state in partitions.items():
+            self._open(name, number, state)
+
+    def _read(self) -> tuple[list[TopicState], _Partitions] | None:
+        """Return the contents of the file, None if it is missing or damaged."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
-            return
+            return None
+        except OSError as error:
+            raise InvalidSetting(f"{self._path} cannot be read: {error.strerror}") from error
         try:
-            topics = orjson.loads(data)["topics"]
-            found = [_topic(name, kept) for name, kept in topics.items()]
-            states = {
-                (name, int(number)): _state(kept)
-                for name, topic in topics.items()
+            found = orjson.loads(data)["topics"]
+            partitions = {
+                (name, int(number)): _load_partition(kept)
+                for name, topic in found.items()
                 for number, kept in topic["partitions"].items()
             }
+            return [_load_topic(name, kept) for name, kept in found.items()], partitions
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            aside = self._keep_aside()
+            _LOG.warning("%s is damaged (%s); it is kept as %s", self._path, _reason(error), aside)
+            return None
+
+    def _keep_aside(self) -> Path:
+        """Rename the file to the first free name; returns that name."""
+        number = 1
+        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+            number += 1
+        try:
+            self._path.rename(aside)
+        except OSError as error:
             raise InvalidSetting(
-                f"{self._path} cannot be read: {error!r}", hint="restore it or choose another path"
-            ) from (error)
-        for topic in found:
-            self._coordinator.topics[topic.name] = topic
-        for (name, number), state in states.items():
-            self._open(name, number, state)
+                f"{self._path} is damaged and cannot be renamed to {aside.name}: {error.strerror}",
+                hint="move it away or choose another data path",
+            ) from error
+        return aside
+
+    def _rebuild(self) -> tuple[list[TopicState], _Partitions]:
+        """Derive topics and partitions from the files of the nodes; a new data path has none."""
+        copies: dict[tuple[str, int], dict[str, StoredPartition]] = {}
+        for name, member in self._coordinator.members.items():
+            folder = member.node.options.data_path
+            if folder is not None and folder.is_dir():
+                for stored in stored_partitions(folder):
+                    copies.setdefault((stored.topic, stored.partition), {})[name] = stored
+        partitions = {key: _derive_partition(held) for key, held in copies.items()}
+        topics = [_derive_topic(name, copies) for name in dict.fromkeys(name for name, _ in copies)]
+        if topics:
+            _LOG.warning(
+                "%s was missing or damaged: rebuilt %d topics with %d partitions from the files of the nodes; "
+                "registered channels, retention and sync settings of topics have their defaults",
+                self._path,
+                len(topics),
+                len(partitions),
+            )
+        return topics, partitions
 
     def _open(self, name: str, number: int, state: PartitionState) -> None:
-        """Open a partition; a node that is in sync leads it, with a higher epoch than before."""
+        """Open a partition; an in-sync node leads it, with a higher epoch than before."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
-        leader = decisions.candidate(state, members)
+        leader = policy.candidate(state, members)
         if leader is None:
             raise InvalidSetting(
-                f"nobody here has all messages of topic {name} partition {number}",
+                f"no node of this cluster has all messages of topic {name} partition {number}",
                 hint=f"start at least as many nodes as before; {', '.join(state.in_sync)} had them",
             )
-        decisions.take_office(state, leader, set(members))
-        self._coordinator.open(self._coordinator.topics[name], number, state)
+        policy.promote(state, leader, set(members))
+        self._coordinator.open_partition(self._coordinator.topics[name], number, state)
 
 
-def _kept(state: PartitionState) -> dict[str, Any]:
+def _reason(error: Exception) -> str:
+    return f"no member {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _derive_partition(held: dict[str, StoredPartition]) -> PartitionState:
+    """Return a partition whose leader is the replica that knows best what consumers have finished.
+
+    Another replica that has more messages becomes the leader when the partition is opened, and the others copy it.
+    """
+    leader = max(held, key=lambda name: sum(channel.count for channel in held[name].channels))
+    return PartitionState(leader, list(held), list(held))
+
+
+def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredPartition]]) -> TopicState:
+    """Return the topic that explains the partitions found on the nodes."""
+    held = {number: nodes for (topic, number), nodes in copies.items() if topic == name}
+    stored = [found for nodes in held.values() for found in nodes.values()]
+    places = [node for nodes in held.values() for node in nodes]
+    ordered = any(found.ordered for found in stored)
+    spec = TopicSpec(
+        partition_num=max(held) + 1,
+        replica=max(len(nodes) for nodes in held.values()),
+        ordered=ordered,
+        multi_part=not ordered and len(places) > len(set(places)),
+        extend=any(found.extend for found in stored),
+    )
+    missing = [number for number in range(spec.partition_num) if number not in held]
+    if missing:
+        _LOG.warning("topic %s: no node has files of partitions %s", name, ", ".join(map(str, missing)))
+    return TopicState(name, spec)
+
+
+def _dump_partition(state: PartitionState) -> dict[str, Any]:
     return {
         "leader": state.leader,
         "replicas": state.replicas,
@@ -123,9 +204,9 @@ def _kept(state: PartitionState) -> dict[str, Any]:
     }
 
 
-def _topic(name: str, kept: dict[str, Any]) -> TopicState:
+def _load_topic(name: str, kept: dict[str, Any]) -> TopicState:
     return TopicState(name, TopicSpec(**kept["spec"]), registered=list(kept["registered"]))
 
 
-def _state(kept: dict[str, Any]) -> PartitionState:
+def _load_partition(kept: dict[str, Any]) -> PartitionState:
     return PartitionState(str(kept["leader"]), list(kept["replicas"]), list(kept["in_sync"]), int(kept["epoch"]))

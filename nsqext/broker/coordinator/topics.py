@@ -1,4 +1,4 @@
-"""What the coordinator knows of topics and partitions: plain values, changed by its decisions only."""
+"""State of topics and partitions in the coordinator: plain values, changed by its decisions only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ("PartitionState", "TopicSpec", "TopicState")
 
 @frozen
 class TopicSpec:
-    """What a topic was created with; equal specs may be created again (captured: topic_create).
+    """Specification of a topic; a topic with an equal one may be created again (captured: topic_create).
 
     Attributes:
         partition_num: number of partitions.
         replica: copies of each partition.
-        suggest_load: a load that placement may assume; kept, not used.
-        sync_every: messages between two syncs to the disk; 0 for the server's own rhythm.
-        retention_days: days that finished messages are kept; 0 for the server's own rule.
+        suggest_load: load for placement; stored, not used.
+        sync_every: messages between two syncs to the disk; 0 for the server's default.
+        retention_days: days that finished messages are kept; 0 for the server's default.
         ordered: SUB_ORDERED is required; several partitions may live on one node.
         multi_part: several partitions may live on one node.
         extend: messages may carry JSON headers.
@@ -44,18 +44,15 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs, more than half of the replicas.
-
-        Captured: failover_kill_leader.
-        """
+        """In-sync replicas that a write needs: more than half of the replicas (captured: failover_kill_leader)."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
-        """Return how many nodes the topic needs."""
+        """Return the smallest number of nodes that the topic fits on."""
         return self.replica if self.shares_nodes else self.replica * self.partition_num
 
     def meta(self) -> TopicMeta:
-        """Return what lookup tells."""
+        """Return the metadata that lookup publishes."""
         return TopicMeta(
             partition_num=self.partition_num,
             replica=self.replica,
@@ -73,10 +70,10 @@ class PartitionState:
     Attributes:
         leader: the node that was elected last; it may be dead.
         replicas: the nodes that hold a copy, in sync or not.
-        in_sync: those of them that have everything that was acknowledged, the leader included.
+        in_sync: replicas that have every acknowledged message, the leader included.
         epoch: grows with each election.
-        resigned: the leader lost its majority while it led (captured: failover_kill_follower).
-        joining: nodes that are about to be in sync; writes wait for them.
+        resigned: the leader lost its majority (captured: failover_kill_follower).
+        joining: nodes about to join the in-sync replicas; writes wait for them.
     """
 
     leader: str

@@ -51,7 +51,7 @@ class AdminApi:
         leads: dict[str, int] = {}
         holds: dict[str, int] = {}
         topics: dict[str, int] = {}
-        for replicas in self.coordinator.sets.values():
+        for replicas in self.coordinator.replica_sets.values():
             for name, hosted in replicas.hosts.items():
                 size = hosted.partition.log.end_offset - hosted.partition.log.start_offset
                 holds[name] = holds.get(name, 0) + size

@@ -107,7 +107,7 @@ class Live:
         return TopicView(name, topic.spec, partitions)
 
     def _partition(self, topic: str, number: int) -> PartitionView:
-        replicas = self.coordinator.sets[topic, number]
+        replicas = self.coordinator.replica_sets[topic, number]
         leader = replicas.state.leader
         if not self.coordinator.members[leader].alive:
             return PartitionView(None, None, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,16 +120,66 @@ def test_a_cluster_that_is_too_small_says_so(tmp_path: Path) -> None:
     with Cluster(3, data_path=tmp_path) as cluster:
         for number in range(3):
             cluster.create_topic(f"t{number}")
-    with pytest.raises(InvalidSetting, match="nobody here has all messages"):
+    with pytest.raises(InvalidSetting, match="no node of this cluster has all messages"):
         Cluster(1, data_path=tmp_path).start()
     with Cluster(3, data_path=tmp_path) as cluster:
         assert len(partitions(cluster.lookupd[0], "t1", "r")) == 1
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cluster.json").write_text("{}")
-    with pytest.raises(InvalidSetting, match=r"cluster\.json cannot be read"):
-        Cluster(1, data_path=tmp_path).start()
+@pytest.mark.parametrize("damage", ["missing", "{}", "[]", '{"topics": {"t": 1}}', "\x00\x80 no JSON", ""])
+def test_topics_are_rebuilt_from_the_nodes_when_the_state_file_is_missing_or_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    with Cluster(3, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", partitions=2, replicas=2, extend=True, channels=["ch"])
+        cluster.create_topic("o", partitions=2, ordered=True, channels=["ch"])
+        cluster.create_topic("c", replicas=3, channels=["ch"])
+        publish(cluster, "c", b"one", b"two", b"three")
+        assert consume(cluster, "c", 1) == [b"one"]
+    file = tmp_path / "cluster.json"
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_text(damage)
+    with Cluster(3, data_path=tmp_path) as cluster:
+        meta = {name: lookup(cluster.lookupd[0], "/lookup", topic=name, metainfo="true")["meta"] for name in "to"}
+        shape = ("partition_num", "replica", "extend_support", "ordered", "multi_part")
+        assert [meta["t"][key] for key in shape] == [2, 2, True, False, True]
+        assert [meta["o"][key] for key in shape] == [2, 1, False, True, False]
+        assert sorted(cluster.in_sync("c")) == ["n1", "n2", "n3"]
+        assert consume(cluster, "c", 2) == [b"two", b"three"]
+    assert "rebuilt 3 topics with 5 partitions from the files of the nodes" in caplog.text
+    aside = tmp_path / "cluster.json.damaged-1"
+    assert aside.exists() == (damage != "missing")
+    assert aside.name in caplog.text or damage == "missing"
+    caplog.clear()
+    with Cluster(3, data_path=tmp_path) as cluster:  # what was rebuilt was written
+        assert lookup(cluster.lookupd[0], "/topics")["topics"] == ["c", "o", "t"]
+    assert caplog.text == ""
+
+
+def test_a_damaged_state_file_of_an_empty_cluster_is_kept_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        (tmp_path / "cluster.json").write_text("{}")
+        with Cluster(1, data_path=tmp_path) as cluster:
+            cluster.create_topic(f"t{number}")
+            cluster.delete_topic(f"t{number}")
+        assert f"cluster.json is damaged (no member 'topics'); it is kept as {tmp_path}" in caplog.text
+        assert (tmp_path / f"cluster.json.damaged-{number}").read_text() == "{}"
+    assert "rebuilt" not in caplog.text
+
+
+def test_a_rebuilt_cluster_names_the_partitions_without_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Cluster(2, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", partitions=2, channels=["ch"])
+        lost = cluster.leader("t", 0)
+    shutil.rmtree(tmp_path / lost)
+    (tmp_path / "cluster.json").unlink()
+    with Cluster(2, data_path=tmp_path) as cluster:
+        assert cluster.leader("t", 1) != lost
+    assert "topic t: no node has files of partitions 0" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", [0, 1])

@@ -29,7 +29,7 @@ def test_a_topic_is_led_at_once() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 3))
     assert sorted(roles(coordinator).values()) == [(False, False), (False, False), (True, True)]
-    leader = coordinator.sets["t", 0].state.leader
+    leader = coordinator.replica_sets["t", 0].state.leader
     assert hosted(coordinator, leader).replicate is not None
 
 
@@ -59,7 +59,7 @@ def test_deleting_takes_the_copies_away() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
     admin.delete_topic(coordinator, "t")
-    assert (coordinator.topics, coordinator.sets, roles(coordinator)) == ({}, {}, {})
+    assert (coordinator.topics, coordinator.replica_sets, roles(coordinator)) == ({}, {}, {})
     with pytest.raises(admin.Refused, match="Key not found"):
         admin.delete_topic(coordinator, "t")
 
@@ -100,7 +100,7 @@ async def test_more_and_fewer_replicas() -> None:
         await until(coordinator, "sync=n1,n2,n3")
         await publish(coordinator, b"two")
         assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one", b"two"]] * 3
-        leader = coordinator.sets["t", 0].state.leader
+        leader = coordinator.replica_sets["t", 0].state.leader
         admin.update_topic(coordinator, "t", replica=1)
         assert list(roles(coordinator)) == [leader]
 
@@ -111,7 +111,7 @@ async def test_expanding_adds_partitions() -> None:
         admin.create_topic(coordinator, "t", TopicSpec(1, 1))
         admin.expand_topic(coordinator, "t", 3)
         assert sorted(coordinator.topics["t"].partitions) == [0, 1, 2]
-        assert {coordinator.sets["t", number].state.leader for number in range(3)} == {"n1", "n2", "n3"}
+        assert {coordinator.replica_sets["t", number].state.leader for number in range(3)} == {"n1", "n2", "n3"}
         for wanted, text in ((2, "the partition number can not be reduced"), (4, "No node is available")):
             with pytest.raises(admin.Refused, match=text):
                 admin.expand_topic(coordinator, "t", wanted)
@@ -122,7 +122,7 @@ def test_registered_channels_replace_the_others() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(disable_channel_auto_create=True))
     admin.register_channels(coordinator, "t", ["b", "a"])
-    leader = coordinator.sets["t", 0].leader
+    leader = coordinator.replica_sets["t", 0].leader
     assert sorted(leader.channels) == ["a", "b"]
     admin.register_channels(coordinator, "t", ["b"])
     assert list(leader.channels) == ["b"]
@@ -132,7 +132,7 @@ def test_registered_channels_replace_the_others() -> None:
 async def test_a_partition_moves_with_its_messages_and_positions() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
-        before = coordinator.sets["t", 0].state.leader
+        before = coordinator.replica_sets["t", 0].state.leader
         hosted(coordinator, before).partition.channel("ch")
         await publish(coordinator, b"one")
         target = next(name for name in coordinator.members if name != before)
@@ -149,7 +149,7 @@ async def test_a_partition_moves_with_its_messages_and_positions() -> None:
 async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         before, target = state.leader, next(name for name in coordinator.members if name != state.leader)
         with anyio.move_on_after(0) as scope:
             await admin.move_partition(coordinator, "t", 0, before, target, leader=True)
@@ -162,7 +162,7 @@ async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
 async def test_a_move_that_is_given_up_when_the_copy_is_ready_is_a_whole_move() -> None:
     async with running(4, CoordinatorOptions(join_pause=60)) as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         before, target = state.leader, next(name for name in coordinator.members if name not in state.replicas)
 
         async def move() -> None:
@@ -182,9 +182,8 @@ async def test_a_move_that_is_given_up_when_the_copy_is_ready_is_a_whole_move() 
 @pytest.mark.anyio
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again: bool) -> None:
-    async with running() as coordinator:
+    async with running(options=CoordinatorOptions(join_pause=3600)) as coordinator:  # the copy is never ready
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
-        coordinator.join = None  # the copy is never ready
         refused: list[str] = []
         done = anyio.Event()
 
@@ -225,7 +224,7 @@ async def test_a_leader_without_majority_writes_again_when_it_needs_no_other() -
 async def test_a_topic_that_is_deleted_takes_no_writes() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
-        replicas = coordinator.sets["t", 0]
+        replicas = coordinator.replica_sets["t", 0]
         assert coordinator.writable(replicas)
         admin.delete_topic(coordinator, "t")
         assert not coordinator.writable(replicas)
@@ -235,7 +234,7 @@ async def test_a_topic_that_is_deleted_takes_no_writes() -> None:
 async def test_refused_moves() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         leader, follower = state.replicas
         other = next(name for name in coordinator.members if name not in state.replicas)
         cases = [
@@ -258,25 +257,25 @@ async def test_refused_moves() -> None:
 async def test_a_removed_node_gives_its_partitions_away() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
-        leader = coordinator.sets["t", 0].state.leader
+        leader = coordinator.replica_sets["t", 0].state.leader
         await publish(coordinator, b"one")
         await admin.remove_node(coordinator, leader)
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         assert leader not in state.replicas
         assert sorted(state.in_sync) == sorted(state.replicas)
         assert bodies(coordinator, state.leader) == [b"one"]
         admin.create_topic(coordinator, "u", TopicSpec(1, 2))
-        assert leader not in coordinator.sets["u", 0].state.replicas
+        assert leader not in coordinator.replica_sets["u", 0].state.replicas
 
 
 @pytest.mark.anyio
 async def test_a_node_tells_the_partitions_of_a_topic_that_it_holds() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(partition_num=4, replica=2, ordered=True))
-    state = coordinator.sets["t", 0].state
+    state = coordinator.replica_sets["t", 0].state
     behind = next(name for name in state.replicas if name != state.leader)
     state.in_sync.remove(behind)
-    held = [replicas.partition for replicas in coordinator.sets_of(behind)]
+    held = [replicas.partition for replicas in coordinator.replica_sets_on(behind)]
     told = coordinator.stats(behind, "t", -1)["topic_coord_stats"]
     assert [entry["partition"] for entry in told] == held
     ids = {name: member.distributed_id for name, member in coordinator.members.items()}

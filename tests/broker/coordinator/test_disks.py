@@ -105,7 +105,7 @@ async def test_a_full_disk_of_a_follower_refuses_the_publish_and_nothing_else(
             with pytest.raises(Refusal, match="No space left"):
                 await publish(coordinator, b"two")
             assert hosted(coordinator, "n1").partition.readable == 1
-            coordinator.settle(coordinator.sets["t", 0])
+            coordinator.commit_when_replicated(coordinator.replica_sets["t", 0])
         await publish(coordinator, b"three")
         assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one", b"two", b"three"]] * 3
         assert hosted(coordinator, "n1").partition.readable == 3
@@ -114,7 +114,7 @@ async def test_a_full_disk_of_a_follower_refuses_the_publish_and_nothing_else(
 async def test_a_copy_whose_disk_is_full_joins_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nsqext.broker.coordinator.catch_up._AGAIN", 0.01)
+    monkeypatch.setattr("nsqext.broker.coordinator.coordinator._RETRY", 0.01)
     async with running() as coordinator:
         on_disk(coordinator, tmp_path)
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
@@ -139,7 +139,7 @@ async def test_a_topic_that_a_disk_does_not_take_is_not_there(tmp_path: Path) ->
         (tmp_path / "n2").write_text("no folder")
         with pytest.raises(admin.Refused, match="cannot be used"):
             admin.create_topic(coordinator, "t", TopicSpec(1, 3))
-        assert (coordinator.topics, coordinator.sets) == ({}, {})
+        assert (coordinator.topics, coordinator.replica_sets) == ({}, {})
         assert [member.node.hosted for member in coordinator.members.values()] == [{}, {}, {}]
         (tmp_path / "n2").unlink()
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
@@ -152,7 +152,7 @@ async def test_a_partition_that_a_disk_does_not_take_stays_where_it_is(tmp_path:
         spec = TopicSpec(1, 2, multi_part=True)
         admin.create_topic(coordinator, "t", spec)
         (tmp_path / "n3").write_text("no folder")
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         with pytest.raises(admin.Refused, match="cannot be used"):
             await admin.move_partition(coordinator, "t", 0, "n2", "n3", leader=False)
         with pytest.raises(admin.Refused, match="cannot be used"):

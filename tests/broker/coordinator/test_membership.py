@@ -56,7 +56,7 @@ def restart(coordinator: Coordinator, name: str) -> None:
 
 def create(coordinator: Coordinator, replicas: int) -> str:
     admin.create_topic(coordinator, "t", TopicSpec(1, replicas))
-    return coordinator.sets["t", 0].state.leader
+    return coordinator.replica_sets["t", 0].state.leader
 
 
 @pytest.mark.anyio
@@ -65,10 +65,10 @@ async def test_a_killed_leader_of_three_is_replaced_after_its_lease() -> None:
         leader = create(coordinator, 3)
         await publish(coordinator, b"one")
         kill(coordinator, leader)
-        assert not coordinator.writable(coordinator.sets["t", 0])
+        assert not coordinator.writable(coordinator.replica_sets["t", 0])
         assert not hosted(coordinator, leader).leader
         await until(coordinator, "writable")
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         assert state.leader != leader
         assert (state.epoch, leader in state.in_sync) == (2, False)
         await publish(coordinator, b"two")
@@ -82,26 +82,26 @@ async def test_a_killed_leader_of_three_is_replaced_after_its_lease() -> None:
 async def test_the_survivor_of_two_leads_without_writes() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)
-        other = coordinator.sets["t", 0].state.replicas[1]
+        other = coordinator.replica_sets["t", 0].state.replicas[1]
         kill(coordinator, leader)
         await until(coordinator, f"leader={other}")
         survivor = hosted(coordinator, other)
         assert (survivor.leader, survivor.writable) == (True, False)
         restart(coordinator, leader)
         await until(coordinator, "writable")
-        assert coordinator.sets["t", 0].state.leader == other
+        assert coordinator.replica_sets["t", 0].state.leader == other
 
 
 @pytest.mark.anyio
 async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)
-        other = coordinator.sets["t", 0].state.replicas[1]
+        other = coordinator.replica_sets["t", 0].state.replicas[1]
         kill(coordinator, other)
         with pytest.raises(Fault) as error:
             await publish(coordinator, b"one")
         assert (error.value.code, error.value.fatal) == ("E_FAILED_ON_NOT_WRITABLE", False)
-        assert (hosted(coordinator, leader).leader, coordinator.sets["t", 0].state.leader) == (False, leader)
+        assert (hosted(coordinator, leader).leader, coordinator.replica_sets["t", 0].state.leader) == (False, leader)
         restart(coordinator, other)
         await until(coordinator, "writable")
         await publish(coordinator, b"two")
@@ -113,10 +113,10 @@ async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign
 async def test_a_lost_follower_of_three_only_delays_a_publish() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
-        other = coordinator.sets["t", 0].state.replicas[1]
+        other = coordinator.replica_sets["t", 0].state.replicas[1]
         kill(coordinator, other)
         await publish(coordinator, b"one")
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         assert (state.leader, len(state.in_sync), state.epoch) == (leader, 2, 1)
 
 
@@ -124,7 +124,7 @@ async def test_a_lost_follower_of_three_only_delays_a_publish() -> None:
 async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
     async with running(options=CoordinatorOptions(lease=5)) as coordinator:
         create(coordinator, 2)
-        other = coordinator.sets["t", 0].state.replicas[1]
+        other = coordinator.replica_sets["t", 0].state.replicas[1]
         member = coordinator.members[other]
         member.node.faults.freeze()
         membership.silent(coordinator, member)
@@ -135,7 +135,7 @@ async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
             member.node.faults.thaw()
             membership.thawed(coordinator, member)
         assert bodies(coordinator, other) == [b"one"]
-        assert coordinator.sets["t", 0].state.epoch == 1
+        assert coordinator.replica_sets["t", 0].state.epoch == 1
 
 
 @pytest.mark.anyio
@@ -148,8 +148,8 @@ async def test_a_frozen_leader_loses_its_office_and_what_it_did_not_share() -> N
         membership.silent(coordinator, member)
         hosted(coordinator, leader).partition.put([NewMessage(b"lost")])
         await until(coordinator, "writable")
-        while coordinator.sets["t", 0].state.leader == leader:
-            await coordinator.sets["t", 0].wait()
+        while coordinator.replica_sets["t", 0].state.leader == leader:
+            await coordinator.replica_sets["t", 0].wait()
         await publish(coordinator, b"two")
         member.node.faults.thaw()
         membership.thawed(coordinator, member)
@@ -164,9 +164,9 @@ async def test_the_only_copy_waits_for_its_node() -> None:
         await publish(coordinator, b"one")
         kill(coordinator, leader)
         await anyio.sleep(0.1)
-        assert not coordinator.writable(coordinator.sets["t", 0])
+        assert not coordinator.writable(coordinator.replica_sets["t", 0])
         restart(coordinator, leader)
-        assert coordinator.writable(coordinator.sets["t", 0])
+        assert coordinator.writable(coordinator.replica_sets["t", 0])
         assert bodies(coordinator, leader) == [b"one"]
 
 
@@ -174,7 +174,7 @@ async def test_the_only_copy_waits_for_its_node() -> None:
 async def test_nobody_out_of_sync_is_elected_when_all_are_gone() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
-        first, second = coordinator.sets["t", 0].state.replicas[1:]
+        first, second = coordinator.replica_sets["t", 0].state.replicas[1:]
         kill(coordinator, first)
         await publish(coordinator, b"one")  # returns when `first` is out of sync
         kill(coordinator, leader)
@@ -182,7 +182,7 @@ async def test_nobody_out_of_sync_is_elected_when_all_are_gone() -> None:
         await anyio.sleep(0.1)
         restart(coordinator, first)
         await anyio.sleep(0.1)
-        assert coordinator.sets["t", 0].state.leader == leader
+        assert coordinator.replica_sets["t", 0].state.leader == leader
         restart(coordinator, second)
         await until(coordinator, f"leader={second}")
         await until(coordinator, "writable")
@@ -195,8 +195,8 @@ async def test_a_node_that_says_goodbye_hands_over_at_once() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         leader = create(coordinator, 3)
         membership.left(coordinator, coordinator.members[leader])
-        assert coordinator.sets["t", 0].state.leader != leader
-        assert coordinator.writable(coordinator.sets["t", 0])
+        assert coordinator.replica_sets["t", 0].state.leader != leader
+        assert coordinator.writable(coordinator.replica_sets["t", 0])
 
 
 @pytest.mark.anyio
@@ -214,7 +214,7 @@ async def test_the_new_leader_knows_what_was_finished() -> None:
         channel.pause()
         membership.left(coordinator, coordinator.members[leader])
         assert consumer.ended
-        heir = hosted(coordinator, coordinator.sets["t", 0].state.leader).partition.channels["ch"]
+        heir = hosted(coordinator, coordinator.replica_sets["t", 0].state.leader).partition.channels["ch"]
         assert heir.paused
         heir.unpause()
         next_consumer = Consumer()
@@ -227,12 +227,12 @@ async def test_the_new_leader_knows_what_was_finished() -> None:
 async def test_a_node_that_stays_away_is_replaced() -> None:
     async with running(options=CoordinatorOptions(lease=0.02, join_pause=0.01, replace_after=0.02)) as coordinator:
         create(coordinator, 2)
-        gone = coordinator.sets["t", 0].state.replicas[1]
+        gone = coordinator.replica_sets["t", 0].state.replicas[1]
         await publish(coordinator, b"one")
         kill(coordinator, gone)
         await until(coordinator, "writable")
-        while gone in coordinator.sets["t", 0].state.replicas:
-            await coordinator.sets["t", 0].wait()
+        while gone in coordinator.replica_sets["t", 0].state.replicas:
+            await coordinator.replica_sets["t", 0].wait()
         await until(coordinator, "writable")
         await publish(coordinator, b"two")
         restart(coordinator, gone)
@@ -250,7 +250,7 @@ async def test_the_only_copies_are_not_replaced_while_nobody_leads() -> None:
         restart(coordinator, "n2")
         restart(coordinator, "n3")
         await until(coordinator, "writable")
-        assert coordinator.sets["t", 0].state.leader == "n2"
+        assert coordinator.replica_sets["t", 0].state.leader == "n2"
         restart(coordinator, "n1")
         await until(coordinator, "sync=n1,n2,n3")
         assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one"]] * 3
@@ -260,7 +260,7 @@ async def test_the_only_copies_are_not_replaced_while_nobody_leads() -> None:
 async def test_a_topic_that_is_deleted_lets_waiting_publishes_go() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         create(coordinator, 2)
-        kill(coordinator, coordinator.sets["t", 0].state.replicas[1])
+        kill(coordinator, coordinator.replica_sets["t", 0].state.replicas[1])
         outcome: list[str] = []
 
         async def try_to_publish() -> None:

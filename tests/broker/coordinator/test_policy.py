@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.coordinator.policy import candidate, is_open, lose, place, take_office
+from nsqext.broker.coordinator.policy import candidate, drop_from_in_sync, is_writable, place, promote
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec
 
 IDLE = {"n1": (0, 0), "n2": (0, 0), "n3": (0, 0)}
@@ -71,7 +71,7 @@ def test_only_a_node_in_sync_is_elected() -> None:
 
 def test_an_election_raises_the_epoch_and_drops_the_absent() -> None:
     state = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n2", "n3"], resigned=True, joining={"n2"})
-    take_office(state, "n3", {"n2", "n3"})
+    promote(state, "n3", {"n2", "n3"})
     assert (state.leader, state.epoch, state.in_sync, state.resigned, state.joining) == (
         "n3",
         2,
@@ -85,18 +85,18 @@ def test_an_election_raises_the_epoch_and_drops_the_absent() -> None:
 def test_writes_need_more_than_half_of_the_replicas(replica: int, in_sync: int, open_: bool) -> None:
     names = ["n1", "n2", "n3"]
     state = PartitionState("n1", names[:replica], names[:in_sync])
-    assert is_open(state, TopicSpec(1, replica)) is open_
+    assert is_writable(state, TopicSpec(1, replica)) is open_
 
 
 def test_a_leader_without_majority_resigns() -> None:
     three = PartitionState("n1", ["n1", "n2", "n3"], ["n1", "n2", "n3"])
-    lose(three, "n2", TopicSpec(1, 3))
+    drop_from_in_sync(three, "n2", TopicSpec(1, 3))
     assert (three.in_sync, three.resigned) == (["n1", "n3"], False)
-    lose(three, "n3", TopicSpec(1, 3))
+    drop_from_in_sync(three, "n3", TopicSpec(1, 3))
     assert (three.in_sync, three.resigned) == (["n1"], True)
-    assert not is_open(three, TopicSpec(1, 3))
+    assert not is_writable(three, TopicSpec(1, 3))
 
 
 def test_writes_wait_while_a_replica_is_taken_in() -> None:
     state = PartitionState("n1", ["n1", "n2"], ["n1", "n2"], joining={"n3"})
-    assert not is_open(state, TopicSpec(1, 2))
+    assert not is_writable(state, TopicSpec(1, 2))

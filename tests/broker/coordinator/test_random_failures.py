@@ -40,7 +40,7 @@ class Schedule:
     async def publish(self) -> None:
         """Publish one message after the other, wherever the leader is."""
         while True:
-            replicas = self.coordinator.sets["t", 0]
+            replicas = self.coordinator.replica_sets["t", 0]
             found = hosted(self.coordinator, replicas.state.leader)
             if not (found.leader and found.writable) or not self.coordinator.reachable(replicas.state.leader):
                 await replicas.wait()
@@ -80,7 +80,7 @@ class Schedule:
             await self._pause()
 
     async def _move(self, name: str) -> None:
-        source = self.coordinator.sets["t", 0].state.leader
+        source = self.coordinator.replica_sets["t", 0].state.leader
         try:
             with anyio.move_on_after(0.05):
                 await admin.move_partition(self.coordinator, "t", 0, source, name, leader=True)
@@ -102,7 +102,7 @@ async def test_what_was_acknowledged_is_there(seed: int) -> None:
             await schedule.break_things(12)
             group.cancel_scope.cancel()
         await until(coordinator, "writable")
-        replicas = coordinator.sets["t", 0]
+        replicas = coordinator.replica_sets["t", 0]
         with anyio.fail_after(5):
             while sorted(replicas.state.in_sync) != sorted(replicas.state.replicas):
                 await replicas.wait()

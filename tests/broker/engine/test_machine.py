@@ -19,8 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from nsqext.broker.coordinator.leader_handover import mirror_channels, pass_channels
-from nsqext.broker.coordinator.replication import copy, cut_tail
+from nsqext.broker.coordinator.replication import copy_records, cut_tail, hand_over_channels, mirror_channels
 from nsqext.broker.engine.channel_types import ChannelKind, admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage, Partition
@@ -277,7 +276,7 @@ class Leaders(Schedule):
         """Give the follower what it lacks."""
         if self.follower.log.start_offset < self.partition.log.start_offset:
             self.follower.log.trim(self.partition.log.start_offset)
-        while not copy(self.partition, self.follower):
+        while not copy_records(self.partition, self.follower):
             pass
 
     def commit(self, stored: Stored) -> None:
@@ -301,7 +300,7 @@ class Leaders(Schedule):
         for consumer in self.consumers.values():
             assert consumer.has_closed
         self.forget_consumers()
-        pass_channels(self.partition, self.follower)
+        hand_over_channels(self.partition, self.follower)
         self.follower.resume()
         self.names.reverse()
         self.partition, self.follower = self.follower, self.partition

@@ -116,29 +116,29 @@ async def test_a_hidden_lookup_node_is_not_listed() -> None:
 async def test_partitions_move_by_node_id() -> None:
     async with running() as coordinator, talk(coordinator) as (_, client):
         await create(client, "t")
-        first = coordinator.sets["t", 0].state.leader
+        first = coordinator.replica_sets["t", 0].state.leader
         second = next(name for name in coordinator.members if name != first)
         ids = {name: member.distributed_id for name, member in coordinator.members.items()}
         path = "/topic/partition/move?topic=t&partition=0"
         answer = await client.post(f"{path}&move_from={ids[first]}&move_to={ids[second]}")
         assert answer.text == '{"message":"can not move leader without moveleader param"}'
         answer = await client.post(f"{path}&move_from={ids[first]}&move_to={ids[second]}&move_leader=true")
-        assert (answer.status_code, answer.text, coordinator.sets["t", 0].state.leader) == (200, "", second)
+        assert (answer.status_code, answer.text, coordinator.replica_sets["t", 0].state.leader) == (200, "", second)
 
 
 @pytest.mark.anyio
 async def test_a_removed_node_is_emptied() -> None:
     async with running() as coordinator, talk(coordinator) as (_, client):
         await create(client, "t", "partition_num=1&replicator=2")
-        gone = coordinator.sets["t", 0].state.leader
+        gone = coordinator.replica_sets["t", 0].state.leader
         answer = await client.post(f"/cluster/node/remove?remove_node={coordinator.members[gone].distributed_id}")
         assert answer.status_code == 200
         with anyio.fail_after(5):
-            while gone in coordinator.sets["t", 0].state.replicas:
-                await coordinator.sets["t", 0].wait()
+            while gone in coordinator.replica_sets["t", 0].state.replicas:
+                await coordinator.replica_sets["t", 0].wait()
         await until(coordinator, "writable")
         await create(client, "u", "partition_num=1&replicator=2")
-        assert gone not in coordinator.sets["u", 0].state.replicas
+        assert gone not in coordinator.replica_sets["u", 0].state.replicas
 
 
 @pytest.mark.anyio
@@ -147,7 +147,7 @@ async def test_debug_tells_everything() -> None:
         await create(client, "t")
         add_channel(coordinator, "t")
         found = (await client.get("/debug", headers=V1)).json()
-        peer = f"127.0.0.1:{coordinator.members[coordinator.sets['t', 0].state.leader].tcp.port}"
+        peer = f"127.0.0.1:{coordinator.members[coordinator.replica_sets['t', 0].state.leader].tcp.port}"
         assert len(found) == 5
         assert found["channel:t:0"] == [{"partitionID": "0", "channelName": "ch", "peerId": peer}]
         assert (found["topic:t"][0]["id"], found["topic:t"][0]["tombstoned"]) == (peer, False)

@@ -41,7 +41,7 @@ async def create(client: httpx.AsyncClient, name: str, query: str = "partition_n
 
 
 def add_channel(coordinator: Coordinator, topic: str, partition: int = 0, channel: str = "ch") -> None:
-    leader = coordinator.sets[topic, partition].state.leader
+    leader = coordinator.replica_sets[topic, partition].state.leader
     hosted(coordinator, leader, topic, partition).partition.channel(channel)
 
 
@@ -100,7 +100,7 @@ async def test_refusals(method: str, path: str, status: int, text: str) -> None:
 
 
 def entry(coordinator: Coordinator, topic: str, partition: int = 0) -> dict[str, Any]:
-    member = coordinator.members[coordinator.sets[topic, partition].state.leader]
+    member = coordinator.members[coordinator.replica_sets[topic, partition].state.leader]
     return {
         "id": f"127.0.0.1:{member.tcp.port}",
         "remote_address": f"127.0.0.1:{member.tcp.port}",
@@ -212,10 +212,10 @@ async def test_a_tombstone_needs_a_node_that_leads_the_topic_at_that_time() -> N
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=1&replicator=2")
         add_channel(coordinator, "t")
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         other = next(name for name in state.replicas if name != state.leader)
         await client.post(f"/topic/tombstone?topic=t&node=127.0.0.1:{coordinator.members[other].http.port}")
-        coordinator.elect(coordinator.sets["t", 0], other)
+        coordinator.elect(coordinator.replica_sets["t", 0], other)
         found = (await client.get("/lookup?topic=t&access=w", headers=V1)).json()
         assert found["producers"] == [entry(coordinator, "t")]
 
@@ -251,7 +251,7 @@ async def test_a_leader_without_a_majority_takes_its_topic_and_channels_back() -
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=1&replicator=2")
         add_channel(coordinator, "t")
-        state = coordinator.sets["t", 0].state
+        state = coordinator.replica_sets["t", 0].state
         state.in_sync.remove(next(name for name in state.replicas if name != state.leader))
         node = entry(coordinator, "t")
         found = (await client.get("/lookup?topic=t", headers=V1)).json()
@@ -269,7 +269,7 @@ async def test_a_leader_that_died_leaves_its_topic_in_the_list() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
         add_channel(coordinator, "t")
-        coordinator.members[coordinator.sets["t", 0].state.leader].alive = False
+        coordinator.members[coordinator.replica_sets["t", 0].state.leader].alive = False
         assert (await client.get("/topics", headers=V1)).json() == {"topics": ["t"]}
         for access in "rw":
             found = (await client.get(f"/lookup?topic=t&access={access}", headers=V1)).json()
@@ -351,7 +351,7 @@ async def test_a_type_that_one_partition_refuses_is_given_to_none() -> None:
         await create(client, "t", "partition_num=2&replicator=1")
         await create(client, "o", "partition_num=1&replicator=1&orderedmulti=true")
         add_channel(coordinator, "t", 1)
-        leader = coordinator.sets["t", 1].leader
+        leader = coordinator.replica_sets["t", 1].leader
         leader.channels["ch"].kind = ChannelKind("shared", fixed=True)
         leader.channels["ch"].set_ordered(True)
         for topic, dispatch, text in (
@@ -362,8 +362,8 @@ async def test_a_type_that_one_partition_refuses_is_given_to_none() -> None:
         ):
             answer = await client.post(f"/channel/create?topic={topic}&channel=ch&dispatch={dispatch}")
             assert (answer.status_code, answer.text) == (400, f'{{"message":"{text}"}}')
-        assert not coordinator.sets["t", 0].leader.channels
-        coordinator.members[coordinator.sets["t", 0].state.leader].alive = False
+        assert not coordinator.replica_sets["t", 0].leader.channels
+        coordinator.members[coordinator.replica_sets["t", 0].state.leader].alive = False
         answer = await client.post("/channel/create?topic=t&channel=other&dispatch=key_failover")
         assert answer.json() == {"message": "partition 0 of topic t has no leader"}
         assert list(leader.channels) == ["ch"]

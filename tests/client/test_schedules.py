@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -270,14 +270,22 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
 
 
 class _Subscription:
-    """What a seeker knows of a subscription."""
+    """What a seeker knows of a subscription.
 
-    def __init__(self) -> None:
-        self.plan = self
+    Args:
+        move_channel: moves the channel.
+    """
+
+    def __init__(self, move_channel: Callable[[Position], Awaitable[None]]) -> None:
+        self._move_channel = move_channel
+        self.request = self
         self.address = Address("n", 1)
         self.start: Position | None = None
         self.stopped = False
         self.ended = anyio.Event()
+
+    async def move(self, http: Address, position: Position) -> None:
+        await self._move_channel(position)
 
     async def close(self) -> None:
         await checkpoint()
@@ -306,16 +314,16 @@ def test_seeks_all_end_and_the_channel_is_where_the_last_one_wants_it(
     view = PartitionMap("t", "r", http={Address("n", 1): Address("n", 2)})
     plan, moved, asked = list(moves), list[str](), list[str]()
 
-    async def move_channel(*given_words: object) -> None:
+    async def move_channel(position: Position) -> None:
         works, turns = plan.pop(0) if plan else (True, 1)
         await _wait(turns)
         if not works:
             raise PartitionUnavailable("not now")
-        moved.append(str(given_words[-1]))
+        moved.append(str(position))
 
     async def keep() -> None:
         while True:
-            subscription = _Subscription()
+            subscription = _Subscription(move_channel)
             await checkpoint()
             try:
                 await seeker.move(place, subscription, view)  # type: ignore[arg-type]
@@ -346,6 +354,4 @@ def test_seeks_all_end_and_the_channel_is_where_the_last_one_wants_it(
             assert moved[-1] == asked[-1]
             keeping.cancel_scope.cancel()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seeking, "move_channel", move_channel)
-        _run(backend, main)
+    _run(backend, main)

@@ -199,13 +199,13 @@ class Consumer:
     def pause(self) -> None:
         """Ask for no further messages, until `resume`; those that are here go on."""
         self._session.flow.paused = True
-        self._session.upkeep.level()
+        self._session.upkeep.rebalance()
 
     def resume(self) -> None:
         """Ask for messages again."""
         if not self._session.dispatcher.stopped:
             self._session.flow.paused = False
-            self._session.upkeep.level()
+            self._session.upkeep.rebalance()
 
     @property
     def max_in_flight(self) -> int:
@@ -219,7 +219,7 @@ class Consumer:
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         self._session.flow.max_in_flight = count
-        self._session.upkeep.level()
+        self._session.upkeep.rebalance()
 
     @property
     def paused(self) -> bool:

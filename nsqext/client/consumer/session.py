@@ -139,7 +139,7 @@ class ConsumerSession:
     async def _drain(self) -> None:
         """RDY 0; handlers end, or are cut off; answers go out; what was not handled goes back; CLS; the sockets."""
         self.flow.paused = True
-        self.upkeep.level()
+        self.upkeep.rebalance()
         self.upkeep.flush()
         self.dispatcher.stop()
         with anyio.move_on_after(self._options.close_timeout) as scope:

@@ -352,7 +352,7 @@ async def test_a_message_whose_connection_is_lost_says_so() -> None:
         assert not mine.expired
         await peer.close()
         await eventually(lambda: mine.expired)
-        with pytest.raises(MessageNotInFlight, match="connection is gone"):
+        with pytest.raises(MessageNotInFlight, match="connection was closed"):
             await mine.finish()
         assert not mine.answered
         peer = await _subscribe(node)

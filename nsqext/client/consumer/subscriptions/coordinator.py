@@ -12,7 +12,6 @@ from nsqext.client.consumer.subscriptions.flusher import Flusher
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.subscriptions.assignment import Key, Listener
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
@@ -54,31 +53,30 @@ class SubscriptionGroup:
     def add(self, key: Key, subscription: Subscription) -> None:
         """Take in a subscription that has just been made."""
         self.live[key] = subscription
-        self._flow.add(subscription, subscription.max_rdy, subscription.backoff, _clock())
-        self.level()
+        self._flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
+        self.rebalance()
 
     def remove(self, key: Key, subscription: Subscription) -> None:
         """Forget a subscription, also one that was never added."""
         if self.live.get(key) is subscription:
             del self.live[key]
         self._flow.remove(subscription)
-        self.level()
+        self.rebalance()
 
-    def arrived(self, subscription: Subscription, messages: list[Message], now: float) -> None:
-        """Pass the messages of one read on."""
-        self._listener.arrived(messages)
-        if self._flow.delivered(subscription, now):
-            self.level()
+    def received(self, subscription: Subscription, count: int, now: float) -> None:
+        """Note the messages of one read."""
+        if count and self._flow.delivered(subscription, now):
+            self.rebalance()
 
-    def level(self) -> None:
-        """Tell every connection its share."""
+    def rebalance(self) -> None:
+        """Set the RDY count of every connection."""
         now = _clock()
         for subscription, share in self._flow.shares(now).items():
             subscription.set_ready(share)
         if self._next_tick(now) < _TICK:
             self._wake.set()
 
-    def mark(self, subscription: Subscription) -> None:
+    def needs_flush(self, subscription: Subscription) -> None:
         """Note that a subscription has something to send."""
         self._flusher.mark(subscription)
 
@@ -109,6 +107,6 @@ class SubscriptionGroup:
                 subscription.tick(now)
             for backoff in self._backoffs():
                 backoff.tick(now)
-            self.level()
+            self.rebalance()
             if self._listener.ticked(now, now - started - pause if scope.cancelled_caught else 0.0):
-                self.level()
+                self.rebalance()

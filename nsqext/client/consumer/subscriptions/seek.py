@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.consumer.position import Position, channel_exists, move_channel
+from nsqext.client.consumer.position import Position, channel_exists
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
 from nsqext.types import Address
 
@@ -63,9 +63,9 @@ class ChannelSeeker:
             PartitionUnavailable: the node cannot be reached, or refuses.
         """
         while place.pending is not None:
-            http = _http(view, place.partition, subscription.plan.address)
-            subscription.start = position = place.pending
-            await move_channel(http, self._topic, place.partition, self._channel, position)
+            http = _http(view, place.partition, subscription.request.address)
+            position = place.pending
+            await subscription.move(http, position)
             if place.pending is position:  # otherwise somebody sought elsewhere meanwhile
                 place.pending = None
                 place.moved.set()

@@ -136,9 +136,9 @@ class Subscriber:
             if not subscription.live:
                 continue
             address = _address(view, key)
-            if address is not None and address != subscription.plan.address:
+            if address is not None and address != subscription.request.address:
                 reason = f"the leader has moved to {address}"
-            elif view.meta.partition_num and not subscription.plan.fits(view.meta):
+            elif view.meta.partition_num and not subscription.request.fits(view.meta):
                 # an upgraded topic goes silent for who did not ask for headers (captured: upgrade_ext)
                 reason = "the topic was changed"
             else:
@@ -206,7 +206,7 @@ class Subscriber:
             logger.warning("the topic has no tags, all messages come", extra={"topic": self._topic, "tag": source.tag})
         upkeep = self._upkeep
         backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else upkeep.backoff
-        subscription = Subscription(plan, upkeep, backoff)
+        subscription = Subscription(plan, self._listener.arrived, upkeep, backoff)
         try:
             await self.seeker.see_to_start(place, view, address)
             await subscription.open()

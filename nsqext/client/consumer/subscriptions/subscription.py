@@ -1,4 +1,4 @@
-"""One subscription: a connection to the leader of one partition, for as long as it lasts."""
+"""The subscription of a consumer to one partition: the messages received over its connection, and their answers."""
 
 from __future__ import annotations
 
@@ -6,62 +6,60 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
-import anyio
-
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
-from nsqext.protocol.client.commands import CLS, rdy, sub
-from nsqext.protocol.messages import decode_into
-from nsqext.transport.handshake import open_connection, subscribe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
-    from nsqext.transport.connection import Connection
+    from nsqext.types import Address
 
-__all__ = ("Hub", "Subscription")
+__all__ = ("Subscription", "SubscriptionMonitor")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_MANY = 750  # answers that are worth a send of their own
-_READ_SIZE = 65536
+_MANY = 750
+"""Answers that are sent without waiting for the end of the turn of the event loop."""
 _COMPRESSED = COMPRESS_HEADER.encode()
 
 
-class Hub(Protocol):
-    """What a subscription reports to."""
+class SubscriptionMonitor(Protocol):
+    """What a subscription reports to, apart from the messages themselves."""
 
-    def arrived(self, subscription: Subscription, messages: list[Message], now: float) -> None:
-        """Take the messages of one read."""
+    def received(self, subscription: Subscription, count: int, now: float) -> None:
+        """Note the messages of one read, after they were queued."""
 
-    def mark(self, subscription: Subscription) -> None:
-        """Note that there is something to be flushed."""
+    def needs_flush(self, subscription: Subscription) -> None:
+        """Note that commands are pending."""
 
-    def level(self) -> None:
-        """Share out anew what may be in flight."""
+    def rebalance(self) -> None:
+        """Distribute RDY again, because the state of a backoff changed."""
 
 
 class Subscription:
-    """A connection that is subscribed; the owner of the messages that came over it.
+    """A subscription to one partition, for as long as its connection lasts; the owner of the messages received over it.
 
     Args:
-        plan: what to subscribe to.
-        hub: what it reports to.
-        backoff: told how messages ended; of the consumer, or its own.
+        request: what to subscribe to.
+        deliver: called with the messages of each read.
+        monitor: what it reports to.
+        backoff: of the consumer, or of this connection alone.
     """
 
     __slots__ = (
-        "_acks",
-        "_connection",
-        "_detail",
-        "_hub",
+        "_deliver",
+        "_monitor",
         "_order",
-        "_rdy",
+        "_pending",
+        "_reader",
         "backoff",
         "horizon",
         "ignore_lost",
@@ -69,44 +67,56 @@ class Subscription:
         "in_order",
         "live",
         "max_msg_timeout",
-        "max_rdy",
+        "max_ready",
         "msg_timeout",
         "node",
         "partition",
-        "plan",
         "ready",
+        "received",
+        "received_bytes",
+        "request",
+        "requeued",
         "start",
         "stopped",
         "topic",
     )
 
-    def __init__(self, plan: SubscribeRequest, hub: Hub, backoff: Backoff) -> None:
-        self.plan: SubscribeRequest = plan
-        self.topic: str = plan.topic
-        self.partition: int = plan.partition
-        self.node: str = str(plan.address)
-        self.in_order: bool = plan.ordered
+    def __init__(
+        self,
+        request: SubscribeRequest,
+        deliver: Callable[[list[Message]], None],
+        monitor: SubscriptionMonitor,
+        backoff: Backoff,
+    ) -> None:
+        self.request: SubscribeRequest = request
+        self.topic: str = request.topic
+        self.partition: int = request.partition
+        self.node: str = str(request.address)
+        self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff
         self.in_flight: int = 0
-        """Messages that came and were not answered."""
+        """Messages that were received and not answered."""
+        self.received: int = 0
+        self.received_bytes: int = 0
+        self.requeued: int = 0
         self.live: bool = False
+        """Whether it is subscribed, and the connection open."""
         self.stopped: bool = False
-        """Ended because somebody here wanted it."""
+        """Whether this client ended it, so that its end is not an error."""
         self.horizon: float = float("-inf")
-        """Messages that arrived before this time are no longer ours: they timed out, or the connection is gone."""
-        self.ignore_lost: bool = plan.options.delivery.on_lost == "ignore"
-        self.max_rdy: int = 2500
+        """Messages received before this time are not in flight any more: timed out, or the connection was closed."""
+        self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
+        self.max_ready: int = 1
         self.msg_timeout: float = 60.0
         self.max_msg_timeout: float = 900.0
         self.ready: int = 0
         self.start: Position | None = None
-        """Where the channel was moved to; messages from before are finished unseen."""
-        self._hub = hub
-        self._detail = plan.verb != "SUB"
-        self._order = OrderCheck(plan.options.failure.report_attempts) if plan.ordered else None
-        self._acks: list[bytes] = []
-        self._rdy: int | None = None
-        self._connection: Connection | None = None
+        """Where the channel was moved to; earlier messages are finished without being delivered."""
+        self._deliver = deliver
+        self._monitor = monitor
+        self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
+        self._pending: list[bytes] = []
+        self._reader: PartitionReader | None = None
 
     async def open(self) -> None:
         """Connect and subscribe.
@@ -114,28 +124,25 @@ class Subscription:
         Raises:
             NsqError: it did not work; nothing stays open.
         """
-        plan = self.plan
-        connection, negotiated = await open_connection(plan.address, plan.options.connection, plan.identify())
-        try:
-            plan.check(negotiated)
-            connection.read_size = _READ_SIZE
-            connection.on_messages = self._deliver
-            command = sub(plan.topic, plan.channel, plan.partition, verb=plan.verb)
-            await subscribe(connection, command, plan.options.connection.request_timeout)
-        except NsqError as error:
-            connection.close()
-            error = plan.explain(error)
-            raise error.at(topic=plan.topic, partition=plan.partition, node=self.node) from error.__cause__
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        # an ordered channel sends one after the other, and its first message twice to those who ask for more
-        # (captured: sub_ordered_first_reset_duplicate)
-        self.max_rdy = 1 if self.in_order else negotiated.max_rdy_count
-        self.msg_timeout = negotiated.msg_timeout
-        self.max_msg_timeout = negotiated.max_msg_timeout
+        self._reader = reader = await PartitionReader.open(self.request)
+        self._pending = reader.pending
+        self.max_ready = reader.max_ready
+        self.msg_timeout = reader.msg_timeout
+        self.max_msg_timeout = reader.max_msg_timeout
         self.live = True
+
+    async def move(self, http: Address, position: Position) -> None:
+        """Move the channel, and skip earlier messages that the server has read ahead (captured: channel_setoffset).
+
+        Args:
+            http: HTTP address of the node.
+            position: where the channel reads on.
+
+        Raises:
+            PartitionUnavailable: the node cannot be reached, or refuses.
+        """
+        self.start = position
+        await self._opened().move(http, position)
 
     async def read(self) -> None:
         """Read until the connection ends.
@@ -143,46 +150,55 @@ class Subscription:
         Raises:
             NsqError: why it ended.
         """
-        connection = self._connection
-        if connection is None:
-            raise InvalidState("the subscription is not open", topic=self.topic, partition=self.partition)
         try:
-            await connection.read_forever()
-        except NsqError as error:
-            raise error.at(topic=self.topic, partition=self.partition, node=self.node) from error.__cause__
+            await self._opened().read(self._receive)
         finally:
             self.end()
 
-    def _deliver(self, frames: list[bytes]) -> None:
+    def _opened(self) -> PartitionReader:
+        if self._reader is None:
+            raise InvalidState("the subscription is not open", topic=self.topic, partition=self.partition)
+        return self._reader
+
+    # Receiving
+
+    def _receive(self, frames: list[bytes]) -> None:
+        reader = self._opened()
         now = _clock()
         self.horizon = now - self.msg_timeout
-        plan, order = self.plan, self._order
-        extend, detail = plan.meta.extend_support, self._detail
+        decode, order, request = reader.decode, self._order, self.request
+        unpack = request.meta.extend_support and request.options.delivery.decompress
         messages: list[Message] = []
         failure: NsqError | None = None
         try:
             for data in frames:
                 message = Message(self)
-                decode_into(message, data, extend, detail)
+                decode(message, data)
                 message.received = now
                 if order is not None and not order.takes(message):
                     continue
-                if extend and message.header.find(_COMPRESSED) >= 0 and plan.options.delivery.decompress:
+                if unpack and message.header.find(_COMPRESSED) >= 0:
                     _unpack(message)
                 messages.append(message)
         except NsqError as error:
             failure = error
-        self.in_flight += len(messages)
+        count = len(messages)
+        self.in_flight += count
+        self.received += count
+        self.received_bytes += sum(map(len, frames))
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
-            trace_log.consumed(messages, plan.channel, self.local_address)
-        self._hub.arrived(self, messages, now)
+            trace_log.consumed(messages, request.channel, reader.local_address)
+        self._deliver(messages)
         if failure is not None:
-            self._break(failure)
+            reader.fail(failure)
+            return
+        reader.check_in_flight(self.in_flight, now)
+        self._monitor.received(self, count, now)
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
-        """Finish what lies before the start: the server had read it ahead of the move (captured: channel_setoffset)."""
+        """Finish messages that precede the start position: the server had read them before the channel was moved."""
         for number, message in enumerate(messages):
             if start.reached_by(message):
                 self.start = None
@@ -190,60 +206,50 @@ class Subscription:
             message.finish_now()
         return []
 
-    def _break(self, error: NsqError) -> None:
-        """End the connection because of what came over it."""
-        if self._connection is not None:
-            self._connection.protocol.fail(error)
-            self._connection.close()
-
-    @property
-    def local_address(self) -> str:
-        """``host:port`` of this end; empty after the end."""
-        return self._connection.local_address if self._connection is not None else ""
-
     # Answers
 
     def finish(self, message: Message) -> None:
         """Send FIN with the next flush.
 
         Raises:
-            MessageNotInFlight: the message is no longer ours.
+            MessageNotInFlight: the message is not in flight any more.
         """
         if message.received < self.horizon:
             raise self._lost(message)
-        acks = self._acks
-        if not acks and self._rdy is None:
-            self._hub.mark(self)
-        acks.append(b"FIN %b\n" % message.id)
+        pending = self._pending
+        if not pending:
+            self._monitor.needs_flush(self)
+        pending.append(b"FIN %b\n" % message.id)
         self.in_flight -= 1
         if self.backoff.level and self.backoff.succeeded(_clock()):
-            self._hub.level()
-        if len(acks) > _MANY:
+            self._monitor.rebalance()
+        if len(pending) > _MANY:
             self.flush()
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
         """Send REQ with the next flush; with ``backoff`` it counts as a failure.
 
         Raises:
-            MessageNotInFlight: the message is no longer ours.
+            MessageNotInFlight: the message is not in flight any more.
         """
         self.record_outcome(backoff)
         if message.received < self.horizon:
             raise self._lost(message)
         self._append(b"REQ %b %d\n" % (message.id, round(delay * 1000)))
         self.in_flight -= 1
+        self.requeued += 1
 
     def record_outcome(self, failed: bool) -> None:
-        """Tell the backoff that a message failed, or was given back without being counted as a failure."""
+        """Report to the backoff that a message failed, or was requeued without having failed."""
         now = _clock()
         if self.backoff.failed(now) if failed else self.backoff.passed(now):
-            self._hub.level()
+            self._monitor.rebalance()
 
     def touch(self, message: Message) -> None:
         """Send TOUCH with the next flush.
 
         Raises:
-            MessageNotInFlight: the message is no longer ours.
+            MessageNotInFlight: the message is not in flight any more.
         """
         if message.received < self.horizon:
             raise self._lost(message)
@@ -251,14 +257,14 @@ class Subscription:
         message.received = _clock()
 
     def _append(self, command: bytes) -> None:
-        if not self._acks and self._rdy is None:
-            self._hub.mark(self)
-        self._acks.append(command)
+        if not self._pending:
+            self._monitor.needs_flush(self)
+        self._pending.append(command)
 
     def _lost(self, message: Message) -> MessageNotInFlight:
-        reason = "its timeout has passed" if self.live else "its connection is gone"
+        reason = "its timeout has passed" if self.live else "its connection was closed"
         return MessageNotInFlight(
-            f"the message {message.id.hex()} cannot be answered, {reason}",
+            f"the message {message.id.hex()} cannot be answered: {reason}",
             topic=self.topic,
             partition=self.partition,
             node=self.node,
@@ -266,83 +272,63 @@ class Subscription:
         )
 
     def expired(self, message: Message) -> bool:
-        """Return whether the message went back to the server."""
+        """Return whether the message is not in flight any more."""
         return message.received < max(self.horizon, _clock() - self.msg_timeout)
 
     def set_ready(self, count: int) -> None:
-        """Ask for so many messages in flight, with the next flush."""
-        if count == self.ready or not self.live:
+        """Set the RDY count, to be sent with the next flush."""
+        reader = self._reader
+        if reader is None or not self.live:
             return
-        self.ready = count
-        if not self._acks and self._rdy is None:
-            self._hub.mark(self)
-        self._rdy = count
+        pending = reader.has_pending
+        if reader.set_ready(count):
+            self.ready = count
+            if not pending:
+                self._monitor.needs_flush(self)
 
     def flush(self) -> None:
-        """Send what is kept as one piece, RDY first."""
-        connection = self._connection
-        if connection is None or not self.live:
-            return
-        parts = self._acks
-        if self._rdy is not None:
-            connection.write(rdy(self._rdy))
-            self._rdy = None
-        if parts:
-            connection.write(b"".join(parts))
-            parts.clear()
-        connection.flush()
+        """Send RDY and all answers as one piece."""
+        if self._reader is not None and self.live:
+            self._reader.flush()
 
     # Timers and closing
 
     def tick(self, now: float) -> None:
-        """Look after the connection; log answers that the server refused."""
-        connection = self._connection
-        if connection is None or not self.live:
+        """Answer heartbeats, detect a silent server, and log answers that the server rejected."""
+        if self._reader is None or not self.live:
             return
         self.horizon = now - self.msg_timeout
-        connection.tick()
-        notices = connection.protocol.notices
-        for notice in notices:
+        for notice in self._reader.tick():
             logger.warning(
-                "a message was not ours any more: %s",
+                "server rejected FIN, REQ or TOUCH, message not in flight: %s",
                 notice,
                 extra={"topic": self.topic, "partition": self.partition, "node": self.node},
             )
-        notices.clear()
 
     async def close(self, timeout: float = 2.0) -> None:
-        """Send what is kept, take leave (CLS), and close the connection.
+        """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
 
         Args:
-            timeout: seconds that the server may take.
+            timeout: seconds to wait.
         """
         self.stopped = True
-        connection = self._connection
-        if connection is None:
-            return
         try:
-            if self.live and connection.usable:
-                self.flush()
-                with anyio.move_on_after(timeout):
-                    await connection.request(CLS)
-                    self.flush()
-                    await connection.drain()
-        except NsqError as error:
-            logger.debug("the connection ended before its leave was taken: %s", error)
+            if self._reader is not None and self.live:
+                await self._reader.close(timeout)
         finally:
             self.end()
 
     def end(self) -> None:
-        """Close the connection at once; messages that came over it are no longer ours."""
+        """Close the connection at once; its messages are not in flight any more."""
         self.live = False
         self.horizon = float("inf")
-        if self._connection is not None:
-            self._connection.close()
+        if self._reader is not None:
+            self._reader.abort()
 
 
 def _unpack(message: Message) -> None:
-    """Restore a compressed body; where that does not work, it stays as it is, with the headers that say so."""
+    """Restore a compressed body; a body that cannot be restored stays compressed, with the headers that say so."""
     try:
         message.unpack()
     except (InvalidSetting, ProtocolError) as error:
-        logger.warning("a body stays compressed: %s: %r", error, message, extra={"topic": message.topic})
+        logger.warning("body stays compressed: %s: %r", error, message, extra={"topic": message.topic})

@@ -9,6 +9,7 @@ import pytest
 
 from nsqext import Consumer, LookupOptions, Position
 from nsqext.client.consumer import position as positions
+from nsqext.client.consumer.subscriptions import partition_reader as reading
 from nsqext.client.consumer.subscriptions import seek as seeking
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
 from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
@@ -133,7 +134,7 @@ async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
     async with opened(topic, cluster, quick(queue_position=True)) as consumer, anyio.create_task_group() as tasks:
         assert await take(consumer, 2) == [b"1", b"2"]
         gate = _Gate(positions.move_channel)
-        monkeypatch.setattr(seeking, "move_channel", gate)
+        monkeypatch.setattr(reading, "move_channel", gate)
         with anyio.fail_after(10):
             tasks.start_soon(consumer.seek, Position.latest())
             await eventually(lambda: gate.calls)
@@ -173,7 +174,7 @@ async def test_a_seek_goes_before_a_start_that_is_still_being_seen_to(
     cluster.create_topic(topic, channels=["other"])
     publish(cluster, topic, b"1", b"2", b"3")
     gate = _Gate(getattr(positions, step))
-    monkeypatch.setattr(seeking, step, gate)
+    monkeypatch.setattr(reading if step == "move_channel" else seeking, step, gate)
     options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
     async with opened(topic, cluster, options) as consumer, anyio.create_task_group() as tasks:
         with anyio.fail_after(10):

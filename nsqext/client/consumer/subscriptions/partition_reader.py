@@ -1,0 +1,271 @@
+"""A connection that is subscribed to one partition of a channel: the part that consumers and range readers share.
+
+::
+
+    reader = await PartitionReader.open(request)    # connect, IDENTIFY, SUB; the server sends nothing yet
+    await reader.move(http, position)               # optional: where the channel reads on
+    reader.set_ready(100)
+    reader.flush()
+    await reader.read(on_messages)                  # until the connection ends
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from nsqext.client.consumer.position import move_channel
+from nsqext.errors import NsqError, ProtocolError
+from nsqext.protocol.client.commands import CLS, rdy, sub
+from nsqext.protocol.messages import decode_into
+from nsqext.transport.handshake import open_connection, subscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+    from nsqext.protocol.identify import Negotiated
+    from nsqext.protocol.messages import RawMessage
+    from nsqext.transport.connection import Connection
+    from nsqext.types import Address
+
+__all__ = ("PartitionReader",)
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+_clock = time.monotonic
+_READ_SIZE = 65536
+_CLOSE_TIMEOUT = 2.0
+_EXCESS = 16
+"""Messages above twice the RDY count that are tolerated: the server counts from 0 again when an administrator empties
+or moves the channel."""
+
+
+class PartitionReader:
+    """A connection that is subscribed; made by `open`.
+
+    Nothing is sent before `flush`; RDY goes out in front of the other commands.
+
+    Attributes:
+        request: what it is subscribed to.
+        node: ``host:port`` of the node.
+        pending: commands that the next `flush` sends: FIN, REQ, TOUCH.
+        ready: the RDY count that was set last.
+        max_ready: the largest RDY count that makes sense.
+        msg_timeout: seconds that a message may be in flight.
+        max_msg_timeout: seconds that it may be in flight, however often it is touched.
+    """
+
+    __slots__ = (
+        "_baseline",
+        "_connection",
+        "_detail",
+        "_extend",
+        "_largest",
+        "_rdy",
+        "_since",
+        "max_msg_timeout",
+        "max_ready",
+        "msg_timeout",
+        "node",
+        "pending",
+        "ready",
+        "request",
+    )
+
+    def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
+        self.request: SubscribeRequest = request
+        self.node: str = str(request.address)
+        self.pending: list[bytes] = []
+        self.ready: int = 0
+        # an ordered channel sends one message at a time, and its first one twice where RDY is above 1
+        # (captured: sub_ordered_first_reset_duplicate)
+        self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
+        self.msg_timeout: float = negotiated.msg_timeout
+        self.max_msg_timeout: float = negotiated.max_msg_timeout
+        self._connection = connection
+        self._extend = request.meta.extend_support
+        self._detail = request.verb != "SUB"
+        self._rdy: int | None = None
+        self._largest = 0
+        self._baseline = 0
+        self._since = _clock()
+
+    @classmethod
+    async def open(cls, request: SubscribeRequest, read_size: int = _READ_SIZE) -> Self:
+        """Connect and subscribe.
+
+        Args:
+            request: the partition, the channel, and how to subscribe.
+            read_size: bytes that one read takes at most.
+
+        Raises:
+            NsqError: with topic, partition and node; nothing stays open.
+
+        Cancellation closes the connection.
+        """
+        connection: Connection | None = None
+        try:
+            options = request.options.connection
+            connection, negotiated = await open_connection(request.address, options, request.identify())
+            request.check(negotiated)
+            connection.read_size = read_size
+            command = sub(request.topic, request.channel, request.partition, verb=request.verb)
+            await subscribe(connection, command, options.request_timeout)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if not isinstance(error, NsqError):
+                raise
+            reason = request.explain(error)
+            raise _located(reason, request) from reason.__cause__
+        return cls(request, connection, negotiated)
+
+    async def move(self, http: Address, position: Position) -> None:
+        """Let the channel read on from a position; to be called before RDY is set.
+
+        Args:
+            http: HTTP address of the node.
+            position: the position.
+
+        Raises:
+            PartitionUnavailable: the node cannot be reached, or refuses.
+        """
+        request = self.request
+        await move_channel(http, request.topic, request.partition, request.channel, position)
+
+    def decode(self, message: RawMessage, data: bytes) -> None:
+        """Fill a message from the data of a frame.
+
+        Raises:
+            ProtocolError: the data is not a message.
+        """
+        decode_into(message, data, self._extend, self._detail)
+
+    # Sending
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether `flush` has something to send."""
+        return bool(self.pending) or self._rdy is not None
+
+    def set_ready(self, count: int) -> bool:
+        """Set the RDY count, to be sent by the next `flush`; returns whether it changed."""
+        if count == self.ready:
+            return False
+        self.ready = self._rdy = count
+        self._largest = max(self._largest, count)
+        return True
+
+    def flush(self) -> None:
+        """Send RDY and the pending commands as one piece."""
+        connection, pending = self._connection, self.pending
+        if self._rdy is not None:
+            connection.write(rdy(self._rdy))
+            self._rdy = None
+        if pending:
+            connection.write(b"".join(pending))
+            pending.clear()
+        connection.flush()
+
+    # Receiving
+
+    async def read(self, on_messages: Callable[[list[bytes]], None]) -> None:
+        """Read until the connection ends.
+
+        Args:
+            on_messages: called with the data of the message frames of one read; see `decode`.
+
+        Raises:
+            NsqError: why it ended, with topic, partition and node.
+        """
+        connection = self._connection
+        connection.on_messages = on_messages
+        try:
+            await connection.read_forever()
+        except NsqError as error:
+            raise _located(error, self.request) from error.__cause__
+
+    def check_in_flight(self, in_flight: int, now: float) -> None:
+        """End the connection if the server sends far more messages than RDY allows; call it after each read.
+
+        The server counts at most ``RDY`` messages as in flight, apart from those whose timeout passed, which takes
+        ``msg_timeout`` seconds.
+
+        Args:
+            in_flight: messages received and not answered.
+            now: the time, in seconds of the monotonic clock.
+        """
+        if now - self._since >= self.msg_timeout:
+            self._since, self._baseline = now, in_flight
+        if in_flight <= self._baseline + 2 * self._largest + _EXCESS:
+            return
+        self.fail(
+            ProtocolError(
+                f"the server sent {in_flight - self._baseline} messages that were not answered, with RDY {self.ready}; "
+                f"RDY was never above {self._largest}",
+                node=self.node,
+                hint="the server ignores RDY; the connection is closed to bound memory",
+            )
+        )
+
+    def tick(self) -> list[str]:
+        """Answer heartbeats, detect a silent server, and return errors about FIN, REQ and TOUCH since the last call.
+
+        To be called a few times a second while messages are in flight, and a few times per heartbeat interval.
+        """
+        connection = self._connection
+        connection.tick()
+        notices = connection.protocol.notices
+        if not notices:
+            return []
+        texts = [str(notice) for notice in notices]
+        notices.clear()
+        return texts
+
+    # Ending
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is open and has no error."""
+        return self._connection.usable
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this end; empty after the end."""
+        return self._connection.local_address
+
+    def fail(self, error: NsqError) -> None:
+        """End the connection because of an error, which `read` raises."""
+        self._connection.protocol.fail(error)
+        self._connection.close()
+
+    async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
+
+        Args:
+            timeout: seconds to wait.
+        """
+        try:
+            if self.usable:
+                self.flush()
+                with anyio.move_on_after(timeout):
+                    await self._connection.request(CLS)
+                    self.flush()
+                    await self._connection.drain()
+        except NsqError as error:
+            logger.debug("connection closed before CLS was acknowledged: %s", error)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once. May be called again."""
+        self._connection.close()
+
+
+def _located(error: NsqError, request: SubscribeRequest) -> NsqError:
+    return error.at(topic=request.topic, partition=request.partition, node=str(request.address))

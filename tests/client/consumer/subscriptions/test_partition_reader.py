@@ -1,0 +1,108 @@
+"""A subscribed connection on its own: what it sends and receives, and which servers it disconnects from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Consumer
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
+from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
+from nsqext.errors import ConnectionLost
+from nsqext.errors.server import TopicNotExist
+from nsqext.protocol.messages import RawMessage
+from nsqext.types import TopicMeta
+from tests.support.consumers import QUICK, quick
+from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_node
+
+if TYPE_CHECKING:
+    from tests.support.fake_nsqd import Peer, ScriptedNode
+
+pytestmark = pytest.mark.anyio
+
+
+def request_to(node: ScriptedNode) -> SubscribeRequest:
+    """Return a request for partition 0."""
+    return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), None, QUICK)
+
+
+async def test_rdy_goes_out_before_answers_and_messages_are_decoded() -> None:
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+        seen: list[bytes] = []
+
+        async def serve() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            assert (await peer.expect("RDY")).words == [b"RDY", b"5"]
+            await peer.raw(message(1, b"one"))
+            assert (await peer.expect("RDY")).words == [b"RDY", b"6"]
+            await peer.expect("FIN")
+            assert peer.received[-1].startswith(b"RDY 6\nFIN ")
+            await peer.close()
+
+        tasks.start_soon(serve)
+        reader = await PartitionReader.open(request_to(node))
+
+        def take(frames: list[bytes]) -> None:
+            for data in frames:
+                received = RawMessage()
+                reader.decode(received, data)
+                seen.append(received.body)
+                reader.pending.append(b"FIN %b\n" % received.id)
+            reader.set_ready(6)
+            reader.flush()
+
+        reader.set_ready(5)
+        reader.flush()
+        with pytest.raises(ConnectionLost) as caught:
+            await reader.read(take)
+        assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
+        assert seen == [b"one"]
+
+
+async def test_a_refused_subscription_names_topic_partition_and_node() -> None:
+    async with scripted_node(obey({"SUB": error("E_TOPIC_NOT_EXIST")})) as node:
+        with pytest.raises(TopicNotExist) as caught:
+            await PartitionReader.open(request_to(node))
+        assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
+
+
+async def test_a_server_that_ignores_rdy_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        options = quick(start_timeout=0.0)
+        async with Consumer("t", "ch", nsqd=str(node), max_in_flight=7, options=options) as consumer:
+            peer = await _subscribe(node)
+            await peer.raw(b"".join(message(number) for number in range(1, 41)))
+            await peer.expect_end()
+            assert not consumer.connections
+            peer = await _subscribe(node)
+            await peer.close()
+    assert "the server ignores RDY" in caplog.text
+
+
+async def _subscribe(node: ScriptedNode) -> Peer:
+    peer = await node.accept()
+    await peer.expect("SUB")
+    await peer.answer()
+    await peer.expect("RDY")
+    return peer
+
+
+@pytest.mark.parametrize("timeouts", [0, 1, 3])
+def test_messages_that_timed_out_are_not_held_against_the_server(
+    monkeypatch: pytest.MonkeyPatch, timeouts: int
+) -> None:
+    """With RDY 10, ten messages are received and not answered in each message timeout."""
+    failed: list[object] = []
+    reader = object.__new__(PartitionReader)
+    reader.msg_timeout, reader.ready, reader.node = 60.0, 10, "n:1"
+    reader._largest, reader._baseline, reader._since = 10, 0, 0.0
+    monkeypatch.setattr(PartitionReader, "fail", lambda self, reason: failed.append(reason))
+    for number in range(timeouts + 1):
+        reader.check_in_flight(10 * (number + 1), 60.0 * number + 1.0)
+    assert not failed
+    reader.check_in_flight(10 * (timeouts + 1) + 60, 60.0 * timeouts + 2.0)
+    assert failed

@@ -8,29 +8,31 @@
     │   ├── InvalidHeader                name, value or size of extend headers
     │   ├── InvalidBody                  empty, too large, not bytes
     │   ├── InvalidSetting               an option, URL or environment variable
-    │   ├── InvalidPartition             a partition or key that the topic cannot take
+    │   ├── InvalidPartition             a partition or key that the topic does not support
     │   ├── ExtendNotSupported           headers or a tag for a topic without extend support
     │   └── DelayNotSupported            a delayed publish to the redesigned server
     ├── InvalidState                     used before it was opened, or after it was closed
-    ├── ProtocolError                    the peer's bytes are not NSQ
+    ├── ProtocolError                    received bytes that are not the NSQ protocol
     ├── ConnectionFailed                 no connection to a node
-    │   └── NegotiationFailed            TLS or compression that the node does not offer, or that fails
-    ├── ConnectionLost                   a connection that broke
-    │   ├── HeartbeatMissed              a peer that fell silent
-    │   └── NotSent                      a connection that broke before the request could have any effect
-    ├── LookupFailed                     no lookup address gave a usable answer
-    ├── TopicNotFound                    lookup works and does not know the topic
+    │   └── NegotiationFailed            TLS or compression is not offered by the node, or failed
+    ├── ConnectionLost                   a connection failed while it was used
+    │   ├── HeartbeatMissed              the server sent nothing for two heartbeat intervals
+    │   └── NotSent                      the server did not read the request: it has no effect
+    ├── RequestTimeout (TimeoutError)    no response in time; the request may have had its effect
+    ├── LookupFailed                     no lookup node returned a usable response
+    ├── TopicNotFound                    the lookup service does not know the topic
+    ├── TopicNotReady                    the topic exists and cannot be published to yet: it has no channel
     ├── PartitionUnavailable             a partition without a reachable leader
-    ├── PublishFailed                    not stored, although it was tried to the end
-    │   └── BatchFailed                  some of many messages were not stored, or nobody knows
-    ├── DeliveryUnknown                  sent, and nobody knows whether it was stored
-    ├── MessageNotInFlight               finish, requeue or touch of a message that is no longer ours
-    ├── OrderViolation                   an ordered partition went backwards
-    ├── DataLoss                         messages that should have been read are gone
-    ├── RangeIncomplete                  a range of messages that could not be read to its end in time
+    ├── PublishFailed                    not stored, after all retries
+    │   └── BatchFailed                  some messages of a batch were not stored, or their outcome is unknown
+    ├── DeliveryUnknown                  sent without a response: stored or not
+    ├── MessageNotInFlight               finish, requeue or touch of a message that timed out or was returned
+    ├── OrderViolation                   an ordered partition delivered an older message
+    ├── DataLoss                         messages that should have been read no longer exist
+    ├── RangeIncomplete                  a range of messages that was not read to its end in time
     └── ServerError                      an error frame; one class per error code, in `nsqext.errors.server`
 
-Retries are driven by the class flags, never by the text of an error.
+Retries are decided by the class attributes, never by the text of an error.
 """
 
 from __future__ import annotations
@@ -67,8 +69,10 @@ __all__ = (
     "ProtocolError",
     "PublishFailed",
     "RangeIncomplete",
+    "RequestTimeout",
     "ServerError",
     "TopicNotFound",
+    "TopicNotReady",
 )
 
 
@@ -79,20 +83,20 @@ class NsqError(Exception):
         message: what happened.
         topic: the topic concerned, where there is one.
         partition: its partition.
-        node: ``host:port`` of the node that was spoken to.
+        node: ``host:port`` of the node concerned.
         hint: what to do about it.
     """
 
     retryable: ClassVar[bool] = False
-    """The same request may succeed when it is tried again."""
+    """A retry of the same request may succeed."""
     refresh_lookup: ClassVar[bool] = False
-    """The routing that led here is stale, and lookup is asked before the next try."""
+    """The cached partition map may be stale: it is refreshed before a retry."""
     overload: ClassVar[bool] = False
-    """The server has too much to do, and the next try waits."""
+    """The server is overloaded: a retry waits."""
     closes_connection: ClassVar[bool] = False
-    """The server closes the connection after it."""
+    """The server closes the connection after this error."""
     maybe_stored: ClassVar[bool] = False
-    """A publish that ended so may have been stored all the same."""
+    """A publish that fails with this error may have been stored."""
 
     def __init__(
         self,
@@ -110,7 +114,7 @@ class NsqError(Exception):
         self.node = node
         self.hint = hint
         self.attempts: tuple[NsqError, ...] = ()
-        """The errors of the tries before this one, oldest first."""
+        """Errors of the earlier attempts, oldest first."""
 
     def __str__(self) -> str:
         where = ", ".join(
@@ -123,7 +127,7 @@ class NsqError(Exception):
         return f"{text} [after {len(self.attempts)} earlier attempts]" if self.attempts else text
 
     def at(self, *, topic: str | None = None, partition: int | None = None, node: str | None = None) -> NsqError:
-        """Fill in where it happened, keeping what is known already; returns the error itself."""
+        """Set the attributes that are None so far, and return the error itself."""
         self.topic = self.topic if self.topic is not None else topic
         self.partition = self.partition if self.partition is not None else partition
         self.node = self.node if self.node is not None else node
@@ -141,66 +145,66 @@ def _rebuild(cls: type[NsqError], args: tuple[Any, ...], state: dict[str, Any]) 
 
 
 class InvalidInput(NsqError, ValueError):
-    """What the caller gave cannot be right; nothing was sent."""
+    """An argument is invalid; nothing was sent."""
 
     index: int | None = None
-    """Which of many messages it is, counted from 0, where there are many."""
+    """Index of the invalid message in a batch; None outside of batches."""
 
 
 class InvalidName(InvalidInput):
-    """A topic, channel or tag whose name NSQ does not allow."""
+    """The name of a topic, channel or tag is not allowed by NSQ."""
 
 
 class InvalidHeader(InvalidInput):
-    """Extend headers with a bad name, a bad value, a reserved name, or too many bytes."""
+    """Extend headers have an invalid or reserved name, an invalid value, or too many bytes."""
 
 
 class InvalidBody(InvalidInput):
-    """A message body that is empty, too large, or not bytes."""
+    """A message body is empty, too large, or not bytes."""
 
 
 class InvalidSetting(InvalidInput):
-    """An option that is unknown, out of range, or contradicts another one."""
+    """An option is unknown, out of range, or contradicts another one."""
 
 
 class InvalidPartition(InvalidInput):
-    """A partition that the topic does not have, or a key for a topic whose partitions cannot be counted."""
+    """The topic does not have the partition, or a key was given and the number of partitions is unknown."""
 
 
 class ExtendNotSupported(InvalidInput):
-    """Headers or a tag for a topic that was not created with extend support."""
+    """Headers or a tag were given for a topic without extend support."""
 
 
 class DelayNotSupported(InvalidInput):
-    """A delayed publish to a server of the redesigned generation, which has no command for it."""
+    """A delayed publish to a redesigned server, which has no command for it."""
 
 
 class InvalidState(NsqError):
-    """The object is not open (any more)."""
+    """The object is not open, or already closed."""
 
 
 class ProtocolError(NsqError):
-    """The peer sent bytes that are not the NSQ protocol; the connection is of no use any more."""
+    """Received bytes that are not the NSQ protocol; the connection is closed."""
 
     closes_connection = True
 
 
 class ConnectionFailed(NsqError):
-    """No connection to a node could be made."""
+    """No connection to a node could be opened."""
 
     retryable = True
     refresh_lookup = True
 
 
 class NegotiationFailed(ConnectionFailed):
-    """TLS or compression was asked for, and the node does not offer it, or it failed; trying again would not help."""
+    """TLS or compression was requested, and the node does not offer it, or it failed; a retry would fail too."""
 
     retryable = False
     refresh_lookup = False
 
 
 class ConnectionLost(NsqError):
-    """A connection broke while it was needed."""
+    """A connection failed while it was used."""
 
     retryable = True
     refresh_lookup = True
@@ -208,23 +212,43 @@ class ConnectionLost(NsqError):
 
 
 class HeartbeatMissed(ConnectionLost):
-    """The peer was silent for longer than its heartbeats allow."""
+    """The server sent nothing, not even heartbeats, for more than two heartbeat intervals."""
 
 
 class NotSent(ConnectionLost):
-    """A connection broke, and the server did not look at the request: trying again cannot store anything twice."""
+    """A connection failed before the server read the request: a retry cannot store anything twice."""
+
+
+class RequestTimeout(NsqError, TimeoutError):
+    """No response was received in time; the server may still process the request.
+
+    Also a `TimeoutError`, and therefore an `OSError`.
+    """
+
+    retryable = True
+    refresh_lookup = True
+    maybe_stored = True
 
 
 class LookupFailed(NsqError):
-    """No lookup address gave a usable answer."""
+    """No lookup node returned a usable response."""
 
     retryable = True
 
 
 class TopicNotFound(NsqError):
-    """The lookup service answers, and does not know the topic (or the topic has no channel yet)."""
+    """The lookup service responds and does not know the topic."""
 
     retryable = True
+    refresh_lookup = True
+
+
+class TopicNotReady(NsqError):
+    """The topic exists, but the lookup service does not offer it to producers: it has no channel yet.
+
+    The redesigned lookup service hides such topics from producers, because their messages would be lost.
+    """
+
     refresh_lookup = True
 
 
@@ -236,15 +260,14 @@ class PartitionUnavailable(NsqError):
 
 
 class PublishFailed(NsqError):
-    """A publish was not stored, and the time or the attempts for it are used up; see ``attempts`` and ``__cause__``."""
+    """A publish was not stored before its timeout or its attempts were used up; see ``attempts`` and ``__cause__``."""
 
 
 class BatchFailed(PublishFailed):
     """Not all messages of a batch were stored.
 
     Attributes:
-        outcomes: for each message, in order, its `Receipt` or the error that it ended with; `DeliveryUnknown` among
-            them where a message may be stored.
+        outcomes: for each message, in order, its `Receipt` or its error; `DeliveryUnknown` if it may be stored.
     """
 
     def __init__(self, outcomes: Sequence[Receipt | NsqError], **where: Any) -> None:
@@ -255,38 +278,38 @@ class BatchFailed(PublishFailed):
 
 
 class DeliveryUnknown(NsqError):
-    """A publish was sent and its answer never came: it may be stored, or not.
+    """A publish was sent and no response was received: the message is stored or not.
 
-    Publishing again may store it twice.
+    Publishing it again may store it twice.
     """
 
     maybe_stored = True
 
 
 class MessageNotInFlight(NsqError):
-    """A message was finished, requeued or touched which does not belong to this consumer any more."""
+    """A message was finished, requeued or touched that is no longer in flight at this consumer."""
 
 
 class OrderViolation(NsqError):
-    """An ordered partition delivered a message from before the last one."""
+    """An ordered partition delivered a message that is older than the previous one."""
 
 
 class DataLoss(NsqError):
-    """Messages that should have been read are not kept any more, or a partition holds less than was read of it."""
+    """Messages that should have been read no longer exist, or a partition holds less than was read from it."""
 
 
 class RangeIncomplete(NsqError):
-    """A range of messages could not be read to its end within the time; reading it again may succeed."""
+    """A range of messages was not read to its end in time; a retry may succeed."""
 
     retryable = True
 
 
 class ServerError(NsqError):
-    """An error frame of a server.
+    """An error frame that a server sent.
 
     Attributes:
         code: first word of the frame, for example ``E_FAILED_ON_NOT_LEADER``.
-        description: the rest of it; often empty.
+        description: the rest of the frame, cut after 500 characters; often empty.
     """
 
     code: str = ""

@@ -42,7 +42,7 @@ __all__ = (
 
 
 class InvalidCommand(ServerError):
-    """The server does not take this command, or not now, or not with these words (E_INVALID, E_BAD_EXT)."""
+    """The command is unknown, not allowed in this state, or has invalid arguments (E_INVALID, E_BAD_EXT)."""
 
     closes_connection = True
 
@@ -72,13 +72,13 @@ class BadPartition(ServerError):
 
 
 class BadBody(ServerError):
-    """The server refuses the size or the framing of a body (E_BAD_BODY)."""
+    """The server refuses the size or the format of a body (E_BAD_BODY)."""
 
     closes_connection = True
 
 
 class BadMessage(ServerError):
-    """The server refuses a message (E_BAD_MESSAGE), because of its size most often."""
+    """The server refuses a message, mostly because of its size (E_BAD_MESSAGE)."""
 
     closes_connection = True
 
@@ -97,7 +97,7 @@ class PubFailed(ServerError):
 
 
 class TooMuchWaiting(ServerError):
-    """The server has too many publishes waiting (E_PUB_TOO_MUCH_WAITING); nothing was stored."""
+    """Too many publishes wait at the server (E_PUB_TOO_MUCH_WAITING); nothing was stored."""
 
     retryable = True
     overload = True
@@ -105,7 +105,7 @@ class TooMuchWaiting(ServerError):
 
 
 class TooManyConnections(ServerError):
-    """The server takes no more connections ("too much client connections")."""
+    """The server accepts no more connections ("too much client connections")."""
 
     retryable = True
     overload = True
@@ -137,19 +137,19 @@ class TopicNotExist(ServerError):
 
 
 class ExtendRefused(ServerError):
-    """The topic takes no extend headers (E_EXT_NOT_SUPPORT)."""
+    """The topic does not support extend headers (E_EXT_NOT_SUPPORT)."""
 
 
 class InvalidJsonHeader(ServerError):
-    """The server cannot read the extend header (E_INVALID_JSON_HEADER)."""
+    """The extend header is not valid JSON for the server (E_INVALID_JSON_HEADER)."""
 
 
 class InvalidTraceId(ServerError):
-    """The server cannot read ``##trace_id`` (INVALID_TRACE_ID)."""
+    """The header ``##trace_id`` is invalid (INVALID_TRACE_ID)."""
 
 
 class OrderRequired(ServerError):
-    """The topic is ordered and takes only SUB_ORDERED (E_SUB_ORDER_IS_MUST)."""
+    """The topic is ordered and requires SUB_ORDERED (E_SUB_ORDER_IS_MUST)."""
 
     refresh_lookup = True
     retryable = True
@@ -157,7 +157,7 @@ class OrderRequired(ServerError):
 
 
 class ExtendRequired(ServerError):
-    """The topic is extended and the consumer did not say that it can read that (E_SUB_EXTEND_NEED)."""
+    """The topic supports extend headers and the consumer did not declare it (E_SUB_EXTEND_NEED)."""
 
     refresh_lookup = True
     retryable = True
@@ -165,7 +165,7 @@ class ExtendRequired(ServerError):
 
 
 class ExtendForbidden(ServerError):
-    """The topic is not extended and the consumer said that it is (E_SUB_EXTEND_FORBIDDON, the server's spelling)."""
+    """The topic has no extend support and the consumer declared it (E_SUB_EXTEND_FORBIDDON, the server's spelling)."""
 
     refresh_lookup = True
     retryable = True
@@ -173,13 +173,13 @@ class ExtendForbidden(ServerError):
 
 
 class ChannelNotRegistered(ServerError):
-    """The topic takes registered channels only (E_SUB_CHANNEL_NOT_REGISTERED)."""
+    """The topic requires registered channels (E_SUB_CHANNEL_NOT_REGISTERED)."""
 
     closes_connection = True
 
 
 class SubscribeFailed(ServerError):
-    """The topic or channel went away, or has too many consumers (E_SUB_FAILED of the original NSQ)."""
+    """The topic or channel was deleted, or has too many consumers (E_SUB_FAILED of the original NSQ)."""
 
     retryable = True
     closes_connection = True
@@ -198,25 +198,25 @@ class TouchFailed(ServerError):
 
 
 class IdentifyFailed(ServerError):
-    """The server refuses what IDENTIFY asked for (E_IDENTIFY_FAILED)."""
+    """The server refuses the settings of IDENTIFY (E_IDENTIFY_FAILED)."""
 
     closes_connection = True
 
 
 class AuthRequired(ServerError):
-    """AUTH has to come first (E_AUTH_FIRST)."""
+    """AUTH is required before this command (E_AUTH_FIRST)."""
 
     closes_connection = True
 
 
 class AuthFailed(ServerError):
-    """The server could not check or does not accept the secret (E_AUTH_FAILED, E_AUTH_ERROR)."""
+    """The server could not verify the secret, or refuses it (E_AUTH_FAILED, E_AUTH_ERROR)."""
 
     closes_connection = True
 
 
 class AuthDisabled(ServerError):
-    """The server does no authentication (E_AUTH_DISABLED)."""
+    """The server has no authentication (E_AUTH_DISABLED)."""
 
     closes_connection = True
 
@@ -228,7 +228,7 @@ class Unauthorized(ServerError):
 
 
 class CreateTopicFailed(ServerError):
-    """INTERNAL_CREATE_TOPIC is refused (E_CREATE_TOPIC_FAILED)."""
+    """The server refuses INTERNAL_CREATE_TOPIC (E_CREATE_TOPIC_FAILED)."""
 
 
 SERVER_ERRORS: dict[str, type[ServerError]] = {
@@ -272,15 +272,19 @@ SERVER_ERRORS: dict[str, type[ServerError]] = {
 """Error code to class; a code that is not listed becomes a plain `ServerError`."""
 
 _TOO_MANY = "too much client connections"
+_MAX_TEXT = 500
 
 
 def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
-    """Make the error for the data of an error frame.
+    """Return the error for the data of an error frame.
 
-    Only the first word is looked at: descriptions may be empty, and leave a trailing space (captured behaviour).
-    Unknown codes, empty frames and bytes that are not UTF-8 become a plain `ServerError`.
+    Only the first word decides the class: descriptions may be empty, and leave a trailing space (captured behaviour).
+    Unknown codes, empty frames and bytes that are not UTF-8 become a plain `ServerError`. The text is cut,
+    because errors are kept in ``attempts`` and logged.
     """
-    text = frame.decode("utf-8", "backslashreplace")
+    text = frame[:_MAX_TEXT].decode("utf-8", "backslashreplace")
+    if len(frame) > _MAX_TEXT:
+        text = f"{text}… ({len(frame)} bytes)"
     if text.startswith(_TOO_MANY):
         return TooManyConnections(text, node=node)
     code, _, description = text.partition(" ")

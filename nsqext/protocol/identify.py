@@ -1,4 +1,4 @@
-"""IDENTIFY from both sides: what a client asks for, and what a server makes of it."""
+"""IDENTIFY: what a client requests, and what the server grants."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = (
 SHARED = "shared"
 KEY_FAILOVER = "key_failover"
 DISPATCH_TYPES = (SHARED, KEY_FAILOVER)
-"""How a channel gives messages to its consumers; the second is our own addition (Key_Failover note)."""
+"""How a channel distributes messages to its consumers; the second is an addition (Key_Failover note)."""
 
 _FOREVER = 1e9
-"""Seconds; no server takes a time near it."""
+"""Seconds; larger than any time that a server accepts."""
 
 _REPLY = {
     "version": str,
@@ -58,14 +58,14 @@ FILTER_MULTI = 4
 
 @frozen
 class ExtFilter:
-    """A filter on an extend header: messages that do not match are finished by the server (captured: ext_filter).
+    """A filter on an extend header: the server finishes messages that do not match (captured: ext_filter).
 
     Attributes:
         type: 1 equal, 2 regular expression, 3 glob, 4 several equals.
         key: header name; for type 4 the relation, ``any`` or ``all``.
         data: value, expression or glob; empty for type 4.
         pairs: header name and value, for type 4.
-        inverse: deliver what does not match.
+        inverse: deliver the messages that do not match.
     """
 
     type: int
@@ -97,23 +97,25 @@ def _milliseconds(name: str, seconds: float | None) -> int | None:
 
 @frozen
 class IdentifyRequest:
-    """What a client tells a server about itself and asks of it; unset members are left to the server.
+    """Body of IDENTIFY: the client and its requests; the server chooses the values of unset members.
 
     Attributes:
         client_id: name of this client; the host's short name by default.
         hostname: name of this host.
         user_agent: program and version.
-        heartbeat_interval: seconds between two heartbeats; servers take 1 to 60.
-        msg_timeout: seconds that a message may be in flight; servers take 1 to 900.
+        heartbeat_interval: seconds between two heartbeats; servers accept 1 to 60.
+        msg_timeout: seconds that a message may be in flight; servers accept 1 to 900.
         sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
-        output_buffer_size: bytes that the server collects before it sends.
-        output_buffer_timeout: seconds after which it sends anyway.
-        tls: ask for TLS.
-        snappy: ask for snappy.
-        deflate_level: ask for deflate with this level; 0 for none.
-        desired_tag: tag of the messages that are wanted.
-        extend_support: messages with extend headers can be read; has to follow the topic's meta.
+        output_buffer_size: bytes that the server buffers before it sends.
+        output_buffer_timeout: longest time in the server's buffer, in seconds.
+        tls: request TLS.
+        snappy: request snappy.
+        deflate_level: request deflate with this level; 0 for no deflate.
+        desired_tag: deliver only messages with this tag.
+        extend_support: the client reads messages with extend headers; must equal the topic's ``extend_support``.
         ext_filter: a filter on a header.
+        topology_region: region of the client; original nsqd only.
+        topology_zone: zone of the client; original nsqd only.
         extra: further members, for servers of other kinds.
     """
 
@@ -131,6 +133,8 @@ class IdentifyRequest:
     desired_tag: str | None = None
     extend_support: bool = False
     ext_filter: ExtFilter | None = None
+    topology_region: str = ""
+    topology_zone: str = ""
     extra: Mapping[str, Any] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -145,7 +149,7 @@ class IdentifyRequest:
         """Return the JSON body of IDENTIFY.
 
         Raises:
-            InvalidSetting: a time that is none, or a member that JSON does not know.
+            InvalidSetting: a time is invalid, or a member cannot be written as JSON.
         """
         hostname = self.hostname or socket.gethostname()
         members: dict[str, Any] = {
@@ -165,6 +169,8 @@ class IdentifyRequest:
             "desired_tag": self.desired_tag,
             "extend_support": self.extend_support or None,
             "ext_filter": self.ext_filter.as_json() if self.ext_filter else None,
+            "topology_region": self.topology_region or None,
+            "topology_zone": self.topology_zone or None,
             **self.extra,
         }
         try:
@@ -175,7 +181,7 @@ class IdentifyRequest:
 
 @frozen
 class Negotiated:
-    """What the server granted.
+    """Response to IDENTIFY: what the server granted.
 
     Attributes:
         version: the server's version; ``HA`` in it marks the redesigned generation.
@@ -185,10 +191,10 @@ class Negotiated:
         tls: a TLS handshake follows.
         snappy: a snappy layer follows.
         deflate_level: level of the deflate layer that follows; 0 for none.
-        auth_required: AUTH has to follow.
+        auth_required: AUTH must follow.
         sample_rate: percentage of the messages that is delivered; 0 for all.
-        desired_tag: the tag as the server understood it.
-        dispatch: the type of dispatch that the server will hold the channel to; empty where it knows none.
+        desired_tag: the tag as the server read it.
+        dispatch: the channel's dispatch type; empty if the server does not support dispatch types.
     """
 
     version: str = ""
@@ -210,7 +216,7 @@ class Negotiated:
 
     @classmethod
     def decode(cls, data: bytes) -> Negotiated:
-        """Read the reply to IDENTIFY: JSON, or ``OK`` from a server that does not negotiate.
+        """Read the response to IDENTIFY: JSON, or ``OK`` from a server without negotiation.
 
         Raises:
             ProtocolError: it is neither.
@@ -220,7 +226,7 @@ class Negotiated:
         try:
             reply = read_fields(data, _REPLY)
         except UnreadableFields as error:
-            raise ProtocolError(f"the reply to IDENTIFY cannot be read: {data[:120]!r}") from error
+            raise ProtocolError(f"the response to IDENTIFY is neither JSON nor OK: {data[:120]!r}") from error
         granted = cls(
             version=reply.get("version", ""),
             max_rdy_count=reply.get("max_rdy_count", 2500),
@@ -236,5 +242,5 @@ class Negotiated:
             dispatch=reply.get("dispatch", ""),
         )
         if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:
-            raise ProtocolError(f"the reply to IDENTIFY makes no sense: {data[:120]!r}")
+            raise ProtocolError(f"the response to IDENTIFY has values out of range: {data[:120]!r}")
         return granted

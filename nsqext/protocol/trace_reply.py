@@ -1,4 +1,4 @@
-"""Replies to publish commands: ``OK``, or ``OK`` with 28 bytes of trace (smart client note, message tracing)."""
+"""Responses to publish commands: ``OK``, or ``OK`` with 28 bytes of trace (smart client note, message tracing)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRACE_REPLY_SIZE = _TRACE.size
 class TraceReply(NamedTuple):
     """Where a publish was stored.
 
-    MPUB_TRACE gives id and offset of the batch's first message, trace id 0, and the size of the whole batch.
+    The response to MPUB_TRACE has id and offset of the batch's first message, trace id 0, and the size of the batch.
     """
 
     message_id: int
@@ -26,18 +26,25 @@ class TraceReply(NamedTuple):
 
 
 def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -> bytes:
-    """Return the 30 bytes of a reply with trace."""
+    """Return the 30 bytes of a response with trace."""
     return _TRACE.pack(b"OK", message_id, trace_id, offset, size)
 
 
-def decode_trace_reply(data: bytes) -> TraceReply:
-    """Read a reply with trace.
+def decode_trace_reply(data: bytes, trace_id: int | None = None) -> TraceReply:
+    """Read a response with trace.
+
+    Args:
+        data: the response.
+        trace_id: trace id of the publish; None where the response does not repeat it (MPUB_TRACE).
 
     Raises:
-        ProtocolError: it is not 30 bytes long or does not begin with OK; the message was stored all the same.
+        ProtocolError: it is not ``OK`` and 28 bytes, or names another trace id: responses no longer match commands. The
+            message may have been stored.
     """
     if len(data) == TRACE_REPLY_SIZE:
-        start, message_id, trace_id, offset, size = _TRACE.unpack(data)
+        start, message_id, replied, offset, size = _TRACE.unpack(data)
         if start == b"OK":
-            return TraceReply(message_id, trace_id, offset, size)
-    raise ProtocolError(f"a reply with trace is OK and 28 bytes, this one is {data[:40]!r}")
+            if trace_id is not None and replied != trace_id:
+                raise ProtocolError(f"received the trace id {replied} in the response to a publish with {trace_id}")
+            return TraceReply(message_id, replied, offset, size)
+    raise ProtocolError(f"expected OK and 28 bytes of trace in response to a publish, received {data[:40]!r}")

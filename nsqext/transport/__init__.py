@@ -1,1 +1,1 @@
-"""Sockets and connections: bytes in and out of the protocol, on asyncio and trio alike."""
+"""Connections to nsqd: sockets, handshake, reading and writing, on asyncio and trio."""

@@ -1,9 +1,10 @@
-"""One connection to nsqd: requests and their answers, a reader that is whoever waits, and heartbeats.
+"""A connection to nsqd: requests and responses, messages, coalesced writes, heartbeats and timeouts.
 
-A lone request is sent inline by its caller; those who write in the same turn of the event loop share one send. Where
-the event loop keeps the socket registered (asyncio), it reads; elsewhere (trio) whoever waits for an answer reads for
-all. Nothing here starts a task: somebody calls `Connection.tick` now and then, which answers heartbeats of an idle
-connection, sees that it was closed, and gives up answers that take too long and servers that are silent.
+The socket is non-blocking and used directly. A lone request is sent by its caller at once; requests of one turn of the
+event loop share one send. On asyncio the event loop keeps the socket registered and calls back when it is readable; on
+trio, the first task that awaits a response reads for all of them. A connection starts no task: its owner calls
+`Connection.tick` a few times a second, which answers heartbeats of an idle connection, notices that it was closed, and
+enforces the timeouts.
 """
 
 from __future__ import annotations
@@ -16,43 +17,65 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
 
-from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError
+from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError, ProtocolError, RequestTimeout
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
-from nsqext.transport.event_loop import Waiter, watch_readable
-from nsqext.transport.wire import Wire
+from nsqext.transport.event_loop import Waiter, Watch, watch_readable
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
-    from nsqext.types import Address
 
 __all__ = ("Connection",)
 
 _READ_SIZE = 16384
 _FRESH = 0.02
-"""Seconds after a read during which a connection is taken for alive; an older one is looked at before it is used."""
+"""Seconds after a read during which a connection counts as alive; an older one is checked before it is used."""
+_MAX_UNSENT = 16 * 1024 * 1024
+"""Bytes of commands without a response (FIN, RDY, NOP, …) that are kept while the server does not read."""
 _NEVER = float("inf")
 
 _clock = time.monotonic
 
 
-class Connection(Wire):
-    """A connection that was made; see `nsqext.transport.handshake.open_connection`.
+class Connection:
+    """A connection; `nsqext.transport.handshake.open_connection` makes it.
 
     Args:
         sock: connected and non-blocking.
         address: of the node.
         max_frame_size: largest frame that is accepted, in bytes.
-        request_timeout: seconds without any answer after which the connection is given up.
+        request_timeout: seconds without any response to requests, or without any progress of a send, after which the
+            connection is closed.
+
+    Attributes:
+        closed: whether the socket is closed.
+        protocol: the protocol's state, with the error that ended the connection.
+        heartbeat_interval: seconds between two heartbeats of the server; 0 when it sends none.
+        on_messages: called with the data of the message frames of each read. Messages that are received without it end
+            the connection.
+        read_size: bytes that one read takes at most.
     """
 
     __slots__ = (
-        "_crowded",
+        "_burst",
+        "_drained",
+        "_draining",
         "_ended",
         "_flush_due",
+        "_layers",
         "_oldest",
+        "_out",
+        "_queued",
         "_reading",
         "_received",
         "_request_timeout",
+        "_rest",
+        "_sent",
+        "_sock",
+        "_unsent",
+        "_watch",
+        "address",
+        "closed",
         "heartbeat_interval",
         "on_messages",
         "protocol",
@@ -62,32 +85,55 @@ class Connection(Wire):
     def __init__(
         self, sock: socket.socket, address: Address, *, max_frame_size: int, request_timeout: float = 10.0
     ) -> None:
-        super().__init__(sock, address)
+        self.address: Address = address
+        self.closed: bool = False
         self.protocol: ClientProtocol = ClientProtocol(str(address), max_frame_size)
         self.protocol.read_ahead(False)
         self.heartbeat_interval: float = 0.0
-        """Seconds between two heartbeats of the server; 0 when it sends none."""
         self.on_messages: Callable[[list[bytes]], None] | None = None
-        """Takes the data of message frames, a list for each read."""
         self.read_size: int = _READ_SIZE
-        """Bytes that one read takes at most."""
-        self._flush_due = False
-        self._crowded = False
-        self._ended: anyio.Event | None = None
-        self._reading = False
+        self._sock = sock
+        self._layers: tuple[Layer, ...] = ()
+        self._watch: Watch | None = None
         self._request_timeout = request_timeout
+        # writing
+        self._out: list[bytes] = []
+        self._queued = 0
+        """Number of requests in ``_out``."""
+        self._rest = b""
+        """What the kernel did not take of the last send."""
+        self._unsent = 0
+        """Bytes that `write` added to ``_out`` since the kernel took less than was sent."""
+        self._sent = 0.0
+        self._flush_due = False
+        self._burst = False
+        """Several responses were received at once: their callers will share the next send."""
+        self._draining = False
+        self._drained: anyio.Event | None = None
+        # reading
+        self._reading = False
         self._received = _clock()
         self._oldest = 0.0
+        self._ended: anyio.Event | None = None
 
     @property
     def usable(self) -> bool:
-        """Whether nothing has gone wrong yet."""
+        """Whether requests can be sent: nothing has failed yet."""
         return self.protocol.error is None and not self.closed
 
     @property
     def in_flight(self) -> int:
-        """Number of requests whose answer is awaited."""
+        """Number of requests whose response is awaited."""
         return self.protocol.waiting
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this end; empty once the connection is closed."""
+        try:
+            host, port = self._sock.getsockname()[:2]
+        except OSError:
+            return ""
+        return str(Address(host, port))
 
     # Requests
 
@@ -96,28 +142,30 @@ class Connection(Wire):
 
         Args:
             data: the command.
-            deadline: in seconds of the monotonic clock; looked at when the connection ticks.
-            breaks: an error frame in answer to it leaves the stream out of step, so that the connection is given up.
+            deadline: in seconds of the monotonic clock; enforced by `tick`.
+            breaks: the server stops reading in the middle of the command when it refuses it, so that an error response
+                closes the connection.
 
         Raises:
-            ServerError: the server answered with an error frame.
-            NotSent: the connection was of no use any more before anything was sent, or the server did not look at it.
-            ConnectionLost: the connection broke, or the deadline passed, before the answer came; the command may have
-                had its effect.
+            ServerError: the response is an error frame.
+            NotSent: the connection failed before the command was sent, or the server did not read it.
+            RequestTimeout: the deadline passed, or no response was received within the request timeout; the command may
+                have had its effect.
+            ConnectionLost: the connection failed before the response was received; the command may have had its effect.
 
-        Cancellation leaves the connection in order: the late answer finds nobody.
+        Cancellation leaves the connection usable: the late response is discarded.
         """
         protocol = self.protocol
         if protocol.error is not None or self.closed:
-            raise protocol.lost()
+            raise protocol.loss()
         reply = Reply(deadline, breaks)
-        if protocol.waiting or self._out or self._crowded:
-            self._send_together(data, reply)
+        if protocol.waiting or self._out or self._burst:
+            self._send_with_others(data, reply)
         else:
             self._send_alone(data, reply)
         watch = self._watch
         if watch is None:
-            return await self._wait_reading(reply)
+            return await self._read_until(reply)
         if reply.error is None:
             waiter = Waiter(watch)
             reply.wake = waiter.set
@@ -134,30 +182,30 @@ class Connection(Wire):
         if now - self._received > _FRESH:
             self.poll()
             if self.protocol.error is not None:
-                raise self.protocol.lost()
+                raise self.protocol.loss()
         self._oldest = now
         self.protocol.expect(reply)
         self._out.append(data)
-        self._kept += 1
+        self._queued += 1
         self.flush()
 
-    def _send_together(self, data: bytes, reply: Reply) -> None:
-        """Keep a command for the flush at the end of this turn of the event loop, which is started where it can be."""
+    def _send_with_others(self, data: bytes, reply: Reply) -> None:
+        """Queue a command for the flush at the end of this turn of the event loop."""
         if not self.protocol.waiting:
             self._oldest = _clock()
         self.protocol.expect(reply)
         self._out.append(data)
-        self._kept += 1
+        self._queued += 1
         if not self._flush_due and self._watch is not None:
             self._flush_due = True
-            self._watch.call_soon(self._flush_now)
+            self._watch.call_soon(self._flush_turn)
 
-    def _flush_now(self) -> None:
+    def _flush_turn(self) -> None:
         self._flush_due = False
         self.flush()
 
-    async def _wait_reading(self, reply: Reply) -> bytes:
-        """Wait for an answer where the event loop does not read: the first who waits does."""
+    async def _read_until(self, reply: Reply) -> bytes:
+        """Wait for a response where the event loop does not read: the first task that waits reads for all."""
         if self._out and not self._flush_due:
             self._flush_due = True
             try:
@@ -179,7 +227,7 @@ class Connection(Wire):
                     await self._read_for(reply)
         finally:
             reply.wake = None
-            self._hand_over()
+            self._pass_on_reading()
         return reply.data
 
     async def _read_for(self, reply: Reply) -> None:
@@ -191,14 +239,14 @@ class Connection(Wire):
         finally:
             self._reading = False
 
-    def _hand_over(self) -> None:
+    def _pass_on_reading(self) -> None:
         if not self._reading:
             self.protocol.wake_next()
 
     # Reading
 
     async def read_forever(self) -> None:
-        """Read until the connection ends, handing messages to ``on_messages``.
+        """Read until the connection ends, passing messages to ``on_messages``.
 
         Raises:
             NsqError: why it ended.
@@ -209,28 +257,28 @@ class Connection(Wire):
         if self.protocol.error is not None:
             raise self.protocol.error
         if self._reading:
-            raise InvalidState("somebody reads this connection already", node=str(self.address))
+            raise InvalidState("another task reads this connection", node=str(self.address))
         self._reading = True
         try:
             while self.protocol.error is None:
                 await self._read_once()
         finally:
             self._reading = False
-            self._hand_over()
+            self._pass_on_reading()
         raise self.protocol.error
 
     async def _read_once(self) -> None:
         try:
             await anyio.wait_readable(self._sock)
         except anyio.ClosedResourceError:
-            return  # closed, or woken to see that an answer is not waited for any more
+            return  # closed, or woken because a request expired
         except OSError as error:
-            self._fail(ConnectionLost(f"the connection broke: {error.strerror or error}"))
+            self.fail(_broken(error))
             return
         self._receive()
 
     def poll(self) -> None:
-        """Take what has arrived, without waiting; does nothing while a task waits for it."""
+        """Process what the kernel has received, without waiting; does nothing while a task waits for it."""
         if not self.closed and (self._watch is not None or not self._reading):
             self._receive()
 
@@ -240,10 +288,10 @@ class Connection(Wire):
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._fail(ConnectionLost(f"the connection broke: {error.strerror or error}"))
+            self.fail(_broken(error))
             return
         if not data:
-            self._fail(ConnectionLost("the server closed the connection"))
+            self.fail(ConnectionLost("the server closed the connection"))
             return
         self._received = now = _clock()
         if self._layers:
@@ -251,36 +299,126 @@ class Connection(Wire):
                 for layer in self._layers:
                     data = layer.decode(data)
             except NsqError as error:
-                self._fail(error)
+                self.fail(error)
                 return
         before = self.protocol.waiting
-        self._take(data)
+        self._process(data)
         after = self.protocol.waiting
         if after != before:
             self._oldest = now
-            # many at once: they will all go on in the next turn, and share a send
-            self._crowded = before - after > 1
+            self._burst = before - after > 1
 
-    def _take(self, data: bytes) -> None:
+    def _process(self, data: bytes) -> None:
         protocol = self.protocol
         messages = protocol.receive_data(data)
-        if messages and self.on_messages is not None:
-            self.on_messages(messages)
+        if messages:
+            if self.on_messages is not None:
+                self.on_messages(messages)
+            else:
+                protocol.fail(ProtocolError("received a message on a connection that is not subscribed"))
         if protocol.error is not None:
             self._end()
         elif protocol.out:
-            self._out += protocol.out
+            for command in protocol.out:
+                self.write(command)
             protocol.out.clear()
             self.flush()
+
+    # Writing
+
+    def write(self, data: bytes) -> None:
+        """Queue commands that have no response for the next `flush`."""
+        self._out.append(data)
+        if self._rest:
+            self._unsent += len(data)
+            if self._unsent > _MAX_UNSENT:
+                self.fail(ConnectionLost(f"the server does not read: {self._unsent} bytes of commands are unsent"))
+
+    def flush(self) -> None:
+        """Send what is queued in one piece, as far as the kernel takes it."""
+        out = self._out
+        if self._rest or not out or self.closed:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        requests, self._queued = self._queued, 0
+        if self._layers:
+            try:
+                for layer in reversed(self._layers):
+                    data = layer.encode(data)
+            except NsqError as error:
+                self._fail(error, requests)
+                return
+        self._send(data, requests)
+
+    def _send(self, data: bytes, requests: int = 0) -> None:
+        """Send bytes in which ``requests`` commands begin; keep what the kernel does not take."""
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._fail(_broken(error), requests)
+            return
+        if sent < len(data):
+            if sent or not self._rest:
+                self._sent = _clock()
+            self._rest = data[sent:]
+            if self._watch is not None:
+                self._watch.start_writing(self._continue_sending)
+        elif self._rest:
+            self._rest = b""
+            self._unsent = 0
+
+    def _continue_sending(self) -> None:
+        """Send the rest, then what was queued behind it."""
+        if self._rest and not self.closed:
+            self._send(self._rest)
+        self.flush()
+        if not self._rest:
+            if self._watch is not None:
+                self._watch.stop_writing()
+            self._wake_drainers()
+
+    def _wake_drainers(self) -> None:
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+    async def drain(self) -> None:
+        """Send everything that is queued, waiting for the kernel where needed; returns early when the connection ends.
+
+        Cancellation leaves the rest to the event loop, or to the next task that drains.
+        """
+        self.flush()
+        while self._rest and not self.closed:
+            if self._watch is not None or self._draining:
+                self._drained = self._drained or anyio.Event()
+                await self._drained.wait()
+            else:
+                await self._drain_by_waiting()
+
+    async def _drain_by_waiting(self) -> None:
+        self._draining = True
+        try:
+            while self._rest and not self.closed:
+                try:
+                    await anyio.wait_writable(self._sock)
+                except anyio.ClosedResourceError:
+                    continue
+                self._continue_sending()
+        finally:
+            self._draining = False
+            self._wake_drainers()
 
     # Layers
 
     def add_layer(self, layer: Layer) -> None:
-        """Put a layer between the socket and the layers above it; from now on everything passes through it."""
+        """Put a layer between the socket and the layers above it, for all further bytes."""
         self._layers += (layer,)
 
     async def exchange(self, data: bytes) -> bytes:
-        """Send raw bytes and return the next ones that come, past the layers and the protocol: for a TLS handshake.
+        """Send raw bytes and return the next bytes received, without layers and protocol: for a TLS handshake.
 
         Raises:
             ConnectionLost: the connection ended.
@@ -295,60 +433,65 @@ class Connection(Wire):
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
-                raise ConnectionLost(f"the connection broke: {error.strerror or error}") from error
+                raise _broken(error) from error
             if not received:
                 break
             return received
         raise ConnectionLost("the server closed the connection")
 
-    async def receive_answer(self, data: bytes) -> bytes:
-        """Return the next response, which nobody asked for, and of which ``data`` has arrived already.
+    async def receive_unsolicited(self, data: bytes) -> bytes:
+        """Wait for a response that belongs to no command. ``data`` holds the bytes received so far.
 
         Raises:
-            NsqError: an error frame came, or the connection ended.
+            NsqError: the response is an error frame, or the connection ended.
         """
         reply = Reply()
         self.protocol.expect(reply)
-        self._take(data)
-        return await self._wait_reading(reply)
+        self._process(data)
+        return await self._read_until(reply)
 
     def finish_handshake(self) -> None:
-        """From now on frames are read as they come; until here one at a time, because a layer may begin behind each."""
+        """Start to parse all received frames at once, and to read by the event loop.
+
+        During the handshake frames are parsed one at a time, because a layer may begin after each.
+        """
         self.protocol.read_ahead()
-        self._take(b"")
+        self._process(b"")
         if not self.closed:
             self._watch = watch_readable(self._sock, self._receive)
             self._reading = self._watch is not None
 
-    # Upkeep
+    # Timeouts and the end
 
     def tick(self) -> None:
-        """Look after the connection; call it a few times for each heartbeat interval, and a few times a second at best.
+        """Process what was received, retry to send, and enforce the timeouts; call it a few times a second.
 
-        Takes what has arrived (which answers heartbeats), goes on with what the kernel did not take, lets requests go
-        whose deadline has passed, and gives the connection up when no answer came for longer than the request timeout,
-        or nothing at all for more than two heartbeat intervals.
+        Fails expired requests, and closes the connection when no response was received, or nothing could be sent, for
+        longer than the request timeout, or when nothing at all was received for more than two heartbeat intervals.
         """
         if self.closed:
             return
-        self._catch_up()
+        self._receive_overdue()
         if self._rest and not self._draining:
-            self._go_on()
+            self._continue_sending()
         self.flush()
         now = _clock()
+        timeout = self._request_timeout
         if self.protocol.waiting:
             if self.protocol.expire(now) and self._watch is None:
                 anyio.notify_closing(self._sock)
-            if now - self._oldest > self._request_timeout:
-                self._fail(ConnectionLost(f"no answer within {self._request_timeout:g} s"))
+            if now - self._oldest > timeout:
+                self.fail(RequestTimeout(f"no response within {timeout:g} s"))
+        if self._rest and now - self._sent > timeout:
+            self.fail(ConnectionLost(f"the server did not read for {timeout:g} s"))
         silence = 2 * self.heartbeat_interval
         if silence and now - self._received > silence + 1:
-            self._fail(HeartbeatMissed(f"nothing was heard of the server for {now - self._received:.1f} s"))
+            self.fail(HeartbeatMissed(f"received nothing from the server for {now - self._received:.1f} s"))
 
-    def _catch_up(self) -> None:
-        """Take what has arrived before anybody is called late, also in place of a task that waits to read it.
+    def _receive_overdue(self) -> None:
+        """Process what was received before timeouts are judged, even if another task waits to read it.
 
-        After the event loop was blocked this may come before that task has its turn.
+        After the event loop was blocked, `tick` may run before that task.
         """
         before = self._received
         self._receive()
@@ -356,21 +499,33 @@ class Connection(Wire):
             anyio.notify_closing(self._sock)
 
     def fail(self, error: NsqError) -> None:
-        """Give the connection up at once; whoever waits for an answer gets an error that tells why."""
+        """Close the connection because of an error, which all pending requests get as the cause of theirs."""
         self._fail(error)
 
     def close(self) -> None:
-        """Close the socket at once. Whoever waits for an answer gets an error. May be called again."""
+        """Close the socket at once; pending requests fail. Closing twice does nothing."""
         if not self.closed:
-            self._fail(ConnectionLost("the connection was closed here"))
+            self._fail(ConnectionLost("the client closed the connection"))
 
     def _fail(self, error: NsqError, unsent: int = 0) -> None:
-        self.protocol.fail(error, unsent + self._kept)
+        """End the connection; nothing was sent of the last ``unsent`` requests and of those that are queued."""
+        self.protocol.fail(error, unsent + self._queued)
         self._end()
 
     def _end(self) -> None:
-        if not self.closed:
-            self._shut()
-            self._reading = False
-            if self._ended is not None:
-                self._ended.set()
+        if self.closed:
+            return
+        self.closed = True
+        self._reading = False
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        anyio.notify_closing(self._sock)
+        self._sock.close()
+        self._wake_drainers()
+        if self._ended is not None:
+            self._ended.set()
+
+
+def _broken(error: OSError) -> ConnectionLost:
+    return ConnectionLost(f"the connection broke: {error.strerror or error}")

@@ -1,9 +1,9 @@
-"""A standing wait for sockets, where the event loop has one.
+"""Keep a socket registered at the event loop, and wait for responses without a turn of the loop.
 
-anyio waits for a socket once: it registers, waits, and unregisters, which on asyncio costs more than everything else in
-a lone publish (measured: 39 µs with, 17 µs without, of 62 µs that the quickest other Python client takes). The loop
-itself can keep a socket registered, and anyio hands the loop out as its native token. trio has no such thing and needs
-none: there the one who waits for an answer reads it, at less cost.
+`anyio.wait_readable` registers, waits and unregisters, which on asyncio costs more than all other steps of a lone
+publish (measured: 39 µs with it, 17 µs without, of 62 µs of the fastest other Python client). An asyncio event loop
+keeps a socket registered, and anyio returns the loop as its native token. trio has no such function and does not need
+it: there, the task that awaits a response reads the socket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ("Waiter", "Watch", "watch_readable")
 
 
 @runtime_checkable
-class _WatchingLoop(Protocol):
+class _AsyncioLoop(Protocol):
     def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> None: ...
 
     def remove_reader(self, fd: int) -> bool: ...
@@ -33,24 +33,24 @@ class _WatchingLoop(Protocol):
 
 
 class Watch:
-    """A socket that the event loop keeps registered; made by `watch_readable`.
+    """A socket that is registered at the event loop; `watch_readable` makes it.
 
     Args:
         loop: the event loop.
-        fd: of the socket.
-        callback: called whenever the socket can be read.
+        fd: file descriptor of the socket.
+        callback: called whenever the socket is readable.
 
     Attributes:
         loop: the event loop.
-        call_soon: calls back in the next turn of the event loop.
-        woken: while the callback runs, the waiters that were set by it.
-        cancelled: what a task gets that is cancelled.
+        call_soon: calls a function in the next turn of the event loop.
+        woken: the waiters that the running callback has set; None outside of the callback.
+        cancelled: class of the exception that cancels a task.
     """
 
     __slots__ = ("_callback", "_fd", "_writing", "call_soon", "cancelled", "loop", "woken")
 
-    def __init__(self, loop: _WatchingLoop, fd: int, callback: Callable[[], None]) -> None:
-        self.loop: _WatchingLoop = loop
+    def __init__(self, loop: _AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
+        self.loop: _AsyncioLoop = loop
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
         self.woken: list[Waiter] | None = None
         self.cancelled: type[BaseException] = get_cancelled_exc_class()
@@ -59,7 +59,7 @@ class Watch:
         self._writing = False
 
     def readable(self) -> None:
-        """Call back, and let those go on whose answer that brought; called by the event loop, outside any task."""
+        """Run the callback, then the tasks whose responses it received; called by the event loop, outside any task."""
         woken: list[Waiter] = []
         self.woken = woken
         waiters = iter(woken)
@@ -71,36 +71,36 @@ class Watch:
             for waiter in waiters:
                 waiter.resume()
         finally:
-            for waiter in waiters:  # one ended the event loop
+            for waiter in waiters:  # an exception that stops the event loop left these
                 self.call_soon(waiter.resume)
 
     def start_writing(self, callback: Callable[[], None]) -> None:
-        """Call back whenever the kernel takes more, until `stop_writing`."""
+        """Call ``callback`` whenever the socket is writable, until `stop_writing`."""
         if not self._writing:
             self.loop.add_writer(self._fd, callback)
             self._writing = True
 
     def stop_writing(self) -> None:
-        """Call back no more."""
+        """Undo `start_writing`."""
         if self._writing:
             self.loop.remove_writer(self._fd)
             self._writing = False
 
     def end(self) -> None:
-        """End it, before the socket is closed."""
+        """Unregister the socket; must be called before it is closed."""
         self.loop.remove_reader(self._fd)
         self.stop_writing()
 
 
 class Waiter(Awaitable[None]):
-    """What one task waits for: a future, as tasks of asyncio take them from any library.
+    """A future that one task awaits, with the interface that asyncio's tasks expect.
 
-    The task goes on within the callback of `Watch` that brought the answer. With a future of the loop itself it would
-    do so a turn later, after another look at all sockets: a quarter of the cost of a lone publish (measured: 33 and
+    The task resumes within the callback of `Watch` that received its response. With a future of the event loop it would
+    resume one turn later, after another poll of all sockets: a quarter of the cost of a lone publish (measured: 33 and
     25 µs).
 
     Args:
-        watch: of the socket where the answer comes.
+        watch: of the socket that receives the response.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_callback", "_cancel_args", "_context", "_done", "_watch")
@@ -114,13 +114,13 @@ class Waiter(Awaitable[None]):
         self._context: Context | None = None
 
     def set(self) -> None:
-        """Let the task go on; may be called again, and after the task was cancelled."""
+        """Wake the task; may be called again, and after the task was cancelled."""
         if self._done:
             return
         self._done = True
         woken = self._watch.woken
         if woken is None:
-            # some task runs, and no other can go on before it waits
+            # called from a task: no other task can run before this one waits
             self._watch.call_soon(self.resume)
         else:
             woken.append(self)
@@ -135,27 +135,27 @@ class Waiter(Awaitable[None]):
             self._asyncio_future_blocking = True
             yield self
 
-    # What the task calls, and who looks at it
+    # The interface of futures that asyncio's tasks and debuggers call
 
     def done(self) -> bool:
-        """Return whether it was set, or the task that waits was cancelled."""
+        """Return whether it was set, or its task was cancelled."""
         return self._done
 
     def cancelled(self) -> bool:
-        """Return whether the task that waits was cancelled."""
+        """Return whether its task was cancelled."""
         return self._cancel_args is not None
 
     def get_loop(self) -> object:
-        """Return the event loop, which has to be the task's."""
+        """Return the event loop; asyncio requires that it is the task's."""
         return self._watch.loop
 
     def add_done_callback(self, callback: Callable[[Waiter], object], *, context: Context) -> None:
-        """Take what lets the task go on."""
+        """Store the function that resumes the task."""
         self._callback = callback
         self._context = context
 
     def cancel(self, msg: str | None = None) -> bool:
-        """Let the task go on with a cancellation, in the next turn; returns whether it still waited."""
+        """Resume the task with a cancellation in the next turn; return whether it was waiting."""
         if self._done:
             return False
         self._done = True
@@ -164,23 +164,23 @@ class Waiter(Awaitable[None]):
         return True
 
     def result(self) -> None:
-        """Raise what the task gets.
+        """Return the result of the await.
 
         Raises:
-            BaseException: the cancellation, with the words of whoever cancelled.
+            BaseException: the cancellation, with the message given to `cancel`.
         """
         if self._cancel_args is not None:
             raise self._watch.cancelled(*self._cancel_args)
 
 
 def watch_readable(sock: socket.socket, callback: Callable[[], None]) -> Watch | None:
-    """Let the running event loop call back whenever a socket can be read.
+    """Call ``callback`` by the running event loop whenever a socket is readable.
 
     Returns:
-        What ends it, and the rest that such a loop offers; None where the event loop cannot do this.
+        The registration; None where the event loop cannot do this (trio).
     """
     loop = current_token().native_token
-    if not isinstance(loop, _WatchingLoop):
+    if not isinstance(loop, _AsyncioLoop):
         return None
     fd = sock.fileno()
     watch = Watch(loop, fd, callback)

@@ -1,4 +1,4 @@
-"""From nothing to a connection that takes commands: TCP, magic, IDENTIFY, TLS, compression, AUTH."""
+"""Open a connection: TCP, magic, IDENTIFY, TLS, compression, AUTH; then subscribe."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from attrs import evolve
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
-    InvalidSetting,
     NegotiationFailed,
     NsqError,
     ProtocolError,
+    RequestTimeout,
 )
 from nsqext.errors.server import AuthRequired
 from nsqext.protocol.client.commands import auth, identify
-from nsqext.protocol.frames import MAGIC_V2
+from nsqext.protocol.frames import MAGIC_V2, OK
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from nsqext.transport.connection import Connection
@@ -33,17 +33,17 @@ __all__ = ("open_connection", "subscribe")
 async def open_connection(
     address: Address, options: ConnectionOptions, request: IdentifyRequest | None = None
 ) -> tuple[Connection, Negotiated]:
-    """Connect to a node and identify; returns the connection and what the server granted.
+    """Connect to a node and identify; return the connection and what the server granted.
 
     Args:
         address: the node's TCP address.
-        options: how to connect.
-        request: what to ask for; what ``options`` say of heartbeats, TLS and compression is put into it.
+        options: how to connect; they replace the corresponding members of ``request``.
+        request: further members of IDENTIFY.
 
     Raises:
-        ConnectionFailed: not reachable within the connect timeout.
-        NegotiationFailed: a layer that was asked for is not offered, or the TLS handshake failed.
-        ProtocolError: something that is not nsqd answers.
+        ConnectionFailed: the node was not reached within the connect timeout.
+        NegotiationFailed: a requested layer is not offered, or the TLS handshake failed.
+        ProtocolError: the peer is not nsqd.
         ServerError: the server refuses IDENTIFY or AUTH.
 
     Cancellation closes the socket.
@@ -66,37 +66,43 @@ async def open_connection(
         connection.heartbeat_interval = options.heartbeat_interval
         return connection, negotiated
     raise ConnectionFailed(
-        f"the node took the connection and was silent for {options.connect_timeout:g} s",
+        f"the node accepted the connection and sent no response for {options.connect_timeout:g} s",
         node=str(address),
         hint="is this nsqd's TCP port?",
     )
 
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
-    """Send a subscribe command and wait until it is granted, while nobody looks after the connection yet.
+    """Send a subscribe command and wait until it is granted, before the connection's owner calls ``tick``.
 
     Args:
         connection: as `open_connection` returned it.
         command: the command.
-        timeout: seconds after which a node that does not answer is given up.
+        timeout: for the response, in seconds.
 
     Raises:
         ServerError: the server refuses the subscription.
-        ConnectionLost: the connection broke, or no answer came in time.
+        RequestTimeout: no response within the timeout.
+        ConnectionLost: the connection failed.
+        ProtocolError: the response is not OK; the connection is closed.
 
     Cancellation leaves the connection open.
     """
+    verb = command.split(b" ", 1)[0].decode()
     try:
         with anyio.fail_after(timeout):
-            await connection.request(command)
+            response = await connection.request(command)
     except TimeoutError as error:
-        verb = command.split(b" ", 1)[0].decode()
-        raise ConnectionLost(f"no answer to {verb} within {timeout:g} s") from error
+        raise RequestTimeout(f"no response to {verb} within {timeout:g} s") from error
+    if response != OK:
+        failure = ProtocolError(f"expected OK in response to {verb}, received {response[:80]!r}")
+        connection.fail(failure)
+        raise failure
 
 
 def _reason(error: NsqError) -> NsqError:
-    """Return why a handshake failed; on a connection that was lost in it nothing was ever published."""
-    if not isinstance(error, ConnectionLost):
+    """Return why a handshake failed; on a connection that was lost during it nothing was ever published."""
+    if not isinstance(error, (ConnectionLost, RequestTimeout)):
         return error
     if isinstance(error.__cause__, ProtocolError):
         return error.__cause__
@@ -105,13 +111,7 @@ def _reason(error: NsqError) -> NsqError:
 
 async def _negotiate(connection: Connection, options: ConnectionOptions, request: IdentifyRequest) -> Negotiated:
     context = options.tls_context()
-    request = evolve(
-        request,
-        heartbeat_interval=options.heartbeat_interval,
-        tls=context is not None,
-        snappy=options.snappy,
-        deflate_level=options.deflate_level,
-    )
+    request = evolve(request, **options.identify_members(), tls=context is not None)
     negotiated = Negotiated.decode(await connection.request(MAGIC_V2 + identify(request.encode())))
     _check_granted(connection, request, negotiated)
     if context is not None:
@@ -127,7 +127,7 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
 
 
 async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
-    """Go through the TLS handshake, and wait for the OK that the server sends inside it."""
+    """Perform the TLS handshake, and wait for the OK that the server sends over TLS."""
     data = connection.protocol.take_rest()
     try:
         decoded = layer.decode(data) if data else b""
@@ -140,33 +140,35 @@ async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
     connection.write(layer.pending())
     connection.flush()
     connection.add_layer(layer)
-    await connection.receive_answer(decoded)
+    await connection.receive_unsolicited(decoded)
 
 
 async def _start_layer(connection: Connection, layer: Layer) -> None:
-    """Begin with compression, and wait for the OK that the server sends inside it."""
+    """Start compression, and wait for the OK that the server sends compressed."""
     data = connection.protocol.take_rest()
     connection.add_layer(layer)
-    await connection.receive_answer(layer.decode(data))
+    await connection.receive_unsolicited(layer.decode(data))
 
 
 def _check_granted(connection: Connection, request: IdentifyRequest, negotiated: Negotiated) -> None:
     node = str(connection.address)
-    for name, asked, granted in (
+    for name, requested, granted in (
         ("TLS", request.tls, negotiated.tls),
         ("snappy", request.snappy, negotiated.snappy),
         ("deflate", bool(request.deflate_level), bool(negotiated.deflate_level)),
     ):
-        if asked and not granted:
+        if requested and not granted:
             raise NegotiationFailed(
-                f"the node does not offer {name}", node=node, hint=f"switch {name} on there, or off here"
+                f"the node does not offer {name}",
+                node=node,
+                hint=f"enable {name} at the node, or disable it",
             )
 
 
 async def _authenticate(connection: Connection, options: ConnectionOptions, negotiated: Negotiated) -> None:
     if options.auth_secret is not None:
-        if not options.auth_secret:
-            raise InvalidSetting("auth_secret is empty")
         await connection.request(auth(options.auth_secret.encode()))
     elif negotiated.auth_required:
-        raise AuthRequired("E_AUTH_FIRST", "the node wants AUTH", node=str(connection.address), hint="give auth_secret")
+        raise AuthRequired(
+            "E_AUTH_FIRST", "the node requires AUTH", node=str(connection.address), hint="set auth_secret"
+        )

@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import ssl
+from typing import Any
 
 from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 
-__all__ = ("ConnectionOptions",)
+__all__ = ("ConnectionOptions", "ca_context")
+
+
+def ca_context(tls: str, setting: str = "tls") -> ssl.SSLContext:
+    """Return a context that trusts the certificates of a file.
+
+    Raises:
+        InvalidSetting: the file cannot be read, or holds no certificate.
+    """
+    try:
+        return ssl.create_default_context(cafile=tls)
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidSetting(
+            f"{setting}={tls!r} is not a file of CA certificates: {error.strerror or error}",
+            hint="give a PEM file, True for the system's certificates, or an ssl.SSLContext",
+        ) from error
 
 
 @frozen
 class ConnectionOptions:
-    """How connections to nsqd are made and watched; times in seconds, sizes in bytes.
+    """Options of connections to nsqd; times in seconds, sizes in bytes.
 
     Attributes:
         connect_timeout: for TCP, TLS, IDENTIFY and AUTH together.
-        request_timeout: how long no answer may come while one is awaited; then the connection is given up.
-        heartbeat_interval: how often servers are asked to send a heartbeat; 1 to 60. One that is silent for twice as
-            long counts as lost.
+        request_timeout: without any response to pending requests for so long, the connection is closed.
+        heartbeat_interval: requested from the server; 1 to 60. After two intervals of silence the connection is lost.
         local_host: address of this host to connect from; None leaves it to the system.
         max_frame_size: largest frame that is accepted.
-        tls: a context for TLS, or True for the system's certificates; None for plain TCP.
-        tls_hostname: name in the server's certificate, where it is not the node's host.
+        tls: True for TLS with the system's certificates, the path of a PEM file of CA certificates, or a context; None
+            for plain TCP.
+        tls_hostname: name in the server's certificate, if it is not the node's host.
         snappy: compress with snappy (needs the ``snappy`` extra).
-        deflate_level: compress with deflate, 1 to 9; 0 for none.
+        deflate_level: compress with deflate, 1 to 9; 0 for no compression.
         auth_secret: secret for AUTH; never shown.
+        client_id: name of this client in the servers' statistics; None for host and process.
+        hostname: name of this host in the servers' statistics; None for the system's.
+        user_agent: program and version in the servers' statistics; None for this package's.
+        topology_region: region of this client; original nsqd only.
+        topology_zone: zone of this client; original nsqd only.
     """
 
     connect_timeout: float = 5.0
@@ -35,11 +56,16 @@ class ConnectionOptions:
     heartbeat_interval: float = 30.0
     local_host: str | None = None
     max_frame_size: int = DEFAULT_MAX_FRAME_SIZE
-    tls: ssl.SSLContext | bool | None = None
+    tls: ssl.SSLContext | bool | str | None = None
     tls_hostname: str | None = None
     snappy: bool = False
     deflate_level: int = 0
     auth_secret: str | None = field(default=None, repr=False)
+    client_id: str | None = None
+    hostname: str | None = None
+    user_agent: str | None = None
+    topology_region: str | None = None
+    topology_zone: str | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("connect_timeout", "request_timeout"):
@@ -51,9 +77,34 @@ class ConnectionOptions:
             raise InvalidSetting(f"deflate_level={self.deflate_level!r} is not within 0..9")
         if self.snappy and self.deflate_level:
             raise InvalidSetting("snappy and deflate cannot be used together", hint="choose one")
+        if self.auth_secret == "":
+            raise InvalidSetting("auth_secret is empty", hint="leave it out, or give the secret")
+        if not isinstance(self.tls, (ssl.SSLContext, bool, str, type(None))):
+            raise InvalidSetting(
+                f"tls={self.tls!r} is a {type(self.tls).__name__}",
+                hint="give True, the path of a PEM file of CA certificates, or an ssl.SSLContext",
+            )
+        self.tls_context()
+        if self.tls_hostname is not None and not self.tls:
+            raise InvalidSetting("tls_hostname is given without tls", hint="add tls=True, or a CA file")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for TLS, which verifies certificates unless a given one does not; None for plain TCP."""
-        if self.tls is None or self.tls is False:
-            return None
-        return ssl.create_default_context() if self.tls is True else self.tls
+        if isinstance(self.tls, ssl.SSLContext):
+            return self.tls
+        if isinstance(self.tls, str):
+            return ca_context(self.tls)
+        return ssl.create_default_context() if self.tls else None
+
+    def identify_members(self) -> dict[str, Any]:
+        """Return the members of IDENTIFY that these options set, by attribute of `IdentifyRequest`."""
+        members: dict[str, Any] = {
+            "heartbeat_interval": self.heartbeat_interval,
+            "snappy": self.snappy,
+            "deflate_level": self.deflate_level,
+        }
+        for name in ("client_id", "hostname", "user_agent", "topology_region", "topology_zone"):
+            value = getattr(self, name)
+            if value is not None:
+                members[name] = value
+        return members

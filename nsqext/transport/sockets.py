@@ -1,4 +1,4 @@
-"""Non-blocking TCP sockets that are waited for through anyio."""
+"""Connect non-blocking TCP sockets."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ("connect",)
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
     """Return a connected, non-blocking socket with Nagle's algorithm switched off.
 
-    Every address that the host's name stands for is tried in turn; the time that is left is shared out among those
-    that are, so that one that swallows everything does not keep the next from being tried.
+    All addresses of the host's name are tried in turn. Each gets an equal share of the remaining time, so that one that
+    does not respond leaves time for the next.
 
     Args:
-        address: where to.
-        timeout: seconds that it may take.
+        address: where to connect.
+        timeout: for all addresses together, in seconds.
         local_host: address of this host to connect from; None leaves it to the system.
 
     Raises:
-        ConnectionFailed: none took the connection within the time (seconds), or the name is unknown.
+        ConnectionFailed: no address accepted the connection in time, or the name is unknown.
     """
     node = str(address)
     try:
@@ -36,7 +36,7 @@ async def connect(address: Address, timeout: float, local_host: str | None = Non
             found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             return await _first(found, local_host)
     except UnicodeError as error:
-        raise ConnectionFailed(f"no connection: {error}", node=node, hint="no host can be called so") from error
+        raise ConnectionFailed(f"no connection: {error}", node=node, hint="check the host name") from error
     except TimeoutError as error:
         raise ConnectionFailed(
             f"no connection within {timeout:g} s", node=node, hint="is the node up, and the address right?"
@@ -53,15 +53,15 @@ async def _first(
     local_host: str | None,
 ) -> socket.socket:
     last: OSError = OSError("the name has no address")
-    for tried, (family, kind, number, _, place) in enumerate(found):
+    for tried, (family, kind, number, _, sockaddr) in enumerate(found):
         sock = socket.socket(family, kind, number)
         left = anyio.current_effective_deadline() - anyio.current_time()
         try:
             if local_host is not None:
                 sock.bind((local_host, 0))
-            # the last one has all the time that is left, and the caller's limit to end it
+            # the last one has all the remaining time, which the caller limits
             with anyio.fail_after(left / (len(found) - tried) if tried + 1 < len(found) else None):
-                await _connect(sock, place)
+                await _connect(sock, sockaddr)
         except OSError as error:
             sock.close()
             last = error
@@ -73,11 +73,11 @@ async def _first(
     raise last
 
 
-async def _connect(sock: socket.socket, place: tuple[str, int]) -> None:
+async def _connect(sock: socket.socket, sockaddr: tuple[str, int]) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        sock.connect(place)
+        sock.connect(sockaddr)
     except (BlockingIOError, InterruptedError):
         await anyio.wait_writable(sock)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -107,6 +107,6 @@ def test_deflate_without_a_level_is_deflate() -> None:
         b'{"deflate":true,"deflate_level":99}', b"<html>", b'{"max_rdy_count":1e999}',
     ],
 )  # fmt: skip
-def test_what_is_no_reply_is_said_to_be_none(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="the reply to IDENTIFY"):
+def test_an_invalid_response_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="the response to IDENTIFY"):
         Negotiated.decode(data)

@@ -76,7 +76,7 @@ def test_the_redesigned_generation_names_the_partition() -> None:
     parser.receive(register("t", "c", 3) + unregister("t", partition=0))
     assert parser.next_command() == LookupdCommand("REGISTER", "t", "c", 3)
     assert parser.next_command() == LookupdCommand("UNREGISTER", "t", "", 0)
-    for bad in ("-1", "255", "x", "٣", "99999999999999999999", "+-1", ""):
+    for bad in ("-1", "255", "x", "٣", "99999999999999999999", "+-1"):
         text = _refused(f"REGISTER t {bad}\n".encode(), partitions=True)
         assert text == f"E_BAD_PARTITIONID REGISTER partition id '{bad}' is not valid"
     assert _refused(b"REGISTER t\n", partitions=True) == "E_INVALID REGISTER insufficient number of params"

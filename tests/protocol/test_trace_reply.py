@@ -23,5 +23,12 @@ def test_the_largest_numbers_fit() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"OK", b"OK" + bytes(27), b"OK" + bytes(29), b"KO" + bytes(28)])
 def test_anything_else_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="is OK and 28 bytes"):
+    with pytest.raises(ProtocolError, match="expected OK and 28 bytes"):
         decode_trace_reply(data)
+
+
+def test_another_trace_id_is_refused() -> None:
+    reply = encode_trace_reply(1, 7, 2, 3)
+    assert decode_trace_reply(reply, 7).trace_id == 7
+    with pytest.raises(ProtocolError, match="received the trace id 7 in the response to a publish with 8"):
+        decode_trace_reply(reply, 8)

@@ -1,4 +1,4 @@
-"""One connection: answers find their requests whatever happens to callers, kernel and peer."""
+"""Responses match their requests, whatever happens to callers, kernel and peer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 import pytest
 
-from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NotSent, NsqError
+from nsqext.errors import (
+    ConnectionLost,
+    HeartbeatMissed,
+    InvalidState,
+    NotSent,
+    NsqError,
+    ProtocolError,
+    RequestTimeout,
+)
 from nsqext.errors.server import BadMessage, NotLeader
+from nsqext.protocol.client.client_protocol import MAX_NOTICES
 from nsqext.protocol.frames import HEARTBEAT
 from nsqext.transport import connection as module
 from nsqext.transport.connection import Connection
@@ -74,7 +83,7 @@ async def _until(condition: object, connection: Connection | None = None) -> Non
             await anyio.sleep(0.005)
 
 
-async def test_a_lone_request_gets_its_answer() -> None:
+async def test_a_lone_request_gets_its_response() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         caller = _Caller(connection, _pub(b"x"))
         tasks.start_soon(caller)
@@ -86,7 +95,7 @@ async def test_a_lone_request_gets_its_answer() -> None:
         assert connection.in_flight == 0
 
 
-async def test_requests_of_one_turn_leave_as_one_piece_and_get_answers_in_order() -> None:
+async def test_requests_of_one_turn_share_a_send_and_get_their_responses_in_order() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [_Caller(connection, _pub(b"%d" % number)) for number in range(50)]
         for caller in callers:
@@ -99,7 +108,7 @@ async def test_requests_of_one_turn_leave_as_one_piece_and_get_answers_in_order(
             assert caller.outcome == b"%d" % number
 
 
-async def test_an_error_reply_leaves_the_connection_and_the_others_alone() -> None:
+async def test_an_error_response_fails_one_request_only() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         first, second = _Caller(connection, _pub(b"1")), _Caller(connection, _pub(b"2"))
         tasks.start_soon(first)
@@ -113,7 +122,7 @@ async def test_an_error_reply_leaves_the_connection_and_the_others_alone() -> No
         assert connection.usable
 
 
-async def test_a_fatal_error_makes_the_requests_behind_it_not_sent() -> None:
+async def test_requests_after_a_fatal_error_are_not_sent() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         first = _Caller(connection, _pub(b"0"))
         tasks.start_soon(first)
@@ -149,7 +158,7 @@ async def test_an_error_in_a_batch_that_breaks_the_stream_ends_the_connection() 
         assert not connection.usable
 
 
-async def test_an_end_in_the_middle_of_a_frame_is_a_lost_connection() -> None:
+async def test_a_close_in_the_middle_of_a_frame_is_a_lost_connection() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         caller = _Caller(connection, _pub(b"x"))
         tasks.start_soon(caller)
@@ -164,7 +173,7 @@ async def test_an_end_in_the_middle_of_a_frame_is_a_lost_connection() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 100, b"\0\0\0\x06\0\0\0\x09OK", b"\0\0\0\1\0\0\0\0"]
 )
-async def test_garbage_ends_the_connection_and_tells_why(garbage: bytes) -> None:
+async def test_bytes_of_another_protocol_end_the_connection(garbage: bytes) -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         caller = _Caller(connection, _pub(b"x"))
         tasks.start_soon(caller)
@@ -175,15 +184,15 @@ async def test_garbage_ends_the_connection_and_tells_why(garbage: bytes) -> None
         assert connection.closed
 
 
-async def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
+async def test_a_response_without_a_request_ends_the_connection() -> None:
     async with _connected() as (connection, peer):
         await peer.answer(b"OK")
         await _until(lambda: connection.closed, connection)
-        with pytest.raises(NotSent, match="nobody asked for"):
+        with pytest.raises(NotSent, match="response without a request"):
             await connection.request(_pub(b"x"))
 
 
-async def test_a_connection_that_the_server_closed_while_idle_is_seen_before_anything_is_sent(
+async def test_a_connection_closed_while_idle_is_noticed_before_anything_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_FRESH", -1.0)
@@ -199,7 +208,7 @@ async def test_a_connection_that_the_server_closed_while_idle_is_seen_before_any
 # Cancellation
 
 
-async def test_the_late_answer_to_a_cancelled_request_finds_nobody() -> None:
+async def test_the_late_response_to_a_cancelled_request_is_discarded() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [_Caller(connection, _pub(b"%d" % number)) for number in range(4)]
         for caller in callers:
@@ -216,7 +225,7 @@ async def test_the_late_answer_to_a_cancelled_request_finds_nobody() -> None:
         assert connection.usable
 
 
-async def test_when_the_one_who_reads_is_cancelled_the_next_one_reads() -> None:
+async def test_when_the_reading_task_is_cancelled_the_next_one_reads() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         first = _Caller(connection, _pub(b"1"))
         tasks.start_soon(first)
@@ -236,7 +245,7 @@ async def test_when_the_one_who_reads_is_cancelled_the_next_one_reads() -> None:
         assert others[2].outcome == b"OK"
 
 
-async def test_an_answer_and_a_cancellation_in_the_same_turn() -> None:
+async def test_a_response_and_a_cancellation_in_the_same_turn() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         caller = _Caller(connection, _pub(b"x"))
         tasks.start_soon(caller)
@@ -248,7 +257,7 @@ async def test_an_answer_and_a_cancellation_in_the_same_turn() -> None:
         assert connection.in_flight == 0
 
 
-async def test_a_poll_that_answers_the_reader_to_be_wakes_the_next_one() -> None:
+async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_another() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [_Caller(connection, _pub(b"x")) for _ in range(3)]
         for caller in callers:
@@ -267,7 +276,7 @@ async def test_a_poll_that_answers_the_reader_to_be_wakes_the_next_one() -> None
 # The kernel's buffer
 
 
-async def test_a_request_that_the_kernel_does_not_take_at_once() -> None:
+async def test_a_request_that_the_kernel_takes_in_parts() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         big, small = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
         tasks.start_soon(big)
@@ -281,7 +290,7 @@ async def test_a_request_that_the_kernel_does_not_take_at_once() -> None:
         assert (big.outcome, small.outcome) == (b"1", b"2")
 
 
-async def test_a_request_that_is_cancelled_in_the_middle_is_sent_to_its_end() -> None:
+async def test_a_request_cancelled_while_it_is_sent_is_sent_completely() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         big, small = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
         tasks.start_soon(big)
@@ -296,7 +305,7 @@ async def test_a_request_that_is_cancelled_in_the_middle_is_sent_to_its_end() ->
         assert small.outcome == b"2"
 
 
-async def test_a_peer_that_never_reads_is_given_up() -> None:
+async def test_a_peer_that_never_reads_loses_the_connection() -> None:
     async with _connected(request_timeout=0.2) as (connection, peer), anyio.create_task_group() as tasks:
         peer.stop_reading()
         big, behind = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
@@ -307,13 +316,13 @@ async def test_a_peer_that_never_reads_is_given_up() -> None:
         await _until(lambda: connection.closed, connection)
         await big.ended.wait()
         await behind.ended.wait()
-        assert type(big.outcome) is ConnectionLost
-        assert "no answer within 0.2 s" in str(big.outcome)
+        assert type(big.outcome) is RequestTimeout
+        assert "no response within 0.2 s" in str(big.outcome)
         assert type(behind.outcome) is NotSent
         assert peer.commands == []
 
 
-async def test_what_was_written_is_drained() -> None:
+async def test_drain_sends_what_was_written() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         connection.write(_pub(b"b" * _BIG))
         connection.write(_pub(b"c"))
@@ -338,7 +347,7 @@ async def test_closing_ends_a_drain() -> None:
 # Time
 
 
-async def test_a_deadline_lets_one_request_go_and_keeps_the_connection() -> None:
+async def test_a_deadline_fails_one_request_and_keeps_the_connection() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         late = _Caller(connection, _pub(b"1"), deadline=time.monotonic() + 0.05)
         tasks.start_soon(late)
@@ -347,7 +356,9 @@ async def test_a_deadline_lets_one_request_go_and_keeps_the_connection() -> None
         tasks.start_soon(patient)
         await peer.expect("PUB")
         await _until(late.ended.is_set, connection)
-        assert type(late.outcome) is ConnectionLost
+        assert type(late.outcome) is RequestTimeout
+        assert isinstance(late.outcome, TimeoutError)
+        assert late.outcome.maybe_stored
         assert not patient.ended.is_set()
         await peer.raw(ok(b"late") + ok(b"second"))
         await patient.ended.wait()
@@ -355,7 +366,7 @@ async def test_a_deadline_lets_one_request_go_and_keeps_the_connection() -> None
         assert connection.usable
 
 
-async def test_answers_that_keep_coming_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [time.monotonic()]
     monkeypatch.setattr("nsqext.transport.connection._clock", lambda: now[0])
     async with _connected(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
@@ -407,7 +418,7 @@ async def test_heartbeats_between_answers() -> None:
         await peer.expect_nop()
 
 
-async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_server_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _connected() as (connection, _):
         connection.heartbeat_interval = 1.0
         connection.tick()
@@ -422,7 +433,7 @@ async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 # Messages
 
 
-async def test_messages_go_to_their_taker_in_lists_and_reading_ends_with_the_reason() -> None:
+async def test_messages_are_delivered_in_lists_and_reading_ends_with_the_reason() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         taken: list[list[bytes]] = []
         ended: list[NsqError] = []
@@ -442,7 +453,7 @@ async def test_messages_go_to_their_taker_in_lists_and_reading_ends_with_the_rea
         assert type(ended[0]) is ConnectionLost
 
 
-async def test_two_readers_are_refused_where_tasks_read() -> None:
+async def test_a_second_reader_is_refused_where_tasks_read() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         if connection._watch is not None:
             return
@@ -455,7 +466,7 @@ async def test_two_readers_are_refused_where_tasks_read() -> None:
         await peer.answer()
 
 
-async def test_closing_wakes_everybody() -> None:
+async def test_closing_fails_all_pending_requests() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [_Caller(connection, _pub(b"x")) for _ in range(3)]
         for caller in callers:
@@ -509,7 +520,7 @@ def _paired(request_timeout: float = 10.0) -> Iterator[tuple[Connection, socket.
         connection.close()
 
 
-async def test_an_answer_that_has_arrived_counts_however_long_the_event_loop_was_blocked() -> None:
+async def test_a_received_response_counts_however_long_the_event_loop_was_blocked() -> None:
     with _paired(request_timeout=0.05) as (connection, right):
         caller = _Caller(connection, _pub(b"x"))
         async with anyio.create_task_group() as tasks:
@@ -522,7 +533,7 @@ async def test_an_answer_that_has_arrived_counts_however_long_the_event_loop_was
         assert connection.usable
 
 
-async def test_a_heartbeat_that_has_arrived_counts_however_long_the_event_loop_was_blocked() -> None:
+async def test_a_received_heartbeat_counts_however_long_the_event_loop_was_blocked() -> None:
     with _paired() as (connection, right):
         connection.heartbeat_interval = 0.01
         async with anyio.create_task_group() as tasks:
@@ -535,7 +546,7 @@ async def test_a_heartbeat_that_has_arrived_counts_however_long_the_event_loop_w
             tasks.cancel_scope.cancel()
 
 
-async def test_behind_an_error_that_closes_no_answer_is_taken_for_anybody() -> None:
+async def test_responses_after_an_error_that_closes_match_no_request() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [_Caller(connection, _pub(b"%d" % number)) for number in range(3)]
         for caller in callers:
@@ -547,3 +558,85 @@ async def test_behind_an_error_that_closes_no_answer_is_taken_for_anybody() -> N
             await caller.ended.wait()
         outcomes = sorted(type(caller.outcome).__name__ for caller in callers)
         assert outcomes == ["NotSent", "NotSent", "TopicNotExist"]
+
+
+# Writing without a response
+
+
+async def test_what_is_written_in_one_turn_is_one_send() -> None:
+    with _paired() as (connection, right):
+        right.setblocking(False)
+        connection.write(b"a")
+        connection.write(b"b")
+        with pytest.raises(BlockingIOError):
+            right.recv(10)
+        connection.flush()
+        connection.flush()
+        assert right.recv(10) == b"ab"
+
+
+async def test_a_reset_while_writing_ends_the_connection_once() -> None:
+    with _paired() as (connection, right):
+        right.close()
+        connection.write(b"a")
+        connection.flush()
+        first = connection.protocol.error
+        connection.write(b"b")
+        connection.flush()
+        assert isinstance(first, ConnectionLost)
+        assert connection.protocol.error is first
+        assert (connection.closed, connection.local_address) == (True, "")
+
+
+async def test_acknowledgements_that_the_server_does_not_read_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_UNSENT", 100_000)
+    with _paired() as (connection, _):
+        connection.write(b"x" * _BIG)
+        connection.flush()
+        for _ in range(99):
+            connection.write(b"y" * 1000)
+            connection.flush()
+        assert connection.usable
+        connection.write(b"y" * 2000)
+        assert not connection.usable
+        assert "the server does not read" in str(connection.protocol.error)
+
+
+async def test_a_server_that_never_reads_acknowledgements_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    with _paired(request_timeout=5.0) as (connection, right):
+        connection.write(b"x" * _BIG)
+        connection.flush()
+        now[0] += 4.9
+        connection.tick()
+        assert connection.usable
+        right.recv(1 << 22)
+        connection.tick()  # some bytes were sent: the time starts again
+        now[0] += 4.9
+        connection.tick()
+        assert connection.usable
+        now[0] += 0.2
+        connection.tick()
+        assert "did not read for 5 s" in str(connection.protocol.error)
+
+
+# Hostile servers
+
+
+async def test_a_message_without_a_subscription_ends_the_connection() -> None:
+    with _paired() as (connection, right):
+        right.send(message(1))
+        connection.poll()
+        assert isinstance(connection.protocol.error, ProtocolError)
+
+
+async def test_rejected_acknowledgements_are_bounded() -> None:
+    with _paired() as (connection, right):
+        flood = error("E_FIN_FAILED x") * 1000
+        for _ in range(11):
+            right.sendall(flood)
+            for _ in range(3):
+                connection.poll()
+        assert isinstance(connection.protocol.error, ProtocolError)
+        assert len(connection.protocol.notices) == MAX_NOTICES

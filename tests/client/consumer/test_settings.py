@@ -49,7 +49,9 @@ async def test_a_whole_cycle_through_layers(
 ) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    connection = ConnectionOptions(tls=context if tls else None, tls_hostname="localhost", **compression)
+    connection = ConnectionOptions(
+        tls=context if tls else None, tls_hostname="localhost" if tls else None, **compression
+    )
     sent = [b"%d " % number * (20_000 if number % 50 == 0 else 20) for number in range(200)]
     with anyio.fail_after(15):
         async with Producer(cluster.lookupd, options=ProducerOptions(connection=connection)) as producer:

@@ -59,7 +59,7 @@ def test_an_answer_wakes_who_waits() -> None:
     assert woken == ["first", "second"]
 
 
-def test_the_oldest_who_sleeps_is_woken_to_read() -> None:
+def test_the_oldest_pending_request_is_woken_to_read() -> None:
     client, replies = _client(3)
     woken: list[int] = []
     replies[1].wake = lambda: woken.append(1)
@@ -69,14 +69,14 @@ def test_the_oldest_who_sleeps_is_woken_to_read() -> None:
     ClientProtocol().wake_next()
 
 
-def test_messages_are_handed_out_in_order_around_answers() -> None:
+def test_messages_are_returned_in_order_around_responses() -> None:
     client, (reply,) = _client(1)
     data = encode_frame(2, b"a") + _response() + encode_frame(2, b"b")
     assert client.receive_data(data) == [b"a", b"b"]
     assert reply.data == OK
 
 
-def test_heartbeats_are_answered_and_answer_nothing() -> None:
+def test_heartbeats_are_answered_and_are_no_response() -> None:
     client, (reply,) = _client(1)
     client.receive_data(_response(HEARTBEAT) * 2 + _response())
     assert client.out == [NOP, NOP]
@@ -92,7 +92,7 @@ def test_heartbeats_are_answered_and_answer_nothing() -> None:
         (b"E_TOUCH_FAILED x", TouchFailed),
     ],
 )
-def test_errors_of_acknowledgements_answer_nothing(data: bytes, kind: type[Exception]) -> None:
+def test_rejected_acknowledgements_are_no_response(data: bytes, kind: type[Exception]) -> None:
     client, (reply,) = _client(1)
     client.receive_data(_error(data))
     assert [type(notice) for notice in client.notices] == [kind]
@@ -100,7 +100,7 @@ def test_errors_of_acknowledgements_answer_nothing(data: bytes, kind: type[Excep
     assert client.error is None
 
 
-def test_behind_a_fatal_error_nothing_was_looked_at() -> None:
+def test_commands_after_a_fatal_error_were_not_read() -> None:
     client, (first, second, third) = _client(3)
     client.receive_data(_error(b"E_TOPIC_NOT_EXIST "))
     assert isinstance(first.error, TopicNotExist)
@@ -109,10 +109,10 @@ def test_behind_a_fatal_error_nothing_was_looked_at() -> None:
         assert isinstance(reply.error, NotSent)
         assert reply.error.__cause__ is client.error
     assert client.waiting == 0
-    assert isinstance(client.lost(), NotSent)
+    assert isinstance(client.loss(), NotSent)
 
 
-def test_a_broken_connection_leaves_the_outcome_open() -> None:
+def test_a_lost_connection_leaves_the_outcome_unknown() -> None:
     client, (reply,) = _client(1)
     woken: list[bool] = []
     reply.wake = lambda: woken.append(True)
@@ -121,11 +121,11 @@ def test_a_broken_connection_leaves_the_outcome_open() -> None:
     assert woken == [True]
     client.fail(ConnectionLost("later"))
     assert type(client.error) is HeartbeatMissed
-    assert isinstance(client.lost(), NotSent)
-    assert type(client.lost(unseen=False)) is HeartbeatMissed
+    assert isinstance(client.loss(), NotSent)
+    assert type(client.loss(unsent=False)) is HeartbeatMissed
 
 
-def test_an_error_out_of_turn_ends_the_connection() -> None:
+def test_an_error_without_a_request_ends_the_connection() -> None:
     client, _ = _client()
     client.receive_data(_error(b"E_INVALID RDY count 2501 out of range 0-2500"))
     assert isinstance(client.error, InvalidCommand)
@@ -134,14 +134,14 @@ def test_an_error_out_of_turn_ends_the_connection() -> None:
     assert isinstance(client.error, TooManyConnections)
 
 
-def test_an_answer_to_nothing_is_a_fault_of_the_peer() -> None:
+def test_a_response_without_a_request_ends_the_connection() -> None:
     client, _ = _client()
     client.receive_data(_response(b"surprise"))
     assert isinstance(client.error, ProtocolError)
-    assert "nobody asked for: b'surprise'" in str(client.error)
+    assert "response without a request: b'surprise'" in str(client.error)
 
 
-def test_nonsense_fails_who_waits_and_says_what_to_do() -> None:
+def test_bytes_of_another_protocol_fail_pending_requests_and_give_a_hint() -> None:
     client, (reply,) = _client(1)
     assert client.receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n") == []
     assert isinstance(client.error, ProtocolError)

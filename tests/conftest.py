@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from nsqext.broker.ports import Ports
+from nsqext.broker.listeners import Ports
 from nsqext.types import Address
 
 _BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}

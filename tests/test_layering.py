@@ -207,7 +207,7 @@ _CONSUMER_BASE = {f"client.consumer.{name}" for name in ("handler_signals", "mes
 _SERVER_TOOLS = {
     f"broker.{name}"
     for name in (
-        *("clock", "fault_injection", "http_api", "listeners", "outgoing", "ports", "profiling"),
+        *("clock", "fault_injection", "go_format", "http_api", "http_client", "listeners"),
         *("uvicorn_server",),
     )
 }
@@ -247,7 +247,6 @@ ROLES: dict[str, set[str]] = {
 
 # imports against the direction of the tables, on their way out: add none, delete each one that is gone
 KNOWN_UPWARD: set[tuple[str, str]] = {
-    ("broker.profiling", "broker.nsqd.go_format"),
     ("spark.cluster.portal", "spark.read.range_reader"),
     ("spark.cluster.portal", "spark.read.reassembly"),
 }
@@ -262,7 +261,6 @@ KNOWN_CIRCLES: list[set[str]] = [
             *("stats",),
         )
     },
-    {f"broker.nsqd.{name}" for name in ("auth", "classic.validation", "node", "session", "subscriber", "validation")},
 ]
 
 # files that something outside of the package loads: `python -m nsqext`, pytest, and users who name them

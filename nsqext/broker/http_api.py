@@ -1,4 +1,4 @@
-"""HTTP as both generations of NSQ speak it: two answer forms and their errors.
+"""HTTP as both generations of NSQ speak it: two answer forms, their errors, and bounded request bodies.
 
 A handler is a plain or an async function that takes a `Call`, returns what the real handler returns, or raises
 `HttpFault`. What reaches the wire is decided by the route's `Form`:
@@ -26,14 +26,32 @@ import orjson
 from attrs import define
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
+
+from nsqext.broker.go_format import parse_int
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ("Call", "Form", "Handler", "HttpFault", "HttpPanic", "application", "dump", "first_values", "null", "route")
+__all__ = (
+    "Call",
+    "Form",
+    "Handler",
+    "HttpFault",
+    "HttpPanic",
+    "application",
+    "check_block_rate",
+    "dump",
+    "first_values",
+    "null",
+    "route",
+    "set_block_rate",
+)
 
+_MAX_BODY = 10 * 1024 * 1024  # what the real servers read of a form
+_FORM_BODY = "application/x-www-form-urlencoded"
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _V1 = {"X-NSQ-Content-Type": "nsq; version=1.0"}
@@ -65,18 +83,18 @@ class HttpFault(Exception):
 
 
 class HttpPanic(Exception):
-    """What the real server's handler dies of; the answer is INTERNAL_ERROR in the second form, whatever the route's."""
+    """Request that crashes the real server's handler; answered with INTERNAL_ERROR in the second form."""
 
 
 @define(slots=False)
 class Call:
-    """One request, as a handler sees it."""
+    """One request."""
 
     request: Request
 
     @cached_property
     def args(self) -> Mapping[str, str]:
-        """The arguments of the query, the first of each name; raises `HttpFault` when they cannot be read."""
+        """The arguments of the query, the first of each name; raises `HttpFault` when the query is malformed."""
         query = self.request.scope["query_string"].decode("latin-1")
         if _BAD_QUERY.search(query):
             raise HttpFault(400, "INVALID_REQUEST")
@@ -84,7 +102,7 @@ class Call:
 
     @cached_property
     def readable_args(self) -> Mapping[str, str]:
-        """`args` without what cannot be read, in place of a fault; some real handlers do not care."""
+        """`args` without malformed pairs, which some real handlers ignore."""
         query = self.request.scope["query_string"].decode("latin-1")
         pairs = "&".join(pair for pair in query.split("&") if not _BAD_QUERY.search(pair))
         return first_values(pairs)
@@ -111,9 +129,24 @@ class Call:
         """The parts of the path that the route names."""
         return self.request.path_params
 
-    async def body(self) -> bytes:
-        """Return the body of the request."""
-        return await self.request.body()
+    async def body(self, limit: int = _MAX_BODY, too_big: str = "BODY_TOO_BIG") -> bytes:
+        """Return the body of the request, of which at most ``limit`` bytes and one chunk are kept in memory.
+
+        Args:
+            limit: bytes, with or without an announced length.
+            too_big: text of the fault (status 413) that is raised for a longer body.
+        """
+        announced = self.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > limit:
+            raise HttpFault(413, too_big)
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in self.request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HttpFault(413, too_big)
+            chunks.append(chunk)
+        return b"".join(chunks)
 
 
 def first_values(query: str) -> dict[str, str]:
@@ -193,11 +226,39 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
             fault = error
         except HttpPanic:
             return _answer_v1(500, "INTERNAL_ERROR")
+        except ClientDisconnect:
+            return Response()  # is not sent: the client has closed its connection
         return value if isinstance(value, Response) else _answer(form, request, value, fault)
 
     made = Route(path, endpoint, methods=[method])
     made.methods = {method}  # Starlette adds HEAD to GET, the real servers do not
     return made
+
+
+def check_block_rate(text: str) -> None:
+    """Check the argument ``rate`` of ``/debug/setblockrate``, which changes nothing in this server.
+
+    Raises:
+        HttpFault: it is not a number.
+    """
+    try:
+        parse_int(text)
+    except ValueError as error:
+        raise HttpFault(400, f"invalid block rate : {error}") from None
+
+
+async def set_block_rate(call: Call) -> None:
+    """Answer ``/debug/setblockrate`` of the redesigned servers.
+
+    As the real handler, look for ``rate`` in a form before the query, and skip malformed pairs of both.
+
+    Raises:
+        HttpFault: the rate is not a number.
+    """
+    given = call.readable_args
+    if call.headers.get("content-type", "").partition(";")[0].strip() == _FORM_BODY:
+        given = {**given, **first_values((await call.body()).decode("latin-1"))}
+    check_block_rate(given.get("rate", ""))
 
 
 _UNQUOTED = "/$&+,:;=@"
@@ -215,7 +276,7 @@ def _clean(path: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _meant(table: list[Route], method: str, path: str) -> str | None:
+def _canonical(table: list[Route], method: str, path: str) -> str | None:
     """Return the path of this method that differs from the given one in case, slashes and dots only."""
     wanted = _clean(path)
     for known in table:
@@ -228,8 +289,8 @@ def _meant(table: list[Route], method: str, path: str) -> str | None:
 
 
 def _redirect(table: list[Route], request: Request) -> Response | None:
-    """Send the client to the right path where only case, slashes or dots are wrong, as the real servers do."""
-    path = _meant(table, request.method, request.scope["path"])
+    """Redirect a path that is wrong in case, slashes or dots only, as the real servers do."""
+    path = _canonical(table, request.method, request.scope["path"])
     if path is None:
         return None
     query = request.scope["query_string"].decode("latin-1")

@@ -1,23 +1,27 @@
-"""Listening sockets, and those that were opened ahead.
-
-The programs listen before the rest of them is imported: a client that comes in the meantime waits a moment instead of
-being refused.
-"""
+"""Listening sockets: opened before the program is imported, dual-stack, and ports that a cluster reserves."""
 
 from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ("ListenError", "listen", "listen_early")
+from nsqext.errors import InvalidSetting
+from nsqext.types import Address
+
+__all__ = ("ListenError", "Ports", "listen", "listen_early", "peer_name", "split_address")
 
 _LAST_PORT = 65535
+_BACKLOG = 1024
+_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_MAPPED = "::ffff:"
 _early: dict[str, socket.socket] = {}
 
 
 class ListenError(OSError):
-    """An address that cannot be had, told as the original programs tell it."""
+    """An address that cannot be bound, with the original programs' text."""
 
     def __init__(self, address: str, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -27,44 +31,121 @@ class ListenError(OSError):
         return self._text
 
 
-def listen(address: str, backlog: int = 1024) -> socket.socket:
-    """Return a listening TCP socket.
+def listen(address: str) -> socket.socket:
+    """Return a non-blocking listening TCP socket.
+
+    A wildcard host (``:port``, ``0.0.0.0:port``, ``[::]:port``) listens on IPv6 and IPv4, as the original programs do:
+    clients connect to ``localhost``, which resolves to ``::1`` first.
 
     Args:
-        address: ``host:port``, port 0 for a free one; ``:port`` listens on every interface.
-        backlog: connections that may wait.
+        address: ``host:port``, port 0 for a free one.
 
     Raises:
-        ListenError: the address cannot be had.
+        ListenError: the address cannot be bound.
     """
-    return _early.pop(address, None) or _open(address, backlog)
+    return _early.pop(address, None) or _open(address)
 
 
 def listen_early(addresses: Iterable[str]) -> None:
-    """Open sockets that `listen` hands out later; an address that cannot be had is left to `listen` to report."""
+    """Open the sockets that `listen` returns later; `listen` reports an address that cannot be bound.
+
+    A client that connects while the program is still being imported waits in the backlog instead of being refused.
+    """
     for address in addresses:
         try:
-            _early[address] = _open(address, 1024)
+            _early[address] = _open(address)
         except OSError:
             continue
 
 
-def _open(address: str, backlog: int) -> socket.socket:
+def _open(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     if ":" not in address:
         raise ListenError(address, errno.EINVAL, f": address {address}: missing port in address")
     if not port.isdecimal() or int(port) > _LAST_PORT:
         raise ListenError(address, errno.EINVAL, f": address {port}: invalid port")
     host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if host in _WILDCARDS and socket.has_dualstack_ipv6():
+            try:
+                return _bind(socket.AF_INET6, "::", int(port))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is compiled in and switched off
+                    raise
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return _bind(family, host, int(port))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ListenError(address, error.errno or 0, f" {address}: bind: {reason}") from error
+
+
+def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, int(port)))
-        made.listen(backlog)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((host, port))
+        made.listen(_BACKLOG)
         made.setblocking(False)
-    except OSError as error:
+    except OSError:
         made.close()
-        reason = (error.strerror or str(error)).lower()
-        raise ListenError(address, error.errno or 0, f" {address}: bind: {reason}") from error
+        raise
     return made
+
+
+def peer_name(address: tuple[Any, ...]) -> str:
+    """Return ``host:port`` of a socket address, IPv4 behind a dual-stack socket without its IPv6 prefix."""
+    host, port = str(address[0]).removeprefix(_MAPPED), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
+    """Read ``host:port``; an empty host is the default one.
+
+    Raises:
+        InvalidSetting: the text has another form.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, port 0 for a free one")
+    return Address(host.strip("[]") or default_host, int(port))
+
+
+class Ports:
+    """Addresses that a cluster reserves until it is closed, also while the node behind one of them is killed.
+
+    On Linux a socket that is bound and does not listen reserves its port: connections are refused, a server of this
+    process can listen on it again, and no other process can bind it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[socket.socket] = []
+
+    def take(self, address: Address) -> Address:
+        """Reserve an address and return it, with a free port in place of port 0.
+
+        Raises:
+            InvalidSetting: another process uses it.
+        """
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        kept = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind((address.host, address.port))
+            found = Address(address.host, kept.getsockname()[1])
+        except OSError as error:
+            kept.close()
+            raise InvalidSetting(
+                f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free one"
+            ) from error
+        if sys.platform == "linux":
+            self._kept.append(kept)
+        else:
+            kept.close()
+        return found
+
+    def release(self) -> None:
+        """Release every address."""
+        while self._kept:
+            self._kept.pop().close()

@@ -14,10 +14,10 @@ from nsqext.broker.clock import Clock
 from nsqext.broker.coordinator.members import Member
 from nsqext.broker.data_lock import locked
 from nsqext.broker.fault_injection import NodeFaults
+from nsqext.broker.listeners import Ports, split_address
 from nsqext.broker.managed_servers import ManagedLookupd, ManagedNode
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
-from nsqext.broker.ports import Ports, split_address
 from nsqext.errors import InvalidInput, InvalidState
 from nsqext.types import Address
 

@@ -13,7 +13,7 @@ import anyio
 from attrs import evolve, field, frozen
 
 from nsqext.broker.data_lock import locked
-from nsqext.broker.ports import split_address
+from nsqext.broker.listeners import split_address
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address

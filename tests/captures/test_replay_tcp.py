@@ -117,7 +117,7 @@ class _Replay:
     def collect(self, number: int) -> list[bytes]:
         session = self.clients[number].session
         frames = self.frames[number]
-        data = session.take() if session.urgent else b""
+        data = session.take() if session.output.urgent else b""
         while data:
             size = 4 + int.from_bytes(data[:4], "big")
             frames.append(data[:size])

@@ -1,12 +1,12 @@
-"""A node without sockets, clients that talk to its sessions, and a clock that a test moves."""
+"""A node without sockets, clients of its sessions, and a clock that a test moves."""
 
 from __future__ import annotations
 
 from struct import Struct
 
-from nsqext.broker.nsqd.commands import command_table
 from nsqext.broker.nsqd.node import Hosted, Node
 from nsqext.broker.nsqd.options import NodeOptions
+from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.frames import FrameParser, FrameType
 from nsqext.types import TopicMeta
@@ -22,7 +22,7 @@ def sized(line: str, body: bytes) -> bytes:
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -37,53 +37,62 @@ class Clock:
 
 
 def make_node(clock: Clock | None = None, **options: object) -> Node:
-    """Return a node with such options."""
+    """Return a node with these options."""
     clock = clock or Clock()
     values: dict[str, object] = {"clock": clock.now, "wall": clock.wall, "machine_clock": clock.now} | options
     return Node("n1", NodeOptions(**values))  # type: ignore[arg-type]
 
 
 def host(node: Node, topic: str = "t", partition: int = 0, *, extend: bool = False, ordered: bool = False) -> Hosted:
-    """Let a node lead a partition."""
+    """Make a node the leader of a partition."""
     meta = TopicMeta(partition + 1, 1, extend_support=extend, ordered=ordered)
     return node.host(topic, partition, meta)
 
 
 class Client:
-    """The client's end of a session: what it sends is run at once, what it gets is kept."""
+    """The client's end of a session: commands run at once, frames are kept until they are read."""
 
     def __init__(self, node: Node, peer: str = "127.0.0.1:1000", *, magic: bool = True) -> None:
-        self.session = Session(node, peer, command_table(node))
+        self.session = Session(node, peer, dialect_of(node))
         self._parser = FrameParser()
         self._frames: list[tuple[int, bytes]] = []
         if magic:
             self.send(b"  V2")
 
     def send(self, data: bytes) -> None:
-        """Send bytes; nothing here may have to wait."""
+        """Send bytes, and run their commands; none of them may have to wait."""
         self.session.receive(data)
         assert self.session.step() is None
+        while self.session.pending and self.session.has_room:
+            assert self.session.step() is None
+
+    def writes(self) -> list[bytes]:
+        """Return the writes of the session."""
+        found = []
+        while self.session.output.urgent:
+            found.append(self.session.take())
+        return found
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """Return the frames that came, type and data."""
-        if self.session.urgent:
-            self._frames += self._parser.feed(self.session.take())
+        """Return the frames that were received, type and data."""
+        for data in self.writes():
+            self._frames += self._parser.feed(data)
         frames, self._frames = self._frames, []
         return frames
 
     def ask(self, data: bytes) -> str:
-        """Send bytes, return the one frame that comes: its data as text, with ``!`` before an error."""
+        """Send bytes and return the only frame of the answer: its data as text, with ``!`` before an error."""
         self.send(data)
         ((kind, answer),) = self.receive()
         return ("!" if kind == FrameType.ERROR else "") + answer.decode("utf-8", "surrogateescape")
 
     def messages(self) -> list[bytes]:
-        """Return the data of the message frames that came; nothing else may have come."""
+        """Return the data of the message frames that were received; other frames fail the test."""
         frames = self.receive()
         assert all(kind == FrameType.MESSAGE for kind, _ in frames), frames
         return [data for _, data in frames]
 
     @property
     def open(self) -> bool:
-        """Whether the session wants to go on."""
+        """Whether the connection stays open."""
         return not (self.session.closing or self.session.closed)

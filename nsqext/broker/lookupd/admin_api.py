@@ -6,10 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.http_api import Call, Form, HttpFault, route
+from nsqext.broker.http_api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.lookupd.numbers import ranged
 from nsqext.broker.lookupd.params import read_log_level
-from nsqext.broker.profiling import set_block_rate
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nsqext.broker.go_format import parse_int
 from nsqext.broker.http_api import HttpFault
-from nsqext.broker.nsqd.go_format import parse_int
 
 __all__ = ("number", "ranged")
 

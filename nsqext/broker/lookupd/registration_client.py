@@ -5,20 +5,20 @@ from __future__ import annotations
 import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import anyio
 import orjson
 from anyio.streams.buffered import BufferedByteReceiveStream
 from attrs import define, field
 
+from nsqext.broker.http_client import HttpClient, HttpRequestFailed
+from nsqext.broker.listeners import split_address
 from nsqext.broker.lookupd.session import MAGIC_V1
-from nsqext.broker.outgoing import load_http_client
-from nsqext.broker.ports import split_address
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
-    import httpx
     from anyio.abc import SocketStream, TaskGroup
 
     from nsqext.broker.nsqd.node import Node
@@ -97,7 +97,7 @@ class RegistrationClient:
         self._commands: list[str] = []
         self._news = anyio.Event()
         self._tasks: TaskGroup | None = None
-        self._http: httpx.AsyncClient | None = None
+        self._http = HttpClient(_TIMEOUT)
         node.on_topic_created = self._topic_created
         node.on_topic_deleted = lambda topic: self._tell(f"UNREGISTER {topic}")
         node.on_channel_created = lambda topic, number, channel: self._tell(
@@ -140,9 +140,7 @@ class RegistrationClient:
                     self._news = anyio.Event()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
-                if self._http is not None:
-                    await self._http.aclose()
-            self._http = None
+                await self._http.aclose()
             for peer in self._peers.values():
                 await peer.close()
 
@@ -198,17 +196,12 @@ class RegistrationClient:
         addresses = [_http_address(peer) for peer in self._peers.values() if peer.info.get("broadcast_address")]
         if not addresses:
             return
-        await load_http_client()
-        import httpx
-
-        if self._http is None:
-            self._http = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
         names: dict[str, None] = {}
         for address in addresses:
             try:
-                answer = await self._http.get(f"http://{address}/channels", params={"topic": topic})
-                names |= dict.fromkeys(answer.json()["channels"])
-            except (httpx.HTTPError, ValueError, KeyError, TypeError):
+                answer = await self._http.request("GET", f"http://{address}/channels?{urlencode({'topic': topic})}")
+                names |= dict.fromkeys(orjson.loads(answer.content)["channels"])
+            except (HttpRequestFailed, ValueError, KeyError, TypeError):
                 continue
         for hosted in self.node.partitions(topic):
             for name in names:

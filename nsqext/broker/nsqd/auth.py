@@ -1,4 +1,4 @@
-"""AUTH: what an HTTP auth server allows a client, and asking it."""
+"""What an HTTP auth server allows a client, and the request that asks for it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import orjson
-from attrs import frozen
+from attrs import field, frozen
 
+from nsqext.broker.go_format import decode
 from nsqext.broker.http_api import dump
-from nsqext.broker.nsqd.go_format import decode, quote
-from nsqext.broker.outgoing import load_http_client
-from nsqext.protocol.server.request_error import Fault
+from nsqext.broker.http_client import HttpClient, HttpRequestFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from nsqext.broker.nsqd.options import NodeOptions
-    from nsqext.broker.nsqd.session import Session
 
-__all__ = ("Authorizations", "check_auth", "log_in", "query", "rechecked")
+__all__ = ("Authorizations", "query_auth")
 
 _TIMEOUT = 5.0
-_JSON = {"Content-Type": "application/json"}
+_OK = 200
+_ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+_JSON = {**_ACCEPT, "Content-Type": "application/json"}
 _PERMISSIONS = frozenset(("subscribe", "publish"))
 
 
-class _Unusable(Exception):
-    """The auth server gave no answer, or one that cannot be used."""
+class _BadReply(Exception):
+    """Reply of an auth server that is not valid."""
 
 
 @frozen
@@ -51,14 +49,14 @@ class Authorizations:
     """What a client may do.
 
     Attributes:
-        secret: what it authenticated with.
-        identity: who it is, as the auth server says.
-        identity_url: where to read about that.
-        grants: what it may do.
+        secret: what it authenticated with; never shown.
+        identity: the client's name at the auth server.
+        identity_url: page about that identity.
+        grants: permissions by topic and channel.
         expires: clock time at which the auth server has to be asked again.
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     identity: str
     identity_url: str
     grants: tuple[_Grant, ...]
@@ -93,120 +91,49 @@ def _read(data: bytes, secret: bytes, now: float) -> Authorizations:
         ttl = answer.get("ttl", 0)
         names = (str(answer.get("identity") or ""), str(answer.get("identity_url") or ""))
     except (orjson.JSONDecodeError, AttributeError, TypeError, re.error) as error:
-        raise _Unusable(str(error)) from error
+        raise _BadReply(str(error)) from error
     if not isinstance(ttl, int) or ttl <= 0 or any(grant.permissions - _PERMISSIONS for grant in grants):
-        raise _Unusable("the time to live or a permission is not valid")
+        raise _BadReply("the time to live or a permission is not valid")
     return Authorizations(secret, *names, grants, now + ttl)
 
 
 def _post_body(values: dict[str, str]) -> bytes:
-    """Return JSON with a list for each value, which is how the original server posts its question."""
+    """Return JSON with a list for each value, the original server's form of a POST."""
     readable = {
         name: text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name, text in values.items()
     }
-    return dump({name: [readable[name]] for name in sorted(readable)})
+    return dump({name: [text] for name, text in readable.items()})
 
 
-async def query(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
-    """Ask the auth servers, one after the other until one answers; None when none does.
+async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
+    """Ask the auth servers in turn until one answers; returns None when none of them does.
 
     Args:
         options: addresses and clock.
-        secret: what the client gave.
+        secret: what the client sent with AUTH.
         peer: ``host:port`` of the client.
         tls: the client's connection is encrypted.
     """
-    await load_http_client()  # only nodes with an auth server need it
-    import httpx
-
-    values = {"remote_ip": peer.rpartition(":")[0].strip("[]"), "tls": "true" if tls else "false"}
-    values["secret"] = decode(secret)
-    if options.original:
-        values["common_name"] = ""
+    host = peer.rpartition(":")[0].strip("[]")
+    values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}
     addresses = list(options.auth_addresses)
     if options.original:
+        values = {"common_name": ""} | values  # both servers send the arguments in the order of their names
         random.shuffle(addresses)
-    async with httpx.AsyncClient(timeout=_TIMEOUT, headers={"Accept": "application/vnd.nsq; version=1.0"}) as client:
+    client = HttpClient(_TIMEOUT)
+    try:
         for address in addresses:
             url = address if "://" in address else f"http://{address}/auth"
             try:
                 if options.auth_method == "post":
-                    answer = await client.post(url, content=_post_body(values), headers=_JSON)
+                    reply = await client.request("POST", url, headers=_JSON, content=_post_body(values))
                 else:
-                    answer = await client.get(f"{url}?{urlencode(values, errors='surrogateescape')}")
-                if answer.status_code == httpx.codes.OK:
-                    return _read(answer.content, secret, options.clock())
-            except (httpx.HTTPError, _Unusable):
-                continue  # the next one may know
-    return None
-
-
-async def log_in(session: Session, secret: bytes) -> None:
-    """AUTH: ask who the client is and what it may do, and tell it."""
-    found = await query(session.node.options, secret, session.peer, tls=session.settings.tls)
-    if found is None:
-        session.refuse(Fault("E_AUTH_FAILED", "AUTH failed"))
-    elif not found.grants:
-        word = "no" if session.node.options.original else "No"
-        session.refuse(Fault("E_UNAUTHORIZED", f"AUTH {word} authorizations found"))
-    else:
-        session.authorizations = found
-        session.answer(found.reply())
-
-
-def check_auth(session: Session, command: str, topic: str, channel: str) -> bool:
-    """Check what a client wants to do.
-
-    Args:
-        session: the client.
-        command: name of its command, for the error.
-        topic: where it wants to publish or subscribe.
-        channel: empty for publishing.
-
-    Returns:
-        False when its authorizations have expired: then `rechecked` has to be awaited.
-
-    Raises:
-        Fault: it may not.
-    """
-    if not session.node.limits.auth:
-        return True
-    found = session.authorizations
-    if found is None:
-        raise Fault("E_AUTH_FIRST", f"AUTH required before {command}")
-    if found.expires < session.clock():
-        return False
-    if not found.allows(topic, channel):
-        raise Fault("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
-    return True
-
-
-async def rechecked(
-    session: Session, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
-) -> None:
-    """Ask the auth server again, check, and run the command that had to wait for it; a fault is its answer.
-
-    Args:
-        session: the client.
-        command: name of its command, for the error.
-        topic: where it wants to publish or subscribe.
-        channel: empty for publishing.
-        run: the rest of the command.
-    """
-    try:
-        await _ask_again(session)
-        check_auth(session, command, topic, channel)
-        waiting = run()
-    except Fault as fault:
-        session.refuse(fault)
-    else:
-        if waiting is not None:
-            await waiting
-
-
-async def _ask_again(session: Session) -> None:
-    secret = session.authorizations.secret if session.authorizations else b""
-    found = await query(session.node.options, secret, session.peer, tls=session.settings.tls)
-    if found is None:
-        raise Fault("E_AUTH_FAILED", "AUTH failed")
-    session.authorizations = found if found.grants else None
+                    asked = f"{url}?{urlencode(values, errors='surrogateescape')}"
+                    reply = await client.request("GET", asked, headers=_ACCEPT)
+                if reply.status == _OK:
+                    return _read(reply.content, secret, options.clock())
+            except (HttpRequestFailed, _BadReply):
+                continue
+        return None
+    finally:
+        await client.aclose()

@@ -1,20 +1,116 @@
-"""Which commands a node understands: chosen by its generation."""
+"""Commands of the redesigned generation that neither publish nor consume, and the table of all its commands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.nsqd.classic.commands import COMMANDS as ORIGINAL_COMMANDS
-from nsqext.broker.nsqd.connect import COMMANDS
+from nsqext.broker.go_format import decode, parse_bool, parse_int, quote
+from nsqext.broker.nsqd import consume_commands as consume
+from nsqext.broker.nsqd import publish_commands as publish
+from nsqext.broker.nsqd.session import Dialect
+from nsqext.broker.nsqd.validation import CommandValidator
+from nsqext.protocol.frames import OK
+from nsqext.protocol.layers import DeflateLayer, SnappyLayer, TlsLayer
+from nsqext.protocol.names import is_valid_topic
+from nsqext.protocol.server.negotiate import identify_reply, negotiate
+from nsqext.protocol.server.request_error import Fault
+from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.node import Node
-    from nsqext.broker.nsqd.session import Handler
+    from nsqext.broker.nsqd.session import Handler, Session
+    from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("command_table",)
+__all__ = ("REDESIGNED", "identify", "nop")
 
 
-def command_table(node: Node) -> Mapping[bytes, Handler]:
-    """Return the commands of the node's generation by name."""
-    return ORIGINAL_COMMANDS if node.options.original else COMMANDS
+def identify(session: Session, command: Command) -> None:
+    """Run IDENTIFY: the reply is sent in clear, an OK inside each new layer (captured: tls, snappy, deflate)."""
+    settings, limits = session.settings, session.node.limits
+    negotiate(command.body or b"", limits, settings)
+    session.identified()
+    session.answer(identify_reply(settings, limits))
+    context = session.node.options.tls
+    if settings.feature_negotiation and settings.tls and context is not None:
+        tls = TlsLayer(context, server_side=True)
+        session.push_layer(tls)
+        session.handshake = tls
+        session.after_handshake = partial(_compress, session, secured=True)
+    elif settings.feature_negotiation:
+        _compress(session, secured=False)
+
+
+def _compress(session: Session, *, secured: bool) -> None:
+    if secured:
+        session.answer(OK)
+    if session.settings.snappy:
+        session.push_layer(SnappyLayer())
+        session.answer(OK)
+    if session.settings.deflate:
+        session.push_layer(DeflateLayer(session.settings.deflate_level or 6))
+        session.answer(OK)
+
+
+def nop(_: Session, __: Command) -> None:
+    """Run NOP: receiving it is enough to keep the connection alive."""
+
+
+def _auth(session: Session, command: Command) -> Awaitable[None] | None:
+    if session.authorizations is not None:
+        raise Fault("E_INVALID", "AUTH Already set")
+    if not session.node.limits.auth:
+        raise Fault("E_AUTH_DISABLED", "AUTH Disabled")
+    return session.log_in(command.body or b"")
+
+
+def _create_topic(session: Session, command: Command) -> None:
+    """Run INTERNAL_CREATE_TOPIC, which a node of a cluster refuses (captured: standalone_create_topic)."""
+    words = command.words
+    if len(words) < 3:
+        raise Fault("E_INVALID", "CREATE_TOPIC insufficient number of parameters")
+    topic = decode(words[1])
+    if not is_valid_topic(topic):
+        raise Fault("E_BAD_TOPIC", f"topic name {quote(topic)} is not valid")
+    try:
+        partition = parse_int(decode(words[2]))
+    except ValueError as error:
+        raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+    session.check_auth("CREATE_TOPIC", topic, "")
+    if partition < 0:
+        raise Fault("E_BAD_PARTITION", "partition should not less than 0")
+    try:
+        extend = len(words) > 3 and parse_bool(decode(words[3]))
+    except ValueError as error:
+        raise Fault("E_BAD_EXT", f"topic ext is not valid: {error}") from None
+    if session.node.options.clustered:
+        text = "CREATE_TOPIC is not allowed here while cluster feature enabled."
+        raise Fault("E_CREATE_TOPIC_FAILED", text, fatal=False)
+    session.node.host(topic, partition, TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend))
+    session.node.on_topic_created(topic)
+    session.answer(OK)
+
+
+_COMMANDS: Mapping[bytes, Handler] = {
+    b"PUB": publish.publish,
+    b"PUB_TRACE": publish.publish,
+    b"PUB_EXT": publish.publish,
+    b"MPUB": publish.publish_batch,
+    b"MPUB_TRACE": publish.publish_batch,
+    b"MPUB_EXT": publish.publish_batch,
+    b"FIN": consume.fin,
+    b"REQ": consume.req,
+    b"TOUCH": consume.touch,
+    b"RDY": consume.rdy,
+    b"NOP": nop,
+    b"SUB": consume.sub,
+    b"SUB_ADVANCED": consume.sub_advanced,
+    b"SUB_ORDERED": consume.sub_ordered,
+    b"CLS": consume.cls,
+    b"IDENTIFY": identify,
+    b"AUTH": _auth,
+    b"INTERNAL_CREATE_TOPIC": _create_topic,
+}
+
+REDESIGNED = Dialect(_COMMANDS, CommandValidator, missed_heartbeats=3)
+"""The redesigned generation."""

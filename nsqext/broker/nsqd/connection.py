@@ -1,7 +1,9 @@
-"""A session on a TCP socket: big reads, joined writes, and no more output than the client takes.
+"""A session on a TCP socket: large reads, joined writes, and bounds for a client that sends much or reads little.
 
-A connection is no task. The event loop keeps its socket registered and calls it when there is something to read;
-whoever makes output for it writes inline. Only what has to wait (replicas, an auth server, faults) becomes a task.
+A connection has no task. The event loop calls it when its socket is readable, and the server calls `Connection.send`
+when its session has output. Only a command that waits (for replicas, for an auth server) and injected faults run in a
+task. After a turn of commands the other connections run first. A client that does not read its replies is not read
+from.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
+
+from anyio.lowlevel import checkpoint
 
 from nsqext.errors import NsqError
 
@@ -21,17 +25,22 @@ __all__ = ("Connection", "Host", "Loop")
 
 _READ = 256 * 1024
 _LAST_READS = 64
+_COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the task
 
 
 class Loop(Protocol):
-    """What a connection needs of the event loop."""
+    """The part of the event loop that connections use."""
+
+    def call_soon(self, callback: Callable[[], None]) -> Any:
+        """Call back in the next iteration."""
+        ...
 
     def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> Any:
         """Call back whenever the socket can be read."""
         ...
 
     def remove_reader(self, fd: socket.socket) -> bool:
-        """Stop that."""
+        """Undo that."""
         ...
 
     def add_writer(self, fd: socket.socket, callback: Callable[[], None]) -> Any:
@@ -39,26 +48,26 @@ class Loop(Protocol):
         ...
 
     def remove_writer(self, fd: socket.socket) -> bool:
-        """Stop that."""
+        """Undo that."""
         ...
 
 
 class Host(Protocol):
-    """What a connection needs of its server."""
+    """The part of the server that connections use."""
 
     busy: bool
-    """Somebody is about to call `flush`, so nobody has to be woken for it."""
+    """`flush` is about to be called, so that output needs no wake-up."""
 
     def flush(self) -> None:
-        """Send what all sessions of the node have, without waiting."""
+        """Send the output of all sessions of the node, without waiting."""
         ...
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something beside everything else."""
+        """Run a task until the server ends."""
         ...
 
     def gone(self, connection: Connection) -> None:
-        """Hear that a connection has ended."""
+        """Remove a connection that was closed."""
         ...
 
 
@@ -68,7 +77,7 @@ class Connection:
     Args:
         sock: a connected, non-blocking socket.
         session: the session.
-        faults: what may go wrong on the way.
+        faults: injected faults.
         loop: the event loop.
         host: the server.
     """
@@ -80,10 +89,10 @@ class Connection:
         self._loop = loop
         self._host = host
         self._backlog: bytes | memoryview = b""
-        self._reading = self._writing = self._carrying = self._ended = False
+        self._reading = self._writing = self._carrying = self._running = self._ended = False
 
     def open(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._read_on()
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -119,47 +128,83 @@ class Connection:
         data, cut = await self._faults.carry("in", self.session.peer, data)
         if cut:
             self.close()
-        elif not self._ended and not self._take(data):
-            # a command that waits reads on itself: the answers of those behind it must not overtake its own
-            self._read_on()
+        elif not self._ended:
+            self._take(data)
+            self._continue()
 
-    def _take(self, data: bytes) -> bool:
-        """Run the commands that came; returns whether one of them waits."""
-        host, session = self._host, self.session
-        waiting: Awaitable[None] | None = None
+    def _take(self, data: bytes) -> None:
+        """Run the commands that ``data`` completes."""
+        host = self._host
         host.busy = True
         try:
-            session.receive(data)
-            waiting = session.step()
+            self.session.receive(data)
+            self._step()
         except NsqError:
-            session.fail()
-        else:
-            if waiting is not None:
-                self._pause()
-                host.start(lambda: self._wait(waiting))
+            self.session.fail()
         finally:
             host.flush()
-        return waiting is not None
+        if self.session.pending:
+            self._continue()
+
+    def _step(self) -> None:
+        waiting = self.session.step()
+        if waiting is not None:
+            self._running = True
+            self._pause()
+            self._host.start(lambda: self._wait(waiting))
+
+    def _continue(self) -> None:
+        """Run the commands that were received, in a later iteration of the event loop, or read on."""
+        if self._running or self._ended:
+            return
+        if not self.session.pending:
+            self._read_on()
+            return
+        self._pause()
+        if not self._is_full:
+            self._running = True
+            self._loop.call_soon(self._next_turn)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the client has to read before another command runs; `_writable` continues then."""
+        return bool(self._backlog or self._carrying) and not self.session.has_room
+
+    def _next_turn(self) -> None:
+        self._running = False
+        if self._ended:
+            return
+        self._host.busy = True
+        try:
+            self._step()
+        finally:
+            self._host.flush()
+        self._continue()
 
     async def _wait(self, waiting: Awaitable[None] | None) -> None:
-        """Await what a command waits for, and go on with the commands behind it."""
+        """Await what a command waits for, and run the commands behind it."""
         host, session = self._host, self.session
+        awaited = 0
         while waiting is not None:
             try:
                 await waiting
             finally:
                 session.waited()
+            awaited += 1
+            if awaited % _COMMANDS_AWAITED == 0:
+                await checkpoint()
             host.busy = True
             try:
                 waiting = None if self._ended else session.step()
             finally:
                 host.flush()
-        self._read_on()
+        self._running = False
+        self._continue()
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send what the session has; never waits."""
+        """Send the session's output, without waiting."""
         session = self.session
         session.unmark()
         if self._ended:
@@ -170,7 +215,7 @@ class Connection:
         if self._faults.active:
             self._carry()
             return
-        if session.urgent and not self._backlog and not self._carrying:
+        while session.output.urgent and not (self._backlog or self._carrying or self._ended):
             self._write(session.take())
         self._close_if_done()
 
@@ -190,8 +235,8 @@ class Connection:
                 self._loop.add_writer(self._socket, self._writable)
             return
         self._backlog = b""
-        if not self.session.urgent:
-            # also when the socket took all at once: a session chokes itself when it has too much to send
+        if not self.session.output.urgent:
+            # also when the socket took everything at once: a session chokes itself when it has too much to send
             self.session.relieve()
 
     def _writable(self) -> None:
@@ -201,6 +246,8 @@ class Connection:
             self._stop_writing()
             self.send()
         self._host.flush()
+        if self.session.pending:
+            self._continue()
 
     def _stop_writing(self) -> None:
         if self._writing:
@@ -213,10 +260,10 @@ class Connection:
             self._host.start(self._carry_out)
 
     async def _carry_out(self) -> None:
-        """Write through the faults, in order."""
+        """Write through the injected faults, in order."""
         session = self.session
         try:
-            while session.urgent and not self._ended:
+            while session.output.urgent and not self._ended:
                 data, cut = await self._faults.carry("out", session.peer, session.take())
                 self._write(bytes(self._backlog) + data)
                 if cut:
@@ -224,18 +271,20 @@ class Connection:
         finally:
             self._carrying = False
         self._close_if_done()
+        if session.pending:
+            self._continue()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _close_if_done(self) -> None:
         session = self.session
-        if session.closing and not (self._backlog or session.urgent or self._carrying):
+        if session.closing and not (self._backlog or session.output.urgent or self._carrying):
             self.close()
         elif session.closing:
             self._pause()
 
     def close(self) -> None:
-        """Close the connection and give the client's messages back."""
+        """Close the connection; messages in flight are requeued."""
         if self._ended:
             return
         self._ended = True
@@ -243,7 +292,7 @@ class Connection:
         self._stop_writing()
         self._host.gone(self)
         self.session.end()
-        # bytes that nobody read would make the kernel cut off what the client has not read yet
+        # unread bytes in the socket would make the kernel reset the connection before the client has read its replies
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             for _ in range(_LAST_READS):

@@ -1,4 +1,4 @@
-"""Consumer commands of the redesigned generation: SUB and its relatives, RDY, FIN, REQ, TOUCH, CLS."""
+"""Consumer commands of the redesigned generation: SUB, SUB_ADVANCED, SUB_ORDERED, RDY, FIN, REQ, TOUCH, CLS."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsqext.broker.engine.channel_types import admit, make_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
-from nsqext.broker.nsqd.auth import check_auth, rechecked
-from nsqext.broker.nsqd.go_format import base10, byte_list, decode, parse_int, quote, wrap
-from nsqext.broker.nsqd.subscriber import Subscription
+from nsqext.broker.go_format import base10, byte_list, decode, parse_int, quote, wrap
+from nsqext.broker.nsqd.subscriber import SessionSubscriber
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.connection_state import State, check_state
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.consumer_state import Subscriber
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command
@@ -32,17 +32,17 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub(session: Session, command: Command) -> Awaitable[None] | None:
-    """SUB."""
+    """Run SUB."""
     return _sub(session, command.words, Mode(detail=False))
 
 
 def sub_ordered(session: Session, command: Command) -> Awaitable[None] | None:
-    """SUB_ORDERED."""
+    """Run SUB_ORDERED."""
     return _sub(session, command.words, Mode(detail=True, ordered=True))
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
-    """SUB_ADVANCED; its start position is read before anything else is checked."""
+    """Run SUB_ADVANCED; the start position is parsed before anything else is checked."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:
@@ -54,12 +54,12 @@ def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 class Mode(NamedTuple):
-    """How a client subscribes.
+    """Variant of SUB.
 
     Attributes:
-        detail: it is told queue offsets and sizes.
-        ordered: it makes the channel ordered.
-        start: where it wants to begin.
+        detail: messages carry queue offset and size.
+        ordered: the channel becomes ordered.
+        start: position to start from.
     """
 
     detail: bool
@@ -69,8 +69,8 @@ class Mode(NamedTuple):
 
 def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | None:
     place = _check_words(session, words)
-    if not check_auth(session, "SUB", place.topic, place.channel):
-        return rechecked(session, "SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
+    if not session.check_auth("SUB", place.topic, place.channel):
+        return session.recheck_auth("SUB", place.topic, place.channel, partial(_subscribe, session, place, mode))
     _subscribe(session, place, mode)
     return None
 
@@ -83,18 +83,18 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     extend = session.sending.extend_support and hosted.partition.extend
     if not hosted.partition.extend:
         session.settings.desired_tag = ""
-    subscription = Subscription(session, channel, detail=mode.detail, extend=extend)
+    subscriber = SessionSubscriber(session, channel, detail=mode.detail, extend=extend)
     try:
-        channel.subscribe(subscription, ordered=mode.ordered, start=mode.start)
+        channel.subscribe(subscriber, ordered=mode.ordered, start=mode.start)
     except Refusal as refusal:
         if refusal.text == _DISABLED:
             raise Fault("E_FAILED_ON_NOT_WRITABLE") from None
         raise Fault("E_INVALID", refusal.text) from None
-    session.hosted, session.subscription = hosted, subscription
-    subscription.client = channel.clients[session.id]
+    session.hosted, session.channel, session.subscriber = hosted, channel, subscriber
+    subscriber.client = channel.clients[session.id]
     session.state = State.SUBSCRIBED
     session.switch_to_consumer(place.channel)
-    session.answer(OK)
+    session.answer_alone(OK)
 
 
 def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
@@ -114,10 +114,10 @@ class _Place(NamedTuple):
 
 
 def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
-    """Check what both generations ask of a SUB; returns topic and channel.
+    """Run the checks of SUB that both generations share; returns topic and channel.
 
     Raises:
-        Fault: it cannot be.
+        Fault: wrong state, heartbeats disabled, a missing parameter, or an invalid name.
     """
     check_state("SUB", session.state)
     if not session.settings.heartbeat_interval:
@@ -134,7 +134,7 @@ def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
 
 def _check_words(session: Session, words: list[bytes]) -> _Place:
     topic, channel = check_sub(session, words)
-    # only with exactly four words the partition is looked at (captured: sub_advanced_offset_partition)
+    # the partition is parsed only when there are exactly four words (captured: sub_advanced_offset_partition)
     if len(words) != 4:
         return _Place(topic, channel, -1)
     try:
@@ -165,10 +165,9 @@ def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
 
 
 def rdy(session: Session, command: Command) -> None:
-    """RDY; after CLS it is taken and ignored."""
+    """Run RDY; after CLS it is ignored."""
     check_state("RDY", session.state)
-    subscription = session.subscription
-    if session.state is State.CLOSING or subscription is None:
+    if session.state is State.CLOSING or session.subscriber is None:
         return
     words = command.words
     count = base10(words[1], f"RDY could not parse count {decode(words[1])}") if len(words) > 1 else 1
@@ -178,16 +177,17 @@ def rdy(session: Session, command: Command) -> None:
     session.set_ready(count)
 
 
-def _subscribed(session: Session, verb: str) -> Subscription:
-    if session.subscription is None:
+def _subscribed(session: Session, verb: str) -> tuple[Channel, Subscriber]:
+    channel, subscriber = session.channel, session.subscriber
+    if channel is None or subscriber is None:
         check_state(verb, session.state)
         raise Fault("E_INVALID", "No channel")
-    return session.subscription
+    return channel, subscriber
 
 
 def fin(session: Session, command: Command) -> None:
-    """FIN; silent when it succeeds."""
-    subscription = _subscribed(session, "FIN")
+    """Run FIN; a success is not answered."""
+    channel, subscriber = _subscribed(session, "FIN")
     full_id = command.words[1]
     internal_id: int = _ID.unpack_from(full_id)[0]
     if internal_id <= 0:
@@ -198,7 +198,7 @@ def fin(session: Session, command: Command) -> None:
     if not hosted.writable:
         raise Fault("E_FAILED_ON_NOT_WRITABLE")
     try:
-        subscription.channel.finish(subscription, internal_id)
+        channel.finish(subscriber, internal_id)
     except Refusal as refusal:
         kind = "ErrType:7 ErrCode:0 : " if session.node.options.clustered else ""
         text = f"FIN {byte_list(full_id)} failed {kind}{refusal.text}"
@@ -206,35 +206,35 @@ def fin(session: Session, command: Command) -> None:
 
 
 def req(session: Session, command: Command) -> None:
-    """REQ; silent when it succeeds."""
-    subscription = _subscribed(session, "REQ")
+    """Run REQ; a success is not answered."""
+    channel, subscriber = _subscribed(session, "REQ")
     words = command.words
     if len(words) < 3:
         raise Fault("E_INVALID", "REQ insufficient number of params")
     full_id = words[1]
     millis = base10(words[2], f"REQ could not parse timeout {decode(full_id)}, {decode(words[2])}")
-    # the real server counts nanoseconds in 64 bits, so that enormous delays turn into others
+    # the real server counts nanoseconds in 64 bits: a delay beyond that wraps around
     delay = min(max(wrap(millis * 1_000_000) / 1e9, 0.0), session.node.limits.max_req_timeout)
     try:
-        subscription.channel.requeue(subscription, _ID.unpack_from(full_id)[0], delay)
+        channel.requeue(subscriber, _ID.unpack_from(full_id)[0], delay)
     except Refusal as refusal:
         raise Fault("E_REQ_FAILED", f"REQ {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 
 
 def touch(session: Session, command: Command) -> None:
-    """TOUCH; silent when it succeeds."""
-    subscription = _subscribed(session, "TOUCH")
+    """Run TOUCH; a success is not answered."""
+    channel, subscriber = _subscribed(session, "TOUCH")
     full_id = command.words[1]
     if len(full_id) != 16:
         raise Fault("E_INVALID", "Invalid Message ID")
     try:
-        subscription.channel.touch(subscription, _ID.unpack_from(full_id)[0])
+        channel.touch(subscriber, _ID.unpack_from(full_id)[0])
     except Refusal as refusal:
         raise Fault("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 
 
 def cls(session: Session, _: Command) -> Awaitable[None] | None:
-    """CLS: no more deliveries, acknowledgements go on."""
+    """Run CLS: no further deliveries; FIN, REQ and TOUCH remain allowed."""
     check_state("CLS", session.state)
     _subscribed(session, "CLS")
     session.set_ready(0)

@@ -1,14 +1,16 @@
-"""What a node hosts: partitions with their roles, connections, and the time that passes over both."""
+"""A node without sockets: its partitions with their roles, its connected clients, and their timers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from nsqext.broker.engine.partition import Partition, PartitionOptions
 from nsqext.broker.engine.storage.partition_store import stored_partitions
@@ -21,10 +23,14 @@ from nsqext.types import TopicMeta
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.partition import Stored
-    from nsqext.broker.nsqd.session import Session
-    from nsqext.protocol.server.negotiate import ServerLimits
+    from nsqext.broker.nsqd.auth import Authorizations
+    from nsqext.broker.nsqd.publish_stats import Publisher
+    from nsqext.protocol.server.connection_state import State
+    from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
 
-__all__ = ("Hosted", "Node", "Switches")
+__all__ = ("ConnectedClient", "Hosted", "Node", "Switches")
+
+_log = logging.getLogger("nsqext.broker.nsqd")
 
 
 @define(eq=False)
@@ -33,20 +39,20 @@ class Hosted:
 
     Attributes:
         partition: its queue and channels.
-        meta: what lookup tells about the topic.
+        meta: description of the topic in lookup responses.
         leader: this node leads it; a follower refuses publishes and consumers.
         writable: the in-sync replicas are a majority.
         epoch: grows with every change of the leader.
-        replicate: returns when every in-sync replica has what was stored; None when the leader is alone in sync. Raises
-            `Fault` when the set fell apart, `Refusal` when a replica's disk is full.
-        auto_create_channels: a consumer's channel is made when it is not there.
+        replicate: returns when every in-sync replica has stored the entries; None when the leader is the only one.
+            Raises `Fault` when the set of replicas changed, `Refusal` when a replica's disk is full.
+        auto_create_channels: SUB creates an unknown channel.
         waiting: bytes of publishes that wait for replicas.
         traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
         traced_channels: the same for single channels.
         failed: publishes that failed.
-        flushed: where the queue ended at the last flush, offset and messages (redesigned node on its own).
-        deliveries: messages that went to clients, by channel (original generation).
-        traffic: what was published.
+        flushed: end of the queue at the last flush, offset and messages (redesigned node without a cluster).
+        deliveries: messages delivered, by channel (original generation).
+        traffic: statistics of publishes.
     """
 
     partition: Partition
@@ -67,17 +73,17 @@ class Hosted:
 
 @define(eq=False)
 class Switches:
-    """Options that are changed while the node runs (`/config`).
+    """Options that can be changed while the node runs (`/config`).
 
     Attributes:
         allow_ext_compatible: see `NodeOptions`.
         allow_sub_ext_compatible: see `NodeOptions`.
-        max_connections: clients that may be connected; 0 for any number.
+        max_connections: clients that may be connected; 0 for no limit.
         max_pub_waiting: see `NodeOptions`.
         write_disabled: ``all``, ``ordered`` or empty (`/disable/write`).
         lookupd_addresses: TCP addresses of lookup nodes, of the original generation.
-        log_level: what `/config/log_level` answers.
-        verbose: what `/config/verbose` answers.
+        log_level: value of `/config/log_level`.
+        verbose: value of `/config/verbose`.
     """
 
     allow_ext_compatible: bool = False
@@ -106,28 +112,59 @@ _EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original se
 _ID_SHIFT = 22
 
 
+class ConnectedClient(Protocol):
+    """A session, as its node and the statistics see it."""
+
+    id: int
+    peer: str
+    settings: ClientSettings
+    state: State
+    authorizations: Authorizations | None
+    connected: int
+    published: dict[str, Publisher]
+    ready: int
+
+    @property
+    def tls_version(self) -> str:
+        """Version of TLS, empty without TLS."""
+
+    def tick(self, now: float) -> None:
+        """Run timers."""
+
+    def expire_output(self, now: float) -> float:
+        """Send held messages whose time is over; returns when the others are due, 0.0 when nothing is held."""
+
+
 def _nothing(*_: object) -> None:
-    """Stand in for a callback that nobody set."""
+    """Stand in for a callback that is not set."""
+
+
+def _available(limits: ServerLimits) -> ServerLimits:
+    """Return the limits without snappy where its package is not installed: it is not offered then."""
+    return evolve(limits, snappy=False) if limits.snappy and find_spec("cramjam") is None else limits
 
 
 class Node:
     """One nsqd without its sockets.
 
     Args:
-        name: how the cluster calls it.
+        name: its name in the cluster.
         options: its settings.
-        faults: what may go wrong at it.
+        faults: injected faults.
 
     Attributes:
-        started: when it was made, in nanoseconds since 1970.
-        id_base: what the original generation adds to internal ids, which makes them look like its own.
-        hosted: its partitions by topic and number.
-        sessions: its connections by their number.
-        on_topic_created: called with the name of a topic that a client's command made.
-        on_channel_created: called with topic, partition and name of a channel that a client's command made.
-        on_topic_deleted: called with the name of a topic that an HTTP request or its last client removed.
-        on_channel_deleted: called with topic, partition and name of a channel that is gone.
-        wake: called when a session has something to send; the server sets it.
+        limits: what it allows and offers; snappy only where cramjam is installed.
+        started: time of its creation, in nanoseconds since 1970.
+        id_base: added to internal ids by the original generation, so that they look like the real server's.
+        hosted: partitions by topic and number.
+        sessions: connected clients by number.
+        dirty: clients that have something to send, or that are to be closed.
+        on_topic_created: called with the name of a topic that a client's command created.
+        on_channel_created: called with topic, partition and name of a channel that a client's command created.
+        on_topic_deleted: called with the name of a topic that an HTTP request or its last client deleted.
+        on_channel_deleted: called with topic, partition and name of a deleted channel.
+        wake: called when ``dirty`` is no longer empty; the server sets it.
+        wake_at: called with the time of ``options.machine_clock`` for the next `expire_output`; the server sets it.
         coordinator_stats: answers ``/coordinator/stats`` for a topic and partition; the coordinator sets it.
         exiting: it drains; publishes are refused.
     """
@@ -136,7 +173,7 @@ class Node:
         self.name: str = name
         self.options: NodeOptions = options or NodeOptions()
         self.faults: NodeFaults = faults or NodeFaults()
-        self.limits: ServerLimits = self.options.limits
+        self.limits: ServerLimits = _available(self.options.limits)
         self.switches: Switches = Switches(
             self.options.allow_ext_compatible,
             self.options.allow_sub_ext_compatible,
@@ -147,21 +184,23 @@ class Node:
         self.started: int = self.options.wall()
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}
-        self.sessions: dict[int, Session] = {}
-        self.dirty: list[Session] = []
+        self.sessions: dict[int, ConnectedClient] = {}
+        self.dirty: list[ConnectedClient] = []
         self.on_topic_created: Callable[[str], None] = _nothing
         self.on_channel_created: Callable[[str, int, str], None] = _nothing
         self.on_topic_deleted: Callable[[str], None] = _nothing
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
         self.wake: Callable[[], None] = _nothing
+        self.wake_at: Callable[[float], None] = _nothing
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] = self._alone_stats
         self.exiting: bool = False
         self.publish_failed: int = 0
         self._ids = count(1)
+        self._holding: dict[int, ConnectedClient] = {}
         self._flush_due = 0.0
 
     def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
-        """Take a partition in, empty or from disk; one that is here already is returned as it is."""
+        """Return a partition, opened from disk or created when the node does not host it yet."""
         key = topic, partition
         found = self.hosted.get(key)
         if found is None:
@@ -191,12 +230,12 @@ class Node:
         return Random() if seed is None else Random(f"{seed}/{topic}/{partition}")
 
     def unhost(self, topic: str, partition: int, *, destroy: bool = False) -> None:
-        """Let a partition go; its consumers are closed.
+        """Close a partition and disconnect its consumers.
 
         Args:
             topic: the topic.
             partition: its number.
-            destroy: the topic is deleted: its files go, too.
+            destroy: delete its files.
         """
         found = self.hosted.pop((topic, partition), None)
         if found is not None:
@@ -204,10 +243,10 @@ class Node:
             self.wake()
 
     def load(self) -> None:
-        """Host what is in the data path, for a node without a coordinator.
+        """Host every partition of the data path, for a node without a coordinator.
 
         Raises:
-            InvalidSetting: what is there is damaged.
+            InvalidSetting: a file is damaged.
         """
         if self.options.data_path is not None and self.options.data_path.is_dir():
             for state in list(stored_partitions(self.options.data_path)):
@@ -215,16 +254,19 @@ class Node:
                 self.host(state.topic, state.partition, meta)
 
     def create_topic(self, topic: str) -> Hosted:
-        """Return a topic of the original generation, made when it is not there."""
+        """Return a topic of the original generation, created when it is unknown."""
         found = self.hosted.get((topic, 0))
         if found is None:
             found = self.host(topic, 0, TopicMeta())
+            _log.info("TOPIC(%s): created", topic)
             self.on_topic_created(topic)
         return found
 
     def delete_topic(self, topic: str) -> bool:
-        """Remove a topic with its channels; returns whether it was there."""
+        """Delete a topic with its channels; returns whether it existed."""
         found = self.partitions(topic)
+        if found:
+            _log.info("TOPIC(%s): deleting", topic)
         for hosted in found:
             for name in list(hosted.partition.channels):
                 self.on_channel_deleted(topic, hosted.partition.partition, name)
@@ -235,6 +277,7 @@ class Node:
 
     def _channel_deleted(self, hosted: Hosted, name: str) -> None:
         partition = hosted.partition
+        _log.info("CHANNEL(%s): deleting", name)
         self.on_channel_deleted(partition.topic, partition.partition, name)
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
             self.delete_topic(partition.topic)
@@ -262,7 +305,7 @@ class Node:
         }
 
     def find(self, topic: str, partition: int) -> Hosted | None:
-        """Return a partition; with -1 the one that this node takes by default."""
+        """Return a partition, None when it is unknown; -1 stands for `default_partition`."""
         number = self.default_partition(topic) if partition == -1 else partition
         return None if number is None else self.hosted.get((topic, number))
 
@@ -272,17 +315,18 @@ class Node:
         return min(led, default=None)
 
     def partitions(self, topic: str) -> list[Hosted]:
-        """Return the partitions of a topic that are here, in the order of their numbers."""
+        """Return the hosted partitions of a topic, in the order of their numbers."""
         return [found for (name, _), found in sorted(self.hosted.items(), key=lambda item: item[0]) if name == topic]
 
     def channel(self, hosted: Hosted, name: str) -> Channel:
-        """Return a channel, made at the end of the queue when it is not there."""
+        """Return a channel; an unknown one is created at the end of the queue."""
         partition = hosted.partition
         found = partition.channels.get(name)
         if found is not None:
             return found
         first = not partition.channels
         channel = partition.channel(name)
+        _log.info("TOPIC(%s): new channel(%s)", partition.topic, name)
         if first and self._flushes_late:
             channel.backlog.jump(*hosted.flushed)
         self.on_channel_created(partition.topic, partition.partition, name)
@@ -290,7 +334,7 @@ class Node:
 
     @property
     def _flushes_late(self) -> bool:
-        """A redesigned node on its own shows new messages to a topic's first channel only from the last flush on."""
+        """Whether a topic's first channel starts at the last flush: on a redesigned node without a cluster."""
         return not (self.options.clustered or self.options.original)
 
     def _flush(self, now: float) -> None:
@@ -304,18 +348,39 @@ class Node:
         disabled = self.switches.write_disabled
         return hosted.leader and disabled != "all" and not (disabled == "ordered" and hosted.meta.ordered)
 
-    def add(self, session: Session) -> int:
-        """Take a connection in; returns its number."""
+    def add(self, session: ConnectedClient) -> int:
+        """Register a connection; returns its number."""
         number = next(self._ids)
         self.sessions[number] = session
         return number
 
-    def remove(self, session: Session) -> None:
-        """Forget a connection."""
+    def remove(self, session: ConnectedClient) -> None:
+        """Remove a connection."""
         self.sessions.pop(session.id, None)
+        self._holding.pop(session.id, None)
+
+    def flush_later(self, session: ConnectedClient, due: float) -> None:
+        """Send the held messages of a session at a time of ``options.machine_clock``."""
+        self._holding[session.id] = session
+        self.wake_at(due)
+
+    def expire_output(self) -> None:
+        """Send the held messages that are due, and ask for the next call."""
+        if self.faults.frozen:
+            return  # `tick` sends them after the node is thawed
+        now = self.options.machine_clock()
+        nearest = 0.0
+        for session in list(self._holding.values()):
+            due = session.expire_output(now)
+            if not due:
+                self._holding.pop(session.id, None)
+            elif not nearest or due < nearest:
+                nearest = due
+        if nearest:
+            self.wake_at(nearest)
 
     def tick(self) -> None:
-        """Let time pass: message timeouts, deferred messages, heartbeats, silent clients, held output."""
+        """Run timers: message timeouts, deferred messages, heartbeats, silent clients."""
         if self.faults.frozen:
             return
         now = self.options.clock()

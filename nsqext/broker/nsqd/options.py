@@ -1,4 +1,4 @@
-"""What a node is told when it is made."""
+"""Settings of a node."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ class NodeOptions:
         limits: what it allows and offers; ``limits.generation`` chooses the redesigned or the original server.
         clock: seconds that never go backwards.
         wall: nanoseconds since 1970, for time stamps.
-        machine_clock: seconds by which output is held back in buffers, also while ``clock`` stands still.
-        clustered: topics are placed by a coordinator; a node on its own takes INTERNAL_CREATE_TOPIC.
-        broadcast_address: host that it tells others.
-        hostname: name that it tells others.
+        machine_clock: seconds for output buffers, also while ``clock`` stands still.
+        clustered: topics are placed by a coordinator; a node without one accepts INTERNAL_CREATE_TOPIC.
+        broadcast_address: host that clients connect to, in lookup responses.
+        hostname: its name in lookup responses.
         client_timeout: how long a new connection may take for its first four bytes.
+        max_unsent: bytes of replies and messages of one connection that are kept while the client does not read. Beyond
+            that the client's commands are not read, and nothing is delivered to it, until it has read them.
         max_pub_waiting: bytes of publishes of one partition that may wait for replicas (E_PUB_TOO_MUCH_WAITING).
         allow_ext_compatible: a topic that takes no headers drops internal ones instead of refusing them.
         allow_sub_ext_compatible: consumers without extend support may subscribe to extend topics.
-        tls: certificate of the TCP side; ``limits.tls`` has to say so, too.
-        auth_addresses: ``host:port`` or URL of HTTP auth servers; empty for none.
+        tls: certificate of the TCP side, used when ``limits.tls`` is true.
+        auth_addresses: ``host:port`` or URL of HTTP auth servers; empty without authorization.
         auth_method: ``get`` or ``post``.
         https_only: the HTTP port refuses everything (original generation, with ``--tls-required``).
         data_path: folder of the queues; None keeps them in memory.
-        disk: how the folder is used.
-        flush_interval: a redesigned node on its own flushes so often; the first channel of a topic begins at the last
-            flush. The real one does so every fourth ``--sync-timeout``.
+        disk: settings of the files in it.
+        flush_interval: seconds between two flushes of a redesigned node without a cluster, where the first channel of a
+            topic starts at the last flush. The real one flushes every fourth ``--sync-timeout``.
         mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
         memory_bound: bytes of messages that a partition keeps in memory.
         seed: repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
-        reported: values that ``/config`` of the original generation shows for options that change nothing here.
+        reported: values that ``/config`` of the original generation shows for options without effect in this server.
     """
 
     limits: ServerLimits = field(factory=ServerLimits)
@@ -57,6 +59,7 @@ class NodeOptions:
     broadcast_address: str = "127.0.0.1"
     hostname: str = field(factory=socket.gethostname)
     client_timeout: float = 60.0
+    max_unsent: int = 4 * MIB
     max_pub_waiting: int = 200 * MIB
     allow_ext_compatible: bool = False
     allow_sub_ext_compatible: bool = False

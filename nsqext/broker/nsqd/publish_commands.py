@@ -1,4 +1,4 @@
-"""Publish commands of the redesigned generation, and the way that messages take into a partition."""
+"""Publish commands of the redesigned generation: checks, storing, replication, the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from attrs import define, field
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage
-from nsqext.broker.nsqd.auth import rechecked
 from nsqext.protocol.frames import OK
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
@@ -31,7 +30,7 @@ _RECORD_HEAD = 26
 
 
 def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
-    """Raise the fault of a publish that this node does not take; it is never fatal (captured: not_leader_write).
+    """Raise the fault for a publish that this node refuses; it is never fatal (captured: not_leader_write).
 
     Args:
         node: the node.
@@ -47,7 +46,7 @@ def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
 
 
 def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> Stored:
-    """Append messages to a partition; nobody gets them before `commit`."""
+    """Append messages to a partition; they are delivered after `commit`."""
     if node.exiting or not (hosted.writable and node.may_write(hosted)):
         hosted.failed += 1
         node.publish_failed += 1
@@ -67,7 +66,7 @@ def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> St
 def _check_sizes(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> None:
     """Refuse records that only the extend part makes too long for the disk, as late as the real server does.
 
-    Their ids are used up; the real server does not take further messages behind such a batch, this one does.
+    Their ids are used up. The real server refuses all further messages after such a batch, this one does not.
     """
     longest = node.limits.max_msg_size + _RECORD_HEAD
     for item in items:
@@ -87,18 +86,18 @@ def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None
 
 
 async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str) -> None:
-    """Wait until every in-sync replica has what was stored, then let it be delivered.
+    """Wait until every in-sync replica has stored the entries, then deliver them.
 
     Args:
         node: the node.
         hosted: the partition.
-        stored: what was stored.
-        epoch: of the partition at that time: another leader since then may not have it.
-        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk does not take it.
+        stored: the entries.
+        epoch: of the partition when they were stored: a leader elected since then may not have them.
+        code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk is full.
 
     Raises:
-        Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; or the code that was given. The
-            entries may survive in either case.
+        Fault: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``. The entries may
+            survive in either case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size
@@ -117,7 +116,7 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
 
 
 def publish(session: Session, command: Command) -> Awaitable[None] | None:
-    """PUB, PUB_TRACE, PUB_EXT."""
+    """Run PUB, PUB_TRACE, PUB_EXT."""
     rules = session.rules
     verb, hosted = command.words[0], rules.hosted
     if verb == b"PUB":
@@ -128,7 +127,7 @@ def publish(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
-    """MPUB, MPUB_TRACE, MPUB_EXT."""
+    """Run MPUB, MPUB_TRACE, MPUB_EXT."""
     traced = command.words[0] == b"MPUB_TRACE"
     return _put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", traced=traced, trace_id=0)
 
@@ -141,12 +140,12 @@ def _put(
     if session.rules.stale_auth:
         session.rules.stale_auth = False
         again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
-        return rechecked(session, "PUB", hosted.partition.topic, "", again)
+        return session.recheck_auth("PUB", hosted.partition.topic, "", again)
     stored = store(session.node, hosted, items, code)
     session.count_published(hosted, len(items))
     answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
     if hosted.replicate is None:
-        session.answer(answer)  # before a delivery that may go to this very client
+        session.answer(answer)  # before the delivery, which may go to this client
         hosted.partition.commit(stored)
         return None
     return _Replicated(session, hosted, stored, code, answer)
@@ -154,7 +153,7 @@ def _put(
 
 @define(eq=False)
 class _Replicated:
-    """The answer to a publish that replicas have to store first; a node that is killed may never come to await it."""
+    """The answer to a publish that replicas have to store first. Never awaited when the node is killed before."""
 
     session: Session
     hosted: Hosted

@@ -1,7 +1,8 @@
-"""A node on its sockets: TCP, HTTP, and the ticker that lets time pass."""
+"""A node on its sockets: TCP, HTTP, and its timers."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import current_token
 
-from nsqext.broker.listeners import listen
-from nsqext.broker.nsqd.commands import command_table
+from nsqext.broker.listeners import listen, peer_name
+from nsqext.broker.nsqd.classic.commands import CLASSIC
+from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.connection import Connection
-from nsqext.broker.nsqd.http import application
-from nsqext.broker.nsqd.session import Session
+from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.session import Dialect, Session
 from nsqext.broker.uvicorn_server import HttpServer
 
 if TYPE_CHECKING:
@@ -23,31 +25,34 @@ if TYPE_CHECKING:
 
     from nsqext.broker.nsqd.node import Node
 
-__all__ = ("NsqdServer",)
+__all__ = ("NsqdServer", "dialect_of")
+
+_log = logging.getLogger("nsqext.broker.nsqd")
 
 _TICK = 0.05
 _DRAIN = 1.0
 _ACCEPTS = 64
+_ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
 _ANY = "127.0.0.1:0"
 
 
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def dialect_of(node: Node) -> Dialect:
+    """Return the commands and checks of the node's generation."""
+    return CLASSIC if node.options.original else REDESIGNED
 
 
 class NsqdServer:
     """One nsqd with its servers.
 
     Args:
-        node: what it serves.
+        node: the node.
         tcp: ``host:port`` to listen on, port 0 for a free one.
         http: the same for HTTP.
-        https: the same for HTTPS; None for none.
+        https: the same for HTTPS; None without HTTPS.
         https_context: certificate of HTTPS.
 
     Attributes:
-        busy: somebody is about to call `flush`.
+        busy: `flush` is about to be called: output needs no wake-up.
     """
 
     def __init__(
@@ -64,13 +69,15 @@ class NsqdServer:
         self._wanted = {"tcp": tcp, "http": http, "https": https}
         self._https_context = https_context
         self._addresses: dict[str, str] = {}
-        self._commands = command_table(node)
+        self._dialect = dialect_of(node)
         self._connections: dict[int, Connection] = {}
         self._https: list[HttpServer] = []
         self._scope = anyio.CancelScope()
         self._flushing = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._loop: Any = None
+        self._output_timer: Any = None
+        self._output_due = 0.0
 
     @property
     def tcp_address(self) -> str:
@@ -88,16 +95,16 @@ class NsqdServer:
         return self._addresses.get("https")
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`, `drain` or cancellation; every socket is closed then.
+        """Serve until `stop`, `drain` or cancellation; then every socket is closed.
 
         Args:
-            task_status: told when connections are taken.
+            task_status: started when connections are accepted.
 
         Raises:
-            OSError: an address cannot be had.
+            OSError: an address cannot be bound.
         """
         listeners = self._listen()
-        self.node.wake = self._wake
+        self.node.wake, self.node.wake_at = self._wake, self._wake_at
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -112,18 +119,20 @@ class NsqdServer:
         finally:
             if self._loop is not None:
                 self._loop.remove_reader(listeners["tcp"])
+            if self._output_timer is not None:
+                self._output_timer.cancel()
             for connection in list(self._connections.values()):
                 connection.close()
             for listener in listeners.values():
                 listener.close()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something beside everything else, until the server ends."""
+        """Run a task until the server ends."""
         if self._tasks is not None and not self._scope.cancel_called:
             self._tasks.start_soon(work)
 
     def gone(self, connection: Connection) -> None:
-        """Hear that a connection has ended."""
+        """Remove a connection that was closed."""
         self._connections.pop(connection.session.id, None)
 
     def _listen(self) -> dict[str, socket.socket]:
@@ -132,7 +141,7 @@ class NsqdServer:
             for name, address in self._wanted.items():
                 if address is not None:
                     listeners[name] = listen(address)
-                    self._addresses[name] = _address(listeners[name])
+                    self._addresses[name] = peer_name(listeners[name].getsockname())
         except OSError:
             for listener in listeners.values():
                 listener.close()
@@ -147,7 +156,7 @@ class NsqdServer:
         await tasks.start(server.serve, listener)
 
     def stop(self) -> None:
-        """Close everything at once, as a kill does; what was not written is lost."""
+        """Close everything at once, as a kill does; unsent output is lost."""
         for server in self._https:
             server.kill()
         self._scope.cancel()
@@ -155,15 +164,15 @@ class NsqdServer:
     async def drain(self) -> None:
         """End as on SIGTERM.
 
-        The redesigned server closes consumers, refuses publishes, and closes everything a second later; the original
-        one closes everything at once.
+        The redesigned server disconnects consumers, refuses publishes, and closes everything a second later; the
+        original one closes everything at once.
         """
         if self.node.options.original:
             self.stop()
             return
         self.node.exiting = True
         for connection in list(self._connections.values()):
-            if connection.session.subscription is not None:
+            if connection.session.subscriber is not None:
                 connection.session.close()
         self.flush()
         for server in self._https:
@@ -173,7 +182,7 @@ class NsqdServer:
         self.stop()
 
     def flush(self) -> None:
-        """Send what the sessions have to send, without waiting."""
+        """Send the output of all sessions, without waiting."""
         dirty = self.node.dirty
         while dirty:
             sessions = dirty[:]
@@ -189,11 +198,27 @@ class NsqdServer:
             self._flushing.set()
 
     async def _flush_late(self) -> None:
-        """Send what was made outside of a connection's own turn: by HTTP, by replicas, by the coordinator."""
+        """Send output that was not caused by the connection itself: by HTTP, replicas, or the coordinator."""
         while True:
             await self._flushing.wait()
             self._flushing = anyio.Event()
             self.flush()
+
+    def _wake_at(self, due: float) -> None:
+        """Call `Node.expire_output` at a time of the node's clock: a tick would be too coarse for it."""
+        if self._output_timer is not None:
+            if due >= self._output_due:
+                return
+            self._output_timer.cancel()
+        self._output_due = due
+        delay = max(due - self.node.options.machine_clock(), 0.0)
+        self._output_timer = self._loop.call_later(delay, self._expire_output)
+
+    def _expire_output(self) -> None:
+        self._output_timer = None
+        self.busy = True
+        self.node.expire_output()
+        self.flush()
 
     async def _tick(self) -> None:
         while True:
@@ -214,7 +239,7 @@ class NsqdServer:
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError:
-                # no file descriptors are left: the connection stays in the backlog for a while
+                # no file descriptor is left: the connection waits in the backlog
                 self._loop.remove_reader(listener)
                 self.start(partial(self._accept_later, listener))
                 return
@@ -228,15 +253,15 @@ class NsqdServer:
         self._loop.add_reader(listener, partial(self._accept, listener))
 
     async def _accept_later(self, listener: socket.socket) -> None:
-        await anyio.sleep(_TICK)
+        await anyio.sleep(_ACCEPT_AGAIN)
         self._loop.add_reader(listener, partial(self._accept, listener))
 
     def _serve_client(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        host, port = peer[:2]
-        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        session = Session(self.node, name, self._commands)
+        name = peer_name(peer)
+        _log.info("TCP: new client(%s)", name)
+        session = Session(self.node, name, self._dialect)
         connection = Connection(sock, session, self.node.faults, self._loop, self)
         self._connections[session.id] = connection
         connection.open()

@@ -1,20 +1,22 @@
-"""The server role of one connection: bytes in, bytes out.
+"""The server role of one connection, without I/O: received bytes to commands, frames to bytes to send.
 
-A session reads and writes no socket. `Session.receive` takes bytes, `Session.step` runs the commands in them,
-`Session.take` gives the bytes to send. Only what needs somebody else (replicas, an auth server) is awaited: then `step`
-returns what the owner of the connection has to await before it steps on.
+The owner of the connection calls `Session.receive` with bytes, `Session.step` to run the commands in them, and
+`Session.take` for the bytes to send. A command that waits for replicas or for an auth server makes `step` return an
+awaitable, which the owner awaits before the next step.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve
 
-from nsqext.broker.nsqd.classic.validation import ClassicValidator
-from nsqext.broker.nsqd.validation import CommandValidator
+from nsqext.broker.nsqd.auth import Authorizations, query_auth
+from nsqext.broker.nsqd.output_buffer import OutputBuffer
+from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
 from nsqext.protocol.layers import TlsLayer
 from nsqext.protocol.names import is_ephemeral
@@ -24,20 +26,37 @@ from nsqext.protocol.server.negotiate import ClientSettings
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
-    from nsqext.broker.nsqd.auth import Authorizations
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.consumer_state import Subscriber
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.publish_stats import Publisher
-    from nsqext.broker.nsqd.subscriber import Subscription
+    from nsqext.broker.nsqd.validation import CommandValidator
     from nsqext.protocol.layers import Layer
 
-__all__ = ("Handler", "Session")
+__all__ = ("Dialect", "Handler", "Session")
+
+_log = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
 """Runs a command; returns what has to be awaited before the next one, and raises `Fault`."""
 
 _CONSUMER_BUFFER = 4096
-_HIGH_WATER = 4 * 1024 * 1024
+_TURN = 256  # commands that one connection runs before the other connections have their turn
 _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
+
+
+class Dialect(NamedTuple):
+    """What sessions of one generation of NSQ do differently.
+
+    Attributes:
+        commands: handlers by name of the command.
+        validator: checks of commands with a body.
+        missed_heartbeats: heartbeat intervals without a byte from the client after which it is disconnected.
+    """
+
+    commands: Mapping[bytes, Handler]
+    validator: type[CommandValidator]
+    missed_heartbeats: int
 
 
 class Session:
@@ -46,57 +65,58 @@ class Session:
     Args:
         node: the node.
         peer: ``host:port`` of the client.
-        commands: what it understands, by name.
+        dialect: commands and checks of the node's generation.
 
     Attributes:
-        id: its number on the node.
-        settings: what IDENTIFY made of it.
+        id: number of the connection on the node.
+        settings: what IDENTIFY negotiated.
         sending: the settings that deliveries and heartbeats follow: those of the first IDENTIFY.
-        state: whether it has subscribed, and whether it is closing.
-        subscription: its place in a channel.
-        hosted: the partition it consumes.
-        authorizations: what AUTH brought; None before.
-        closing: it is to be closed when its output is written.
-        closed: it is to be closed now.
-        connected: when it came, in nanoseconds since 1970.
+        state: subscribed or not, and closing.
+        channel: the channel that it consumes.
+        subscriber: its entry in the channel.
+        hosted: the partition that it consumes.
+        authorizations: result of AUTH; None before.
+        closing: the connection is to be closed after its output was sent.
+        closed: the connection is to be closed now.
+        pending: commands were received that `step` has not run yet.
+        connected: time of the connection, in nanoseconds since 1970.
         published: what it published, by topic.
-        wanted: its last RDY.
-        handshake: TLS that is being set up; nothing else is read or written meanwhile.
-        after_handshake: called when TLS is up.
+        ready: its last RDY count.
+        output: frames to send.
+        handshake: TLS that is being negotiated; nothing else is received or sent meanwhile.
+        after_handshake: called when the handshake is complete.
     """
 
-    def __init__(self, node: Node, peer: str, commands: Mapping[bytes, Handler]) -> None:
+    def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
+        options = node.options
         self.node: Node = node
         self.peer: str = peer
-        self.clock: Callable[[], float] = node.options.clock
+        self.clock: Callable[[], float] = options.clock
         self.settings: ClientSettings = ClientSettings.defaults(node.limits)
         # the original server knows a client that does not identify by its host alone
-        self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if node.options.original else peer
+        self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if options.original else peer
         self.sending: ClientSettings = self.settings
         self.state: State = State.INIT
-        self.subscription: Subscription | None = None
+        self.channel: Channel | None = None
+        self.subscriber: Subscriber | None = None
         self.hosted: Hosted | None = None
         self.authorizations: Authorizations | None = None
-        self.layers: list[Layer] = []
         self.closing: bool = False
         self.closed: bool = False
-        self.connected: int = node.options.wall()
+        self.pending: bool = False
+        self.connected: int = options.wall()
         self.published: dict[str, Publisher] = {}
-        self.wanted: int = 0
+        self.ready: int = 0
+        self.output: OutputBuffer = OutputBuffer(self.settings, options.machine_clock, ticking=options.original)
         self.handshake: TlsLayer | None = None
         self.after_handshake: Callable[[], None] | None = None
-        self.rules: CommandValidator = ClassicValidator(self) if node.options.original else CommandValidator(self)
-        self._commands = commands
-        self._parser = CommandParser(self.rules, raw_ids=not node.options.original)
+        self.rules: CommandValidator = dialect.validator(self)
+        self._dialect = dialect
+        self._parser = CommandParser(self.rules, raw_ids=not options.original)
         self._magic: bytes | None = b""
-        self._wire: list[bytes] = []
-        self._out: list[bytes] = []
-        self.buffered: int = 0
-        self.urgent: bool = False
         self._marked = self._waiting = self._choked = False
         self.heard: float = self.clock()
-        self._due = self.heard + self.settings.heartbeat_interval
-        self._held = 0.0
+        self._heartbeat_due = self.heard + self.settings.heartbeat_interval
         self.id: int = node.add(self)
 
     # --- bytes in -------------------------------------------------------------------------------------------------
@@ -105,9 +125,9 @@ class Session:
         """Take bytes from the client.
 
         Raises:
-            NsqError: a layer cannot read them; the connection is of no use any more.
+            NsqError: a layer cannot decode them; the connection has to be closed.
         """
-        for layer in list(self.layers):
+        for layer in list(self.output.layers):
             data = layer.decode(data)
         if self.handshake is not None:
             self._continue_handshake(self.handshake)
@@ -118,10 +138,10 @@ class Session:
     def _continue_handshake(self, tls: TlsLayer) -> None:
         if tls.ready:
             self.handshake = None
-            self.rules.guarded = False
+            self.rules.tls_missing = False
             if self.after_handshake is not None:
                 self.after_handshake()
-        self.urgent = True
+        self.output.urgent = True
         self.mark()
 
     def _take_magic(self, data: bytes) -> bytes:
@@ -129,6 +149,7 @@ class Session:
             self._magic = data
             return b""
         self._magic = None
+        _log.info("CLIENT(%s): desired protocol magic %r", self.peer, data[: len(MAGIC_V2)].decode("latin-1"))
         if not data.startswith(MAGIC_V2):
             self.refuse(Fault("E_BAD_PROTOCOL", None))
         elif 0 < self.node.switches.max_connections < len(self.node.sessions):
@@ -138,25 +159,36 @@ class Session:
         return data[len(MAGIC_V2) :]
 
     def step(self) -> Awaitable[None] | None:
-        """Run the commands that are complete.
+        """Run the commands that were received completely, at most as many as one turn allows.
 
         Returns:
-            None when more bytes are needed (or the session is closing), or what has to be awaited before the next step.
+            What has to be awaited before the next step. None when more bytes are needed, when the session is closing,
+            or when the turn is over: then ``pending`` is true.
         """
+        self.pending = False
         if self._magic is not None or self.handshake is not None:
             return None
-        commands, parser, faulty = self._commands, self._parser, self.node.faults.active
+        handlers, parser, faulty = self._dialect.commands, self._parser, self.node.faults.active
         waiting: Awaitable[None] | None = None
+        left = _TURN
         while waiting is None and not self.closing:
+            if not left or not self.has_room:
+                self.pending = True
+                break
+            left -= 1
             try:
                 command = parser.next_command()
                 if command is None:
                     break
-                if faulty and (fault := self.node.faults.command(command.words[0].decode("latin-1"))):
+                words = command.words
+                if faulty and (fault := self.node.faults.command(words[0].decode("latin-1"))):
                     raise fault
-                if self.rules.guarded and command.body is None:
-                    self.rules.check_tls(command.words)
-                waiting = commands.get(command.words[0], self.rules.unknown)(self, command)
+                if self.rules.tls_missing and command.body is None:
+                    self.rules.check_tls(words)
+                handler = handlers.get(words[0])
+                if handler is None:
+                    self.rules.refuse_unknown(words)
+                waiting = handler(self, command)
             except Fault as fault:
                 self.refuse(fault)
             self.heard = self.clock()
@@ -164,7 +196,7 @@ class Session:
         return waiting
 
     def no_more(self) -> None:
-        """Hear that the client sends no more: refuse a command whose body is cut off."""
+        """Refuse a command whose body is cut off by the end of the stream."""
         if self._waiting or self.closing or self._magic is not None or self.handshake is not None:
             return
         try:
@@ -173,34 +205,44 @@ class Session:
             self.refuse(fault)
 
     def waited(self) -> None:
-        """Say that what `step` returned has been awaited."""
+        """Note that what `step` returned has been awaited."""
         self._waiting = False
         self.heard = self.clock()
 
     def push_layer(self, layer: Layer) -> None:
-        """Put a layer between this session and the client: what is to be sent until now goes without it."""
-        self._encode()
-        self.urgent = True
+        """Put a layer between this session and the client; frames that were written before bypass it."""
+        self.output.encode()
+        self.output.urgent = True
         self.mark()
-        self.layers.append(layer)
+        self.output.layers.append(layer)
         rest = self._parser.take_rest()
         if rest:
             self._parser.receive(layer.decode(rest))
 
     @property
     def tls_version(self) -> str:
-        """Version of TLS on this connection, empty without."""
-        versions = [layer.version for layer in self.layers if isinstance(layer, TlsLayer)]
+        """Version of TLS on this connection, empty without TLS."""
+        versions = [layer.version for layer in self.output.layers if isinstance(layer, TlsLayer)]
         return (versions[0] or "").replace("TLSv", "TLS") if versions else ""
 
     # --- bytes out ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the unsent output is within ``NodeOptions.max_unsent``; if not, no further command is run."""
+        return self.output.size <= self.node.options.max_unsent
 
     def answer(self, data: bytes) -> None:
         """Send a response."""
         self.write(encode_frame(FrameType.RESPONSE, data))
 
+    def answer_alone(self, data: bytes) -> None:
+        """Send a response in a write of its own: JavaNSQClient expects that of the OK to SUB."""
+        self.answer(data)
+        self.output.end_segment()
+
     def refuse(self, fault: Fault) -> None:
-        """Send an error, and close behind it when it is fatal; a fault without a code closes silently."""
+        """Send an error, and close the connection after it when it is fatal; a fault without a code closes silently."""
         if fault.code:
             self.write(fault.frame())
         if fault.fatal:
@@ -208,34 +250,23 @@ class Session:
             self.mark()
 
     def write(self, frame: bytes) -> None:
-        """Send a whole frame now; what was held back goes with it."""
-        self._out.append(frame)
-        self.buffered += len(frame)
-        self.urgent = True
+        """Send a frame now, together with the messages that wait."""
+        self.output.write(frame)
         self.mark()
 
     def hold(self, frame: bytes, *, full: bool) -> None:
-        """Send a message; it may wait in the output buffer until that is full or its time is over.
-
-        Args:
-            frame: the frame.
-            full: the client takes no more messages, so that waiting for more would be in vain.
-        """
-        self._out.append(frame)
-        self.buffered += len(frame)
-        if self.buffered > _HIGH_WATER:
+        """Send a message, which may wait in the output buffer; see `OutputBuffer.hold`."""
+        output = self.output
+        if output.hold(frame, full=full):
+            self.node.flush_later(self, output.due)
+        if output.size > self.node.options.max_unsent:
             self.choke()
-            full = True
-        settings = self.settings
-        if full or self.buffered >= settings.output_buffer_size:
-            self.urgent = True
-        elif not self._held:
-            self._held = self.node.options.machine_clock() + settings.output_buffer_timeout
+            output.urgent = True
         self.mark()
 
     def mark(self) -> None:
-        """Tell the node that this session has something to do."""
-        if not self._marked and (self.urgent or self.closing or self.closed):
+        """Put this session on the node's list of sessions to send or to close."""
+        if not self._marked and (self.output.urgent or self.closing or self.closed):
             self._marked = True
             dirty = self.node.dirty
             dirty.append(self)
@@ -243,34 +274,23 @@ class Session:
                 self.node.wake()
 
     def unmark(self) -> None:
-        """Say that the node has seen it."""
+        """Note that the node has taken this session off the list."""
         self._marked = False
 
     def take(self) -> bytes:
-        """Hand over the bytes to send, through the layers."""
+        """Return the bytes of the next write, through the layers."""
         if self.handshake is not None:
-            self._wire.append(self.handshake.pending())
-            self.urgent = False
-        else:
-            self._encode()
-        data = self._wire[0] if len(self._wire) == 1 else b"".join(self._wire)
-        self._wire.clear()
-        return data
+            return self.output.take_handshake(self.handshake.pending())
+        return self.output.take()
 
-    def _encode(self) -> None:
-        out = self._out
-        if out:
-            data = b"".join(out)
-            out.clear()
-            for layer in reversed(self.layers):
-                data = layer.encode(data)
-            self._wire.append(data)
-        self.buffered = 0
-        self.urgent = False
-        self._held = 0.0
+    def expire_output(self, now: float) -> float:
+        """Send held messages whose time is over; returns when the others are due, 0.0 when nothing is held."""
+        self.output.expire(now)
+        self.mark()
+        return self.output.due
 
     def count_published(self, hosted: Hosted, count: int) -> None:
-        """Count messages that were taken for a partition."""
+        """Count messages that were stored in a partition."""
         topic = hosted.partition.topic
         publisher = self.published.get(topic)
         if publisher is None:
@@ -282,73 +302,140 @@ class Session:
     def switch_to_consumer(self, channel: str) -> None:
         """Give a consumer that did not negotiate a buffer the redesigned server's buffer for consumers."""
         asked = self.settings.raw.get("output_buffer_size", 0)
-        if not (asked or self.node.options.original or self.layers or is_ephemeral(channel)):
+        if not (asked or self.node.options.original or self.output.layers or is_ephemeral(channel)):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
+
+    # --- authorization --------------------------------------------------------------------------------------------
+
+    async def log_in(self, secret: bytes) -> None:
+        """Run AUTH: ask the auth server for the client's authorizations, and answer."""
+        found = await query_auth(self.node.options, secret, self.peer, tls=self.settings.tls)
+        if found is None:
+            self.refuse(Fault("E_AUTH_FAILED", "AUTH failed"))
+        elif not found.grants:
+            word = "no" if self.node.options.original else "No"
+            self.refuse(Fault("E_UNAUTHORIZED", f"AUTH {word} authorizations found"))
+        else:
+            self.authorizations = found
+            self.answer(found.reply())
+
+    def check_auth(self, command: str, topic: str, channel: str) -> bool:
+        """Check that the client may run a command.
+
+        Args:
+            command: name of the command, for the error.
+            topic: topic to publish or to subscribe to.
+            channel: empty for publishing.
+
+        Returns:
+            False when the authorizations have expired: then `recheck_auth` has to be awaited.
+
+        Raises:
+            Fault: the client is not allowed to.
+        """
+        if not self.node.limits.auth:
+            return True
+        found = self.authorizations
+        if found is None:
+            raise Fault("E_AUTH_FIRST", f"AUTH required before {command}")
+        if found.expires < self.clock():
+            return False
+        if not found.allows(topic, channel):
+            raise Fault("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
+        return True
+
+    async def recheck_auth(
+        self, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
+    ) -> None:
+        """Ask the auth server again, check, and run the rest of a command; a fault is sent as its answer.
+
+        Args:
+            command: name of the command, for the error.
+            topic: topic to publish or to subscribe to.
+            channel: empty for publishing.
+            run: the rest of the command.
+        """
+        try:
+            await self._renew_authorizations()
+            self.check_auth(command, topic, channel)
+            waiting = run()
+        except Fault as fault:
+            self.refuse(fault)
+        else:
+            if waiting is not None:
+                await waiting
+
+    async def _renew_authorizations(self) -> None:
+        secret = self.authorizations.secret if self.authorizations else b""
+        found = await query_auth(self.node.options, secret, self.peer, tls=self.settings.tls)
+        if found is None:
+            raise Fault("E_AUTH_FAILED", "AUTH failed")
+        self.authorizations = found if found.grants else None
 
     # --- time and end ---------------------------------------------------------------------------------------------
 
     def identified(self) -> None:
-        """Let deliveries and heartbeats follow what was negotiated, once (captured: identify_heartbeat_later)."""
+        """Let deliveries and heartbeats follow the first IDENTIFY (captured: identify_heartbeat_later)."""
+        self.output.restart_ticks()
         if self.sending is self.settings:
             self.sending = evolve(self.settings)
-            self._due = self.clock() + self.sending.heartbeat_interval
+            self._heartbeat_due = self.clock() + self.sending.heartbeat_interval
 
     def tick(self, now: float) -> None:
-        """Let time pass: heartbeats, held output, and the end of a client that says nothing."""
-        interval, patient = self.sending.heartbeat_interval, self.settings.heartbeat_interval
+        """Send heartbeats and held messages that are due, and disconnect a silent client."""
+        interval, patience = self.sending.heartbeat_interval, self.settings.heartbeat_interval
         if self._magic is not None:
-            patience = inf if self.node.options.original else self.node.options.client_timeout
-            self.closed = self.closed or now - self.heard >= patience
-        elif patient and not self._waiting:
-            # the redesigned server gives a client three intervals, the original one two
-            self.closed = self.closed or now - self.heard >= patient * (2 if self.node.options.original else 3)
-        if interval and now >= self._due and self._magic is None and not self.closing:
-            self._due = max(self._due + interval, now)
-            subscription = self.subscription
-            if subscription is None or not subscription.channel.is_stalled(subscription):
+            longest = inf if self.node.options.original else self.node.options.client_timeout
+            self.closed = self.closed or now - self.heard >= longest
+        elif patience and not self._waiting:
+            self.closed = self.closed or now - self.heard >= patience * self._dialect.missed_heartbeats
+        if interval and now >= self._heartbeat_due and self._magic is None and not self.closing:
+            self._heartbeat_due = max(self._heartbeat_due + interval, now)
+            if self.channel is None or self.subscriber is None or not self.channel.is_stalled(self.subscriber):
                 self.write(encode_frame(FrameType.RESPONSE, HEARTBEAT))
-        if self._held and self.settings.output_buffer_timeout and self._held <= self.node.options.machine_clock():
-            self.urgent = True
-        self.mark()
+        self.expire_output(self.node.options.machine_clock())
 
     def set_ready(self, count: int) -> None:
-        """Take a RDY; it counts from when the client has taken what was sent."""
-        self.wanted = count
-        subscription = self.subscription
-        if subscription is not None and (not self._choked or not count):
-            subscription.channel.set_ready(subscription, count)
+        """Apply RDY; a count above zero waits until the client has received what was sent."""
+        self.ready = count
+        if not self._choked or not count:
+            self._apply_ready(count)
 
     def choke(self) -> None:
-        """The client takes no more bytes: deliver nothing until `relieve`."""
-        subscription = self.subscription
-        if subscription is not None and not self._choked:
+        """Deliver nothing more until `relieve`, because the client does not read."""
+        if self.subscriber is not None and not self._choked:
             self._choked = True
-            subscription.channel.set_ready(subscription, 0)
+            self._apply_ready(0)
 
     def relieve(self) -> None:
-        """The client has taken everything: deliver again."""
-        subscription = self.subscription
-        if self._choked and subscription is not None:
+        """Deliver again, because everything was sent."""
+        if self._choked:
             self._choked = False
-            subscription.channel.set_ready(subscription, self.wanted)
+            self._apply_ready(self.ready)
+
+    def _apply_ready(self, count: int) -> None:
+        if self.channel is not None and self.subscriber is not None:
+            self.channel.set_ready(self.subscriber, count)
 
     def fail(self) -> None:
-        """A layer cannot be read: send what it wants to say about that, and close."""
-        self.closing = self.urgent = True
+        """Send what a layer that failed has to send, an alert of TLS for example, and close the connection."""
+        self.closing = self.output.urgent = True
         self.mark()
 
     def close(self) -> None:
-        """Close the connection now, as when its channel is gone."""
+        """Close the connection now: its channel was deleted, or the node drains."""
         self.closed = True
         self.mark()
 
     def end(self) -> None:
-        """The connection is gone: give its messages back."""
+        """Release everything after the connection was closed; messages in flight are requeued."""
         self.closed = True
         self.node.remove(self)
         for topic in self.published:
             for hosted in self.node.partitions(topic):
                 hosted.traffic.publishers.pop(self.peer, None)
-        subscription, self.subscription = self.subscription, None
-        if subscription is not None:
-            subscription.channel.unsubscribe(subscription)
+        channel, subscriber = self.channel, self.subscriber
+        self.channel = self.subscriber = None
+        if channel is not None and subscriber is not None:
+            channel.unsubscribe(subscriber)
+        _log.info("PROTOCOL(V2): [%s] exiting ioloop", self.peer)

@@ -1,4 +1,4 @@
-"""A session's place in a channel: the engine delivers to it."""
+"""A session as a subscriber of a channel: writes messages as frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.messages import RawMessage
 
-__all__ = ("MESSAGE_HEAD", "MESSAGE_TYPE", "Subscription")
+__all__ = ("MESSAGE_HEAD", "MESSAGE_TYPE", "SessionSubscriber")
 
 MESSAGE_HEAD: Struct = Struct(">IIqH16s")
 """Size and type of the frame, time stamp, attempts, id."""
@@ -21,21 +21,21 @@ _EXT = Struct(">BH")
 _DETAIL = Struct(">QI")
 
 
-class Subscription:
-    """What the engine knows of a consumer.
+class SessionSubscriber:
+    """A consumer, as the engine sees it.
 
     Attributes:
         id: number of its session.
         name: ``host:port`` of the client.
-        ready: messages it takes at a time; the engine sets it.
-        tag: tag it desires, empty for none.
+        ready: messages that may be in flight; the engine sets it.
+        tag: desired tag, empty without one.
         extend: it reads extend headers.
         detail: its messages carry queue offset and size.
-        sample_rate: percent of the messages it wants; 0 for all.
-        ext_filter: filter on headers, as IDENTIFY gave it.
-        msg_timeout: seconds that it may hold a message.
-        touch_timeout: seconds that it may hold a message that it touches.
-        channel: where it subscribed.
+        sample_rate: percentage of the messages that it receives; 0 for all.
+        ext_filter: filter on headers, from IDENTIFY.
+        msg_timeout: seconds until a message in flight is requeued.
+        touch_timeout: seconds until a message that it touched is requeued.
+        channel: the channel.
         client: its counters in the engine; None until it has subscribed.
     """
 
@@ -86,10 +86,10 @@ class Subscription:
             body = middle + body
         frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
         client = self.client
-        # the real server does not hold back what an ordered channel sends
+        # the real server does not buffer the messages of an ordered channel
         full = client is None or client.in_flight >= client.window or self.channel.ordered
         self.session.hold(frame, full=full)
 
     def closed(self) -> None:
-        """The channel is gone: close the connection."""
+        """Close the connection, because the channel was deleted."""
         self.session.close()

@@ -1,32 +1,37 @@
-"""What the redesigned server checks while a command with a body is still being read, in its order."""
+"""Checks of the redesigned server while a command with a body is still being read, in the server's order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from nsqext.broker.nsqd.auth import check_auth
-from nsqext.broker.nsqd.go_format import decode, parse_int, word_lists
-from nsqext.protocol.server.connection_state import check_state
+from nsqext.broker.go_format import decode, parse_int, word_lists
+from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from nsqext.broker.nsqd.node import Hosted, Node
 
-    from nsqext.broker.nsqd.node import Hosted
-    from nsqext.broker.nsqd.session import Session
-    from nsqext.protocol.server.command_parser import Command
+__all__ = ("AuthorizedClient", "CommandValidator")
 
-__all__ = ("CommandValidator",)
+_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
 
-_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is no message
+
+class AuthorizedClient(Protocol):
+    """The part of a session that the checks depend on."""
+
+    node: Node
+    state: State
+
+    def check_auth(self, command: str, topic: str, channel: str) -> bool:
+        """Return False when the authorizations have expired; raises `Fault` when they do not allow the command."""
 
 
 class CommandValidator:
     """The checks for one session.
 
     Attributes:
-        guarded: commands other than IDENTIFY are refused until TLS is up.
+        tls_missing: commands other than IDENTIFY are refused until the handshake of TLS is complete.
         hosted: partition of the publish that is being read.
         target: how its body is to be read.
         topic: topic of the publish that is being read (original generation).
@@ -34,11 +39,11 @@ class CommandValidator:
         stale_auth: the auth server has to be asked again before it is stored.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._node = session.node
-        self._limits = session.node.limits
-        self.guarded: bool = self._limits.tls_required
+    def __init__(self, client: AuthorizedClient) -> None:
+        self._client = client
+        self._node = client.node
+        self._limits = client.node.limits
+        self.tls_missing: bool = self._limits.tls_required
         self.hosted: Hosted | None = None
         self.target: Target = Target("")
         self.topic: str = ""
@@ -46,24 +51,24 @@ class CommandValidator:
         self.stale_auth: bool = False
         self._partition = -1
 
-    def unknown(self, _: Session, command: Command) -> Awaitable[None] | None:
+    def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         """Refuse a command that this generation does not have."""
-        raise Fault("E_INVALID", f"invalid command {word_lists(command.words)}")
+        raise Fault("E_INVALID", f"invalid command {word_lists(words)}")
 
     def check_tls(self, words: list[bytes]) -> None:
-        """Refuse a command that has to wait for TLS."""
-        if self.guarded and words[0] != b"IDENTIFY":
+        """Refuse a command that needs TLS before the handshake is complete."""
+        if self.tls_missing and words[0] != b"IDENTIFY":
             raise Fault("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
 
     def check_line(self, words: list[bytes]) -> None:
         """Check the words of a command with a body."""
-        if self.guarded:
+        if self.tls_missing:
             self.check_tls(words)
         verb = words[0]
         if verb not in _SMALL:
             self._check_publish(words)
             return
-        check_state(verb.decode(), self._session.state)
+        check_state(verb.decode(), self._client.state)
         if verb == b"AUTH" and len(words) != 1:
             raise Fault("E_INVALID", "AUTH invalid number of parameters")
 
@@ -115,7 +120,7 @@ class CommandValidator:
             raise Fault("E_TOPIC_NOT_EXIST")
         if self._partition == -1 and hosted.partition.ordered:
             raise Fault("E_BAD_PARTITION", "topic partition is not valid for multi partition: -1")
-        self.stale_auth = not check_auth(self._session, "PUB", topic, "")
+        self.stale_auth = not self._client.check_auth("PUB", topic, "")
         check_room(verb, size)
         waiting = hosted.waiting + size
         if waiting > self._node.switches.max_pub_waiting:

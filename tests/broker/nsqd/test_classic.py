@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from nsqext.broker.nsqd.http import application
+from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.frames import FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.commands import multi_body

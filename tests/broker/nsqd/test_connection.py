@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from nsqext.broker.fault_injection import NodeFaults
-from nsqext.broker.nsqd.commands import command_table
 from nsqext.broker.nsqd.connection import Connection
+from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.frames import FrameParser, FrameType
 from tests.support.nsqd_sessions import Client, host, make_node, sized
@@ -40,6 +40,10 @@ class _Loop:
     def __init__(self) -> None:
         self.readable: Callable[[], None] | None = None
         self.writable: Callable[[], None] | None = None
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
 
     def add_reader(self, fd: socket.socket, callback: Callable[[], None]) -> None:
         self.readable = callback
@@ -89,7 +93,7 @@ def test_a_client_that_reads_on_gets_more_than_fits_at_once(room: int) -> None:
     node = make_node()
     host(node)
     sock, loop, server = _Socket(room), _Loop(), _Host(node)
-    session = Session(node, "127.0.0.1:1000", command_table(node))
+    session = Session(node, "127.0.0.1:1000", dialect_of(node))
     connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
     server.connections[session] = connection
     connection.open()

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from nsqext.broker.nsqd.http import application
-from nsqext.broker.nsqd.http.gojson import write_json
+from nsqext.broker.nsqd.http.go_json import write_json
+from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import Fault
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized

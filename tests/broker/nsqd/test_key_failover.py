@@ -8,7 +8,7 @@ import httpx
 import orjson
 import pytest
 
-from nsqext.broker.nsqd.http import application
+from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.client.commands import ext_body
 from nsqext.protocol.headers import KEY_HEADER
 from tests.support.nsqd_sessions import Client, host, make_node, sized
@@ -66,7 +66,7 @@ async def test_the_first_subscriber_chooses_and_who_asks_for_another_type_is_ref
     second = _consume(node)  # asks for nothing, takes what there is
     keys = [f"key-{number % 20}" for number in range(60)]
     _publish(node, *keys)
-    first.session.urgent = second.session.urgent = True
+    first.session.output.urgent = second.session.output.urgent = True
     got = [{data[29:-1] for data in client.messages()} for client in (first, second)]
     assert got[0] and got[1]
     assert not got[0] & got[1]

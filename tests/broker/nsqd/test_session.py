@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.broker.fault_injection import NodeFaults
-from nsqext.broker.nsqd.connect import COMMANDS
+from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import NsqError
@@ -102,7 +102,7 @@ def test_no_bytes_break_a_session(data: bytes) -> None:
 _WORDS = st.sampled_from(
     [b"t", b"x", b"ch", b"0", b"-1", b"9", b"", b"a!", b"virtual_queue:1", b"special:-1", b"\xff", b"5"]
 )
-_VERBS = st.sampled_from(sorted(COMMANDS)) | st.just(b"DPUB") | st.binary(max_size=6)
+_VERBS = st.sampled_from(sorted(REDESIGNED.commands)) | st.just(b"DPUB") | st.binary(max_size=6)
 _BODIES = st.binary(max_size=30) | st.sampled_from(
     [
         b'{"extend_support":true}',

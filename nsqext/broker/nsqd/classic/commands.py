@@ -1,4 +1,4 @@
-"""Commands of the original generation."""
+"""Commands of the original generation, and its subscriber, whose ids are 16 hexadecimal characters."""
 
 from __future__ import annotations
 
@@ -8,24 +8,54 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.nsqd.auth import check_auth, log_in, rechecked
-from nsqext.broker.nsqd.classic.subscriber import ClassicSubscriber
-from nsqext.broker.nsqd.classic.validation import parse_delay
+from nsqext.broker.go_format import decode
+from nsqext.broker.nsqd.classic.validation import ClassicValidator, parse_delay
+from nsqext.broker.nsqd.commands import identify, nop
 from nsqext.broker.nsqd.consume_commands import check_sub, cls, rdy
-from nsqext.broker.nsqd.go_format import decode
-from nsqext.broker.nsqd.identify import identify
+from nsqext.broker.nsqd.session import Dialect
+from nsqext.broker.nsqd.subscriber import MESSAGE_HEAD, MESSAGE_TYPE, SessionSubscriber
 from nsqext.protocol.frames import OK
 from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
+    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.consumer_state import Subscriber
     from nsqext.broker.nsqd.session import Handler, Session
-    from nsqext.broker.nsqd.subscriber import Subscription
+    from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.server.command_parser import Command
 
-__all__ = ("COMMANDS",)
+__all__ = ("CLASSIC",)
 
 _ID_SIZE = 16
+
+
+class ClassicSubscriber(SessionSubscriber):
+    """A consumer, as the engine sees it.
+
+    Args:
+        session: the consumer.
+        channel: the channel that it subscribes to.
+        deliveries: counts of deliveries by channel.
+    """
+
+    __slots__ = ("_deliveries", "_id_base", "_name")
+
+    def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
+        super().__init__(session, channel, detail=False, extend=False)
+        self._id_base = session.node.id_base
+        self._name = channel.name
+        self._deliveries = deliveries
+        deliveries.setdefault(channel.name, 0)
+
+    def deliver(self, message: RawMessage) -> None:
+        """Send a message."""
+        body = message.body
+        wire_id = b"%016x" % (self._id_base + message.internal_id)
+        head = MESSAGE_HEAD.pack(30 + len(body), MESSAGE_TYPE, message.timestamp, message.attempts, wire_id)
+        self._deliveries[self._name] += 1
+        client = self.client
+        self.session.hold(head + body, full=client is None or client.in_flight >= client.window)
 
 
 def _auth(session: Session, command: Command) -> Awaitable[None] | None:
@@ -33,25 +63,21 @@ def _auth(session: Session, command: Command) -> Awaitable[None] | None:
         raise Fault("E_INVALID", "AUTH already set")
     if not session.node.limits.auth:
         raise Fault("E_AUTH_DISABLED", "AUTH disabled")
-    return log_in(session, command.body or b"")
-
-
-def _nop(_: Session, __: Command) -> None:
-    """NOP: it is enough that it was heard."""
+    return session.log_in(command.body or b"")
 
 
 def _publish(session: Session, command: Command) -> Awaitable[None] | None:
-    """PUB, DPUB, MPUB; the topic is made when it is not there."""
+    """Run PUB, DPUB, MPUB; an unknown topic is created."""
     rules = session.rules
     verb, topic = command.words[0].decode(), rules.topic
     if verb == "MPUB":
         fresh, rules.stale_auth = not rules.stale_auth, False
         messages = [NewMessage(item.body) for item in command.items or ()]
     else:
-        fresh = check_auth(session, verb, topic, "")
+        fresh = session.check_auth(verb, topic, "")
         messages = [NewMessage(command.body or b"", delay=rules.delay)]
     if not fresh:
-        return rechecked(session, verb, topic, "", partial(_put, session, verb, topic, messages))
+        return session.recheck_auth(verb, topic, "", partial(_put, session, verb, topic, messages))
     _put(session, verb, topic, messages)
     return None
 
@@ -68,10 +94,10 @@ def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) ->
 
 
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:
-    """SUB; topic and channel are made when they are not there."""
+    """Run SUB; an unknown topic or channel is created."""
     topic, channel = check_sub(session, command.words)
-    if not check_auth(session, "SUB", topic, channel):
-        return rechecked(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
+    if not session.check_auth("SUB", topic, channel):
+        return session.recheck_auth("SUB", topic, channel, partial(_subscribe, session, topic, channel))
     _subscribe(session, topic, channel)
     return None
 
@@ -79,18 +105,18 @@ def _sub(session: Session, command: Command) -> Awaitable[None] | None:
 def _subscribe(session: Session, topic: str, name: str) -> None:
     hosted = session.node.create_topic(topic)
     channel = session.node.channel(hosted, name)
-    subscription = ClassicSubscriber(session, channel, hosted.deliveries)
+    subscriber = ClassicSubscriber(session, channel, hosted.deliveries)
     try:
-        channel.subscribe(subscription)
+        channel.subscribe(subscriber)
     except Refusal as refusal:
         raise Fault("E_SUB_FAILED", f"SUB failed {refusal.text}") from None
-    session.hosted, session.subscription = hosted, subscription
-    subscription.client = channel.clients[session.id]
+    session.hosted, session.channel, session.subscriber = hosted, channel, subscriber
+    subscriber.client = channel.clients[session.id]
     session.state = State.SUBSCRIBED
-    session.answer(OK)
+    session.answer_alone(OK)
 
 
-def _acknowledged(session: Session, words: list[bytes], needed: int) -> Subscription:
+def _acknowledged(session: Session, words: list[bytes], needed: int) -> tuple[Channel, Subscriber]:
     """Check the state, the number of words and the size of the id."""
     verb = words[0].decode()
     check_state(verb, session.state)
@@ -98,37 +124,37 @@ def _acknowledged(session: Session, words: list[bytes], needed: int) -> Subscrip
         raise Fault("E_INVALID", f"{verb} insufficient number of params")
     if len(words[1]) != _ID_SIZE:
         raise Fault("E_INVALID", "invalid message ID")
-    if session.subscription is None:
+    if session.channel is None or session.subscriber is None:
         raise Fault("E_INVALID", f"cannot {verb} in current state")
-    return session.subscription
+    return session.channel, session.subscriber
 
 
 def _fin(session: Session, command: Command) -> None:
-    """FIN; silent when it succeeds."""
-    subscription = _acknowledged(session, command.words, 2)
+    """Run FIN; a success is not answered."""
+    channel, subscriber = _acknowledged(session, command.words, 2)
     try:
-        subscription.channel.finish(subscription, session.node.internal_id(command.words[1]))
+        channel.finish(subscriber, session.node.internal_id(command.words[1]))
     except Refusal as refusal:
         raise _failed(command.words, refusal) from None
 
 
 def _req(session: Session, command: Command) -> None:
-    """REQ; silent when it succeeds."""
+    """Run REQ; a success is not answered."""
     words = command.words
-    subscription = _acknowledged(session, words, 3)
+    channel, subscriber = _acknowledged(session, words, 3)
     delay = parse_delay(words[2], f"REQ could not parse timeout {decode(words[2])}") / 1000
     delay = min(max(delay, 0.0), session.node.limits.max_req_timeout)
     try:
-        subscription.channel.requeue(subscription, session.node.internal_id(words[1]), delay)
+        channel.requeue(subscriber, session.node.internal_id(words[1]), delay)
     except Refusal as refusal:
         raise _failed(words, refusal) from None
 
 
 def _touch(session: Session, command: Command) -> None:
-    """TOUCH; silent when it succeeds."""
-    subscription = _acknowledged(session, command.words, 2)
+    """Run TOUCH; a success is not answered."""
+    channel, subscriber = _acknowledged(session, command.words, 2)
     try:
-        subscription.channel.touch(subscription, session.node.internal_id(command.words[1]))
+        channel.touch(subscriber, session.node.internal_id(command.words[1]))
     except Refusal as refusal:
         raise _failed(command.words, refusal) from None
 
@@ -138,7 +164,7 @@ def _failed(words: list[bytes], refusal: Refusal) -> Fault:
     return Fault(f"E_{verb}_FAILED", f"{verb} {decode(words[1])} failed {refusal.text}", fatal=False)
 
 
-COMMANDS: Mapping[bytes, Handler] = {
+_COMMANDS: Mapping[bytes, Handler] = {
     b"PUB": _publish,
     b"MPUB": _publish,
     b"DPUB": _publish,
@@ -146,10 +172,12 @@ COMMANDS: Mapping[bytes, Handler] = {
     b"REQ": _req,
     b"TOUCH": _touch,
     b"RDY": rdy,
-    b"NOP": _nop,
+    b"NOP": nop,
     b"SUB": _sub,
     b"CLS": cls,
     b"IDENTIFY": identify,
     b"AUTH": _auth,
 }
-"""What the original server understands."""
+
+CLASSIC = Dialect(_COMMANDS, ClassicValidator, missed_heartbeats=2)
+"""The original generation."""

@@ -1,21 +1,14 @@
-"""What the original server checks while a command with a body is still being read, in its order."""
+"""Checks of the original server while a command with a body is still being read, in the server's order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
-from nsqext.broker.nsqd.auth import check_auth
-from nsqext.broker.nsqd.go_format import MASK_64, base10, decode, quote, wrap
+from nsqext.broker.go_format import MASK_64, base10, decode, quote, wrap
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
 from nsqext.protocol.server.request_error import Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from nsqext.broker.nsqd.session import Session
-    from nsqext.protocol.server.command_parser import Command
 
 __all__ = ("ClassicValidator", "parse_delay")
 
@@ -35,9 +28,9 @@ def parse_delay(word: bytes, text: str) -> int:
 class ClassicValidator(CommandValidator):
     """The checks for one session."""
 
-    def unknown(self, _: Session, command: Command) -> Awaitable[None] | None:
+    def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         """Refuse a command that this generation does not have."""
-        raise Fault("E_INVALID", f"invalid command {decode(command.words[0])}")
+        raise Fault("E_INVALID", f"invalid command {decode(words[0])}")
 
     def _check_publish(self, words: list[bytes]) -> None:
         verb = words[0]
@@ -46,13 +39,13 @@ class ClassicValidator(CommandValidator):
         name = verb.decode()
         if len(words) < (3 if verb == b"DPUB" else 2):
             raise Fault("E_INVALID", f"{name} insufficient number of parameters")
-        self.topic: str = decode(words[1])
+        self.topic = decode(words[1])
         if not is_valid_topic(self.topic):
             again = "E_BAD_TOPIC " if verb == b"MPUB" else ""  # the real server says it twice
             raise Fault("E_BAD_TOPIC", f"{again}{name} topic name {quote(self.topic)} is not valid")
-        self.delay: float = self._delay(words[2]) if verb == b"DPUB" else 0.0
+        self.delay = self._delay(words[2]) if verb == b"DPUB" else 0.0
         if verb == b"MPUB":
-            self.stale_auth: bool = not check_auth(self._session, name, self.topic, "")
+            self.stale_auth = not self._client.check_auth(name, self.topic, "")
 
     def _delay(self, word: bytes) -> float:
         millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.http_api import Call, Form, HttpFault, route
-from nsqext.broker.nsqd.go_format import parse_int
+from nsqext.broker.go_format import parse_int
+from nsqext.broker.http_api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.broker.profiling import set_block_rate
 
 if TYPE_CHECKING:
     from starlette.routing import Route

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.channel_types import admit, make_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
+from nsqext.broker.go_format import decode, parse_int
 from nsqext.broker.http_api import Call, HttpFault, HttpPanic, route
-from nsqext.broker.nsqd.go_format import decode, parse_int
 from nsqext.broker.nsqd.http.request_args import RequestArgs, refuse
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from nsqext.broker.go_format import parse_unsigned
 from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, route
-from nsqext.broker.nsqd.go_format import parse_unsigned
-from nsqext.broker.nsqd.http.gojson import read_object, write_json
+from nsqext.broker.nsqd.http.go_json import read_object, write_json
 from nsqext.broker.nsqd.http.request_args import NOT_LEADER, NOT_WRITABLE, RequestArgs
 from nsqext.broker.nsqd.publish_commands import commit, store
 from nsqext.protocol.headers import TRACE_ID_HEADER

@@ -6,8 +6,8 @@ import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from nsqext.broker.go_format import parse_bool, parse_int
 from nsqext.broker.http_api import Call, Form, HttpFault, route
-from nsqext.broker.nsqd.go_format import parse_bool, parse_int
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.connection_state import State
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from nsqext.broker.engine.stats import ChannelStats, ClientStats
-    from nsqext.broker.nsqd.node import Hosted
+    from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
-    from nsqext.broker.nsqd.session import Session
 
 __all__ = ("client_state", "go_duration", "stats_routes")
 
@@ -27,7 +26,7 @@ _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
 _NS = 1_000_000_000
 
 
-def client_state(session: Session) -> int:
+def client_state(session: ConnectedClient) -> int:
     """Return the number by which the servers know the state of a connection."""
     return _STATES[session.state]
 
@@ -56,7 +55,7 @@ def _filter(wanted: Any) -> dict[str, Any]:
     return {name: wanted[name] for name in names if wanted.get(name)}
 
 
-def _client(stats: ClientStats, session: Session) -> dict[str, Any]:
+def _client(stats: ClientStats, session: ConnectedClient) -> dict[str, Any]:
     settings = session.settings
     found: dict[str, Any] = {
         "name": settings.client_id,
@@ -65,7 +64,7 @@ def _client(stats: ClientStats, session: Session) -> dict[str, Any]:
         "version": "V2",
         "remote_address": stats.name,
         "state": client_state(session),
-        "ready_count": session.wanted,
+        "ready_count": session.ready,
         "in_flight_count": stats.in_flight,
         "message_count": stats.messages,
         "finish_count": stats.finished,

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel import Channel
     from nsqext.broker.engine.stats import ClientStats
-    from nsqext.broker.nsqd.node import Hosted
-    from nsqext.broker.nsqd.session import Session
+    from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-__all__ = ("original_stats_routes",)
+__all__ = ("classic_stats_routes",)
 
 _NS = 1_000_000_000
 _NO_LATENCY = {"count": 0, "percentiles": None}
@@ -42,7 +41,7 @@ def _memory() -> dict[str, int]:
     return dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
 
 
-def _client(session: Session, stats: ClientStats | None, topic: str) -> dict[str, Any]:
+def _client(session: ConnectedClient, stats: ClientStats | None, topic: str) -> dict[str, Any]:
     settings = session.settings
     found: dict[str, Any] = {
         "client_id": settings.client_id,
@@ -50,7 +49,7 @@ def _client(session: Session, stats: ClientStats | None, topic: str) -> dict[str
         "version": "V2",
         "remote_address": session.peer,
         "state": client_state(session),
-        "ready_count": session.wanted,
+        "ready_count": session.ready,
         "in_flight_count": stats.in_flight if stats else 0,
         "message_count": stats.messages if stats else 0,
         "finish_count": stats.finished if stats else 0,
@@ -213,7 +212,7 @@ def _client_line(client: dict[str, Any], now: int) -> str:
     )
 
 
-def original_stats_routes(site: RequestArgs) -> list[Route]:
+def classic_stats_routes(site: RequestArgs) -> list[Route]:
     """Return the routes."""
     stats = _Stats(site.node, site.addresses)
     return [route("GET", "/stats", stats.stats)]

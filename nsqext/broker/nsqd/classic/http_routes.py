@@ -11,11 +11,10 @@ from starlette.routing import Route
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
-from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, route
-from nsqext.broker.nsqd.go_format import parse_int, wrap
+from nsqext.broker.go_format import parse_int, wrap
+from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.broker.nsqd.http.publish import read_lines
 from nsqext.broker.nsqd.http.request_args import RequestArgs
-from nsqext.broker.profiling import check_block_rate
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.publish_bodies import Target, parse_publish
 from nsqext.protocol.server.request_error import Fault
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("original_routes", "refusing_routes")
+__all__ = ("classic_routes", "refusing_routes")
 
 _NS = 1_000_000_000
 _MS = 1_000_000
@@ -180,7 +179,7 @@ class _Operator(RequestArgs):
         raise HttpPanic  # as above
 
 
-def original_routes(site: RequestArgs) -> list[Route]:
+def classic_routes(site: RequestArgs) -> list[Route]:
     """Return the routes, except statistics and options."""
     publisher, topics = _Publisher(site.node, site.addresses), _Topics(site.node, site.addresses)
     operator = _Operator(site.node, site.addresses)

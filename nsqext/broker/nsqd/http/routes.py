@@ -1,0 +1,48 @@
+"""The HTTP application of a node, for both generations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker import http_api as web
+from nsqext.broker.nsqd.classic.http_routes import classic_routes, refusing_routes
+from nsqext.broker.nsqd.classic.stats import classic_stats_routes
+from nsqext.broker.nsqd.http.admin import admin_routes
+from nsqext.broker.nsqd.http.channels import channel_routes
+from nsqext.broker.nsqd.http.config import config_routes
+from nsqext.broker.nsqd.http.messages import message_routes
+from nsqext.broker.nsqd.http.publish import publish_routes
+from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
+from nsqext.broker.nsqd.http.stats import stats_routes
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from nsqext.broker.nsqd.node import Node
+
+__all__ = ("application",)
+
+
+def application(node: Node, addresses: Addresses, *, secure: bool = False) -> Starlette:
+    """Make the web application of a node.
+
+    Args:
+        node: the node.
+        addresses: where it listens.
+        secure: it is served over HTTPS.
+    """
+    site = RequestArgs(node, addresses)
+    if node.options.original:
+        routes = [*classic_routes(site), *config_routes(site), *classic_stats_routes(site)]
+        refuse_all = node.options.https_only and not secure
+        return web.application(refusing_routes(site) if refuse_all else routes, original=True)
+    return web.application(
+        [
+            *admin_routes(site),
+            *config_routes(site),
+            *publish_routes(site),
+            *channel_routes(site),
+            *message_routes(site),
+            *stats_routes(site),
+        ]
+    )

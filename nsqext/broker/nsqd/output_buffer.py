@@ -1,0 +1,153 @@
+"""Frames on their way to a client: what is sent at once, what waits for more, and how it is cut into writes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqext.protocol.layers import Layer
+    from nsqext.protocol.server.negotiate import ClientSettings
+
+__all__ = ("OutputBuffer",)
+
+
+class OutputBuffer:
+    """Output of one session.
+
+    A message waits until ``output_buffer_size`` bytes have gathered or until its time is over. The redesigned server
+    waits ``output_buffer_timeout`` from the first message on. The original one waits for the next tick of a clock with
+    that interval, and a tick that passed while the buffer was empty remains pending: the first message after an idle
+    time is sent at once (captured: messagePump of the original server).
+
+    Args:
+        settings: ``output_buffer_size`` and ``output_buffer_timeout``, read at every message.
+        clock: seconds.
+        ticking: wait for ticks, as the original server.
+
+    Attributes:
+        size: bytes of frames that are not encoded yet.
+        urgent: something is to be sent now.
+        due: clock time at which messages that wait are sent; 0.0 when nothing waits.
+        layers: TLS and compression, outermost first; shared with the session, which decodes with them.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_encoded",
+        "_frames",
+        "_segments",
+        "_settings",
+        "_started",
+        "_ticking",
+        "_ticks",
+        "due",
+        "layers",
+        "size",
+        "urgent",
+    )
+
+    def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
+        self.size: int = 0
+        self.urgent: bool = False
+        self.due: float = 0.0
+        self.layers: list[Layer] = []
+        self._settings = settings
+        self._clock = clock
+        self._ticking = ticking
+        self._frames: list[bytes] = []
+        self._encoded: list[bytes] = []
+        self._segments: deque[bytes] = deque()
+        self.restart_ticks()
+
+    def restart_ticks(self) -> None:
+        """Start a new clock of ticks, as IDENTIFY does."""
+        self._started = self._clock()
+        self._ticks = 0
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame now, together with the messages that wait."""
+        self._frames.append(frame)
+        self.size += len(frame)
+        self.urgent = True
+
+    def hold(self, frame: bytes, *, full: bool) -> bool:
+        """Add a message.
+
+        Args:
+            frame: the frame.
+            full: the client has reached its RDY count, so that no further message will follow.
+
+        Returns:
+            Whether ``due`` was set by this message.
+        """
+        self._frames.append(frame)
+        self.size += len(frame)
+        settings = self._settings
+        if full or self.size >= settings.output_buffer_size:
+            self.urgent = True
+        elif not self.due and settings.output_buffer_timeout:
+            return self._wait(settings.output_buffer_timeout)
+        return False
+
+    def _wait(self, timeout: float) -> bool:
+        now = self._clock()
+        if not self._ticking:
+            self.due = now + timeout
+            return True
+        passed = int((now - self._started) / timeout)
+        if passed > self._ticks:  # a tick is pending
+            self._ticks = passed
+            self.urgent = True
+            return False
+        self.due = self._started + (passed + 1) * timeout
+        return True
+
+    def expire(self, now: float) -> None:
+        """Send the messages whose time is over."""
+        if self.due and self.due <= now:
+            self.urgent = True
+            self.due = 0.0
+            if self._ticking and self._settings.output_buffer_timeout:
+                self._ticks = max(self._ticks, int((now - self._started) / self._settings.output_buffer_timeout))
+
+    def end_segment(self) -> None:
+        """Send what was written so far in a write of its own."""
+        self.encode()
+        self._segments.append(b"".join(self._encoded))
+        self._encoded.clear()
+        self.urgent = True
+
+    def encode(self) -> None:
+        """Pass the frames through the layers; a layer that is added later does not apply to them."""
+        frames = self._frames
+        if frames:
+            data = b"".join(frames)
+            frames.clear()
+            for layer in reversed(self.layers):
+                data = layer.encode(data)
+            self._encoded.append(data)
+        self.size = 0
+        self.due = 0.0
+
+    def take(self) -> bytes:
+        """Return the bytes of the next write; ``urgent`` says whether another one follows."""
+        if self._segments:
+            data = self._segments.popleft()
+            self.urgent = bool(self._segments or self._frames or self._encoded)
+            return data
+        self.encode()
+        return self._take_encoded()
+
+    def take_handshake(self, records: bytes) -> bytes:
+        """Return what was encoded before the handshake of TLS, and its records; frames wait for its end."""
+        self._encoded.append(records)
+        return self._take_encoded()
+
+    def _take_encoded(self) -> bytes:
+        self.urgent = False
+        encoded = self._encoded
+        data = encoded[0] if len(encoded) == 1 else b"".join(encoded)
+        encoded.clear()
+        return data

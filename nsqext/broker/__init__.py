@@ -1,6 +1,6 @@
-"""The reference cluster: nsqd and nsqlookupd of both generations in this process.
+"""The embedded reference cluster: nsqd and nsqlookupd of both generations.
 
-Names are imported when they are first used, so that a single nsqd starts without what only a cluster needs.
+Names are imported when they are first used, so that a single nsqd starts without the imports of a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = ("Cluster", "ClusterFaults", "ClusterNode", "ClusterOptions", "ScriptedClock")
 
-_HOME = {
+_MODULES = {
     "Cluster": "nsqext.broker.cluster",
     "ClusterFaults": "nsqext.broker.cluster_fault_injection",
     "ClusterNode": "nsqext.broker.cluster",
@@ -25,7 +25,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> _typing.Any:
-    module = _HOME.get(name)
+    module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'nsqext.broker' has no attribute {name!r}")
     value = globals()[name] = getattr(_import_module(module), name)

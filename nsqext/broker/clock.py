@@ -1,4 +1,4 @@
-"""The cluster's clock: the machine's, unless a test moves it."""
+"""The clock of a cluster: the machine's, unless a test moves it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ("Clock",)
 
 
 class Clock:
-    """Time for timeouts and time stamps; everything in a cluster reads this clock and no other.
+    """Time for timeouts and time stamps in a cluster.
 
-    It runs with the machine's clock. `advance` lets time pass at once, `stop` holds it, so that a test decides when a
-    message times out. Heartbeats follow it too; leases of silent nodes do not, they run on the machine's clock.
+    It runs with the machine's clock. `advance` moves it forward and `stop` stops it, so that a test decides when a
+    message times out. Heartbeats follow it too; leases of silent nodes run on the machine's clock.
     """
 
     def __init__(self) -> None:
@@ -29,18 +29,18 @@ class Clock:
         return (self._held[1] if self._held else time.time_ns()) + round(self._ahead * 1e9)
 
     def advance(self, seconds: float) -> None:
-        """Let this many seconds pass at once; what is due by then happens."""
+        """Move the clock forward and call the watchers."""
         self._ahead += seconds
         for watcher in list(self._watchers):
             watcher()
 
     def stop(self) -> None:
-        """Hold the clock; time passes only by `advance`."""
+        """Stop the clock; only `advance` moves it."""
         if self._held is None:
             self._held = time.monotonic(), time.time_ns()
 
     def run(self) -> None:
-        """Let the clock run again, from where it stands."""
+        """Start the clock again, from the time at which it was stopped."""
         if self._held is not None:
             self._ahead -= time.monotonic() - self._held[0]
             self._held = None

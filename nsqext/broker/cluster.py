@@ -1,4 +1,4 @@
-"""`Cluster`: a whole NSQ in this process, for tests, demos and first steps."""
+"""`Cluster`: an embedded NSQ cluster in the running process, for tests, demos and first steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @frozen
 class ClusterNode:
-    """Where a node of a cluster is reached.
+    """Addresses of an nsqd of a cluster.
 
     Attributes:
         name: ``n1``, ``n2`` and so on.
@@ -42,24 +42,24 @@ class ClusterNode:
 
 
 class Cluster:
-    """nsqd and nsqlookupd in a thread of their own.
+    """An NSQ cluster that runs in a thread of its own.
 
-    Start it with ``with``; inside, it can be used from synchronous, asyncio and trio code and from every thread. Each
-    method returns when what it does is done, and blocks until then: nothing cancels it. All raise `InvalidState` while
-    the cluster is not running, and `InvalidInput` for a node that there is not.
+    Start it with ``with``; then it can be used from synchronous, asyncio and trio code and from every thread. Each
+    method blocks until it is done and cannot be cancelled. All raise `InvalidState` while the cluster is not running,
+    and `InvalidInput` for an unknown node.
 
     Args:
-        nodes: how many nsqd; they are called n1, n2 and so on.
-        lookupds: how many nsqlookupd; they are called l1, l2 and so on, and one of them is the leader.
+        nodes: number of nsqd, named n1, n2 and so on.
+        lookupds: number of nsqlookupd, named l1, l2 and so on; one of them is the leader.
         generation: ``ha`` for the redesigned NSQ, ``nsq`` for the original.
-        data_path: folder for everything that is to outlive the cluster; without it everything is in memory.
+        data_path: folder of messages and topics; without it they are kept in memory.
         options: further settings.
 
     Attributes:
-        faults: what can be broken on purpose.
+        faults: fault injection.
 
     Raises:
-        InvalidSetting: a setting makes no sense.
+        InvalidSetting: a setting is invalid.
     """
 
     def __init__(
@@ -73,36 +73,36 @@ class Cluster:
     ) -> None:
         self._shape = ClusterShape(nodes, lookupds, generation, Path(data_path) if data_path is not None else None)
         self._options = options or ClusterOptions()
-        self._core: Runtime | None = None
+        self._runtime: Runtime | None = None
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
         self._ended: Any = None
         self.faults: ClusterFaults = ClusterFaults(self._run)
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the cluster; returns when everything listens.
+        """Start the cluster; returns when every server listens.
 
         Raises:
-            InvalidState: it runs already.
-            InvalidSetting: an address that was asked for cannot be had.
+            InvalidState: it is running.
+            InvalidSetting: an address or the data path is in use, or the files in it are damaged.
         """
         if self._portal is not None:
-            raise InvalidState("the cluster runs already")
+            raise InvalidState("the cluster is already running")
         from anyio.from_thread import start_blocking_portal
 
         self._thread = start_blocking_portal("asyncio")
         self._portal = self._thread.__enter__()
         try:
-            self._core = self._portal.call(self._make)
-            self._ended, _ = self._portal.start_task(self._core.run)
+            self._runtime = self._portal.call(self._create_runtime)
+            self._ended, _ = self._portal.start_task(self._runtime.run)
         except BaseException:
-            self._leave()
+            self._close_portal()
             raise
         return self
 
-    async def _make(self) -> Runtime:
+    async def _create_runtime(self) -> Runtime:
         try:
             if self._shape.generation == "nsq":
                 from nsqext.broker.runtime_classic import RuntimeClassic
@@ -119,17 +119,17 @@ class Cluster:
             ) from error
 
     def stop(self) -> None:
-        """Stop the cluster; no thread, task or socket is left. Stopping twice is fine."""
-        if self._portal is None or self._core is None:
+        """Stop the cluster and close its thread, tasks and sockets. Does nothing if it is not running."""
+        if self._portal is None or self._runtime is None:
             return
         try:
-            self._portal.call(self._core.stop)
+            self._portal.call(self._runtime.stop)
             self._ended.result()
         finally:
-            self._leave()
+            self._close_portal()
 
-    def _leave(self) -> None:
-        thread, self._thread, self._portal, self._core = self._thread, None, None, None
+    def _close_portal(self) -> None:
+        thread, self._thread, self._portal, self._runtime = self._thread, None, None, None
         if thread is not None:
             thread.__exit__(None, None, None)
 
@@ -142,32 +142,32 @@ class Cluster:
         self.stop()
 
     def _run(self, function: Callable[[Runtime], Any]) -> Any:
-        if self._portal is None or self._core is None:
+        if self._portal is None or self._runtime is None:
             raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
-        return self._portal.call(function, self._core)
+        return self._portal.call(function, self._runtime)
 
-    # --- where things are -----------------------------------------------------------------------------------------
+    # --- addresses ----------------------------------------------------------------------------------------------------
 
     @property
     def lookupd(self) -> list[str]:
-        """``host:port`` of the lookup nodes' HTTP, which is what a client is given."""
-        return [str(running.lookupd.http) for running in self._known.lookupds.values()]
+        """``host:port`` of the lookup nodes' HTTP, the addresses for clients."""
+        return [str(running.lookupd.http) for running in self._running.lookupds.values()]
 
     @property
     def nodes(self) -> Mapping[str, ClusterNode]:
-        """The nsqd by name."""
+        """Addresses of the nsqd by name."""
         return {
             name: ClusterNode(name, str(running.member.tcp), str(running.member.http))
-            for name, running in self._known.nodes.items()
+            for name, running in self._running.nodes.items()
         }
 
     @property
-    def _known(self) -> Runtime:
-        if self._core is None:
+    def _running(self) -> Runtime:
+        if self._runtime is None:
             raise InvalidState("the cluster is not running", hint="use it inside `with Cluster() as cluster:`")
-        return self._core
+        return self._runtime
 
-    # --- topics ---------------------------------------------------------------------------------------------------
+    # --- topics -------------------------------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -181,24 +181,24 @@ class Cluster:
         register_channels: bool = False,
         dispatch: str = "",
     ) -> None:
-        """Create a topic; returns when every partition takes writes.
+        """Create a topic; returns when every partition accepts writes.
 
-        Partitions share nodes (``multi_part``) where there are more copies than nodes.
+        Partitions share nodes (``multi_part``) if there are more replicas than nodes.
 
         Args:
             name: its name.
-            partitions: how many partitions.
-            replicas: copies of each.
+            partitions: number of partitions.
+            replicas: number of replicas of each.
             extend: messages may carry headers and tags.
-            ordered: consumers get the messages of a partition strictly one after the other.
-            channels: channels to make; messages that are published before a channel is made never reach it.
-            register_channels: consumers get these channels and no others.
-            dispatch: how these channels choose a consumer, ``key_failover`` for example; empty for as usual.
+            ordered: the messages of a partition are delivered one at a time, in order.
+            channels: channels to create; a channel never gets messages that were published before it was created.
+            register_channels: consumers may use these channels only.
+            dispatch: dispatch type of these channels, ``key_failover`` for example; empty for the default.
 
         Raises:
-            InvalidSetting: there is no such dispatch.
-            InvalidInput: a bad name or number, too few nodes, a dispatch that an ordered topic or a consumer of the
-                channel rules out, or the topic exists with another shape.
+            InvalidSetting: unknown dispatch type.
+            InvalidInput: a bad name or number, too few nodes, a dispatch type that does not go with an ordered topic or
+                a consumer of the channel, or the topic exists with other settings.
         """
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
@@ -218,82 +218,82 @@ class Cluster:
             disable_channel_auto_create=register_channels,
         )
         check_topic(name)
-        self._run(lambda core: core.create_topic(name, spec, names, dispatch))
+        self._run(lambda runtime: runtime.create_topic(name, spec, names, dispatch))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages; its consumers are closed.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: unknown topic.
         """
-        self._run(lambda core: core.delete_topic(name))
+        self._run(lambda runtime: runtime.delete_topic(name))
 
     def upgrade_topic(self, name: str) -> None:
-        """Turn a topic into an extend topic; there is no way back.
+        """Upgrade a topic to an extend topic; this cannot be undone.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: unknown topic.
         """
-        self._run(lambda core: coordinated(core).upgrade_topic(name))
+        self._run(lambda runtime: coordinated(runtime).upgrade_topic(name))
 
     def leader(self, topic: str, partition: int = 0) -> str:
-        """Return the name of the node that leads a partition (or led it last, while there is no leader).
+        """Return the name of the node that leads a partition, or led it last while it has no leader.
 
         Raises:
-            TopicNotFound: there is no such partition.
+            TopicNotFound: unknown partition.
         """
-        return str(self._run(lambda core: coordinated(core).replicas(topic, partition).state.leader))
+        return str(self._run(lambda runtime: coordinated(runtime).replicas(topic, partition).state.leader))
 
     def in_sync(self, topic: str, partition: int = 0) -> list[str]:
         """Return the names of the nodes that have every acknowledged message of a partition, the leader first.
 
         Raises:
-            TopicNotFound: there is no such partition.
+            TopicNotFound: unknown partition.
         """
-        return list(self._run(lambda core: coordinated(core).replicas(topic, partition).state.in_sync))
+        return list(self._run(lambda runtime: coordinated(runtime).replicas(topic, partition).state.in_sync))
 
     def epoch(self, topic: str, partition: int = 0) -> int:
         """Return the number of the partition's last election.
 
         Raises:
-            TopicNotFound: there is no such partition.
+            TopicNotFound: unknown partition.
         """
-        return int(self._run(lambda core: coordinated(core).replicas(topic, partition).state.epoch))
+        return int(self._run(lambda runtime: coordinated(runtime).replicas(topic, partition).state.epoch))
 
     def wait_writable(self, topic: str, partition: int = 0, *, timeout: float = 10.0) -> str:
-        """Return the leader's name as soon as the partition takes writes.
+        """Return the leader's name as soon as the partition accepts writes.
 
         Args:
             topic: the topic.
-            partition: which partition.
-            timeout: seconds to wait at most.
+            partition: number of the partition.
+            timeout: longest wait, in seconds.
 
         Raises:
-            PartitionUnavailable: it did not in time.
+            PartitionUnavailable: the timeout expired.
         """
-        return str(self._run(lambda core: coordinated(core).wait_writable(topic, partition, timeout)))
+        return str(self._run(lambda runtime: coordinated(runtime).wait_writable(topic, partition, timeout)))
 
-    # --- nodes ----------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
-        """Kill a node, as ``kill -9`` does: connections break, ports refuse, and nobody is told."""
-        self._run(lambda core: core.kill(name))
+        """Kill a node as ``kill -9`` does: connections break, ports refuse, no other node is notified."""
+        self._run(lambda runtime: runtime.kill(name))
 
     def terminate(self, name: str) -> None:
-        """End a node as SIGTERM does: its partitions pass to others at once."""
-        self._run(lambda core: core.terminate(name))
+        """End a node as SIGTERM does: its partitions move to others at once."""
+        self._run(lambda runtime: runtime.terminate(name))
 
     def restart(self, name: str) -> None:
         """Start a node again, at the same addresses and with the messages that it had.
 
-        Returns when it takes connections; it catches up with its leaders after that.
+        Returns when it accepts connections; afterwards it catches up with the leaders of its partitions.
         """
-        self._run(lambda core: core.restart(name))
+        self._run(lambda runtime: runtime.restart(name))
 
     def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader of a partition; a node without a copy takes over the old leader's.
+        """Make another node the leader of a partition; a node without a replica takes over the old leader's.
 
         Raises:
-            NsqError: the node is not there.
+            NsqError: the node is down.
         """
-        self._run(lambda core: coordinated(core).move_leader(topic, partition, name))
+        self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))

@@ -1,4 +1,4 @@
-"""`Cluster.faults`: everything that can be broken on purpose, from synchronous and asynchronous code alike."""
+"""`Cluster.faults`: fault injection into an embedded cluster, from synchronous and asynchronous code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
-    from nsqext.broker.lookupd.classic import ClassicLookupd
-    from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.runtime import Runtime
     from nsqext.broker.runtime_ha import RuntimeHa
 
@@ -36,53 +35,53 @@ _OPEN_ERRORS = frozenset(
 _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
 
-def coordinated(core: Runtime) -> RuntimeHa:
-    """Return the inside of a cluster whose partitions have leaders.
+def coordinated(runtime: Runtime) -> RuntimeHa:
+    """Return the runtime of a cluster whose partitions have leaders.
 
     Raises:
         InvalidState: it is of the original generation.
     """
     from nsqext.broker.runtime_ha import RuntimeHa
 
-    if not isinstance(core, RuntimeHa):
+    if not isinstance(runtime, RuntimeHa):
         raise InvalidState("the original NSQ has no partition leaders", hint='use generation="ha"')
-    return core
+    return runtime
 
 
 class ScriptedClock:
-    """The cluster's clock in a test's hands: message timeouts, delays, heartbeats and time stamps follow it."""
+    """The cluster's clock, moved by a test: message timeouts, delays, heartbeats and time stamps follow it."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
 
     def advance(self, seconds: float) -> None:
-        """Let this many seconds pass at once; what is due by then has happened on return.
+        """Advance the clock; every timer that is due then has fired on return.
 
         Raises:
-            InvalidInput: they are negative: time does not go back.
+            InvalidInput: the seconds are negative.
         """
         if not seconds >= 0:
-            raise InvalidInput(f"{seconds!r} seconds cannot pass", hint="time does not go back")
-        self._run(lambda core: core.advance(seconds))
+            raise InvalidInput(f"cannot advance the clock by {seconds!r} seconds", hint="give a positive number")
+        self._run(lambda runtime: runtime.advance(seconds))
 
     def stop(self) -> None:
-        """Hold the clock; time passes only by `advance`."""
-        self._run(lambda core: core.clock.stop())
+        """Stop the clock; only `advance` moves it."""
+        self._run(lambda runtime: runtime.clock.stop())
 
     def run(self) -> None:
-        """Let the clock run again."""
-        self._run(lambda core: core.clock.run())
+        """Start the clock again."""
+        self._run(lambda runtime: runtime.clock.run())
 
 
 class ClusterFaults:
-    """What a test may do to a cluster; every method returns when it is done, and blocks until then.
+    """Faults of a cluster; every method blocks until it is done.
 
-    All raise `InvalidState` while the cluster is not running, `InvalidInput` for a node that there is not, and
-    `InvalidSetting` for a direction that there is not.
+    All raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node, and `InvalidSetting`
+    for an unknown direction.
 
-    Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (what clients send) or
-    ``out`` (what the node answers). A peer is the client's end of a connection, ``host:port``; without one all clients
-    are meant.
+    Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from
+    clients) or ``out`` (to clients). A peer is the client's end of a connection, ``host:port``; without one, the fault
+    applies to all clients.
 
     Attributes:
         clock: the cluster's clock.
@@ -96,61 +95,61 @@ class ClusterFaults:
 
     def kill(self, name: str) -> None:
         """Kill a node or lookup node; see `Cluster.kill`."""
-        self._run(lambda core: core.kill(name))
+        self._run(lambda runtime: runtime.kill(name))
 
     def restart(self, name: str) -> None:
         """Start it again; see `Cluster.restart`."""
-        self._run(lambda core: core.restart(name))
+        self._run(lambda runtime: runtime.restart(name))
 
     def move_leader(self, topic: str, partition: int, name: str) -> None:
         """Make another node the leader; see `Cluster.move_leader`."""
-        self._run(lambda core: coordinated(core).move_leader(topic, partition, name))
+        self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))
 
     def freeze(self, name: str) -> None:
-        """Stop a node where it stands, as SIGSTOP does: connections stay, nothing is answered.
+        """Freeze a node, as SIGSTOP does: connections stay open, nothing is answered.
 
-        Its lease runs out, as with a kill.
+        Its lease expires, as after a kill.
         """
-        self._run(lambda core: core.freeze(name))
+        self._run(lambda runtime: runtime.freeze(name))
 
     def thaw(self, name: str) -> None:
-        """Let a frozen node go on."""
-        self._run(lambda core: core.thaw(name))
+        """Thaw a frozen node."""
+        self._run(lambda runtime: runtime.thaw(name))
 
     def refuse(self, name: str, refusing: bool = True) -> None:
-        """Close every new connection to a node at once, or take them again."""
-        self._run(lambda core: core.node(name).member.node.faults.refuse(refusing))
+        """Close every new connection to a node at once, or accept them again."""
+        self._run(lambda runtime: runtime.node(name).member.node.faults.refuse(refusing))
 
     # --- bytes ----------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, rule: Rule) -> None:
         if rule.direction not in ("in", "out"):
             raise InvalidSetting(f"direction={rule.direction!r} is not known", hint='use "in" or "out"')
-        self._run(lambda core: core.node(name).member.node.faults.add(rule))
+        self._run(lambda runtime: runtime.node(name).member.node.faults.add(rule))
 
     def drop(self, name: str, direction: Direction, *, size: int | None = None, peer: str | None = None) -> None:
-        """Swallow bytes of a node's connections.
+        """Discard bytes of a node's connections.
 
         Args:
             name: the node.
-            direction: which way.
-            size: how many bytes; all until `heal` without it.
-            peer: of which client.
+            direction: ``in`` or ``out``.
+            size: number of bytes; without it, all bytes until `heal`.
+            peer: only connections of this client.
         """
         self._add(name, Rule("drop", direction, peer, left=size))
 
     def delay(self, name: str, direction: Direction, seconds: float, *, peer: str | None = None) -> None:
-        """Hold back the bytes of a node's connections, each read or write for so many seconds, until `heal`."""
+        """Delay every read or write of a node's connections by some seconds, until `heal`."""
         self._add(name, Rule("delay", direction, peer, seconds))
 
     def cut(self, name: str, direction: Direction = "out", *, connections: int = 1, peer: str | None = None) -> None:
-        """Let half of the next frame through and close the connection.
+        """Pass half of the next frame and close the connection.
 
         Args:
             name: the node.
-            direction: which way.
-            connections: how many connections are cut.
-            peer: of which client.
+            direction: ``in`` or ``out``.
+            connections: number of connections to cut.
+            peer: only connections of this client.
         """
         self._add(name, Rule("cut", direction, peer, left=connections))
 
@@ -164,49 +163,53 @@ class ClusterFaults:
         command: str | None = None,
         closes: bool | None = None,
     ) -> None:
-        """Answer the next commands at a node with an error instead of running them.
+        """Answer the next commands at a node with an error instead of executing them.
 
         Args:
             name: the node.
             code: ``E_…`` word.
-            text: what follows it.
-            times: how many commands.
+            text: text after the code.
+            times: number of commands.
             command: only commands of this name, ``PUB`` for example.
-            closes: close the connection behind it; by default as the real server does after this code.
+            closes: close the connection afterwards; by default as the real server does after this code.
         """
         fatal = code not in _OPEN_ERRORS if closes is None else closes
         fault = Fault(code, text, fatal=fatal)
-        self._run(lambda core: core.node(name).member.node.faults.answer(fault, times, command))
+        self._run(lambda runtime: runtime.node(name).member.node.faults.answer(fault, times, command))
 
     # --- lookup ---------------------------------------------------------------------------------------------------
 
-    def _lookups(self, name: str | None, change: Callable[[Lookupd | ClassicLookupd], None]) -> None:
-        def act(core: Runtime) -> None:
-            for lookupd in core.lookupds_named(name):
+    def _lookups(self, name: str | None, change: Callable[[LookupNode], None]) -> None:
+        def act(runtime: Runtime) -> None:
+            for lookupd in runtime.lookupds_named(name):
                 change(lookupd)
 
         self._run(act)
 
     def stale_lookup(self, name: str | None = None) -> None:
-        """Have lookup go on telling what is true now; one of several lookup nodes then disagrees with the others.
+        """Make lookup nodes show the state of this moment from now on; a single one then disagrees with the others.
 
         Args:
-            name: one lookup node; all without it.
+            name: one lookup node; without it, all.
         """
-        self._lookups(name, lambda lookupd: lookupd.stand_still())
+        self._lookups(name, lambda lookupd: lookupd.show_snapshot())
 
     def empty_lookup(self, name: str | None = None) -> None:
-        """Have lookup know of no node and no topic."""
-        self._lookups(name, lambda lookupd: lookupd.see_nothing())
+        """Make lookup nodes show no node and no topic."""
+        self._lookups(name, lambda lookupd: lookupd.show_nothing())
 
     def slow_lookup(self, seconds: float, name: str | None = None) -> None:
-        """Have lookup take so many seconds longer for each answer."""
-        self._lookups(name, lambda lookupd: lookupd.slow_down(seconds))
+        """Delay each response of lookup nodes by some seconds."""
+
+        def slow_down(lookupd: LookupNode) -> None:
+            lookupd.delay = seconds
+
+        self._lookups(name, slow_down)
 
     def heal_lookup(self, name: str | None = None) -> None:
-        """Have lookup tell the truth again, without delay."""
-        self._lookups(name, lambda lookupd: lookupd.see_truth())
+        """Make lookup nodes show the present state again, without delay."""
+        self._lookups(name, lambda lookupd: lookupd.show_current())
 
     def heal(self) -> None:
-        """Take away every fault but kills: thaw, pass all bytes, take all connections, tell the truth."""
-        self._run(lambda core: core.heal())
+        """Remove every fault but kills."""
+        self._run(lambda runtime: runtime.heal())

@@ -1,4 +1,4 @@
-"""One program at a time on a data path."""
+"""Lock of a data path: one cluster or nsqd at a time uses it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ("locked",)
 
 @contextmanager
 def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:
-    """Keep others away from the data, in this process and in others, until the end; a kill ends it, too.
+    """Hold the lock of a data path, against this process and others; the end of the process releases it as well.
 
     Args:
-        folder: where the data is; None for nowhere.
-        make: make the folder when it is not there.
+        folder: the data path; None for no lock.
+        make: create the folder if it does not exist.
 
     Raises:
-        InvalidSetting: somebody else has it, or it cannot be used.
+        InvalidSetting: the folder is locked by another process, or cannot be used.
     """
     if folder is None:
         yield

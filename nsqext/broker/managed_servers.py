@@ -9,17 +9,17 @@ import anyio
 from attrs import define, field
 
 from nsqext.broker.listeners import listen
-from nsqext.broker.lookupd.api import lookupd_app
-from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.tcp_server import LookupTcpServer
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.uvicorn_server import HttpServer
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
+    from starlette.applications import Starlette
 
     from nsqext.broker.coordinator.members import Member
-    from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.classic import ClassicLookupd
+    from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.types import Address
 
@@ -29,15 +29,15 @@ _Job = Callable[..., Coroutine[Any, Any, None]]
 
 
 @define(eq=False)
-class _Jobs:
-    """Tasks of one server, and the end of each."""
+class _ServerTasks:
+    """Tasks of one server, and an event for the end of each."""
 
     ended: list[anyio.Event] = field(factory=list)
 
-    async def start(self, tasks: TaskGroup, job: _Job, *args: object) -> None:
-        """Start a task that says when it is ready."""
+    async def start(self, group: TaskGroup, job: _Job, *args: object) -> None:
+        """Start a task; returns when it has called ``task_status.started()``."""
         done = anyio.Event()
-        await tasks.start(self._run, done, job, args)
+        await group.start(self._run, done, job, args)
         self.ended.append(done)
 
     async def _run(
@@ -49,7 +49,7 @@ class _Jobs:
             done.set()
 
     async def wait(self) -> None:
-        """Return when all have ended."""
+        """Return when all tasks have ended."""
         while self.ended:
             await self.ended.pop().wait()
 
@@ -60,33 +60,33 @@ class ManagedNode:
 
     Attributes:
         member: the node.
-        tcp: where it listens.
-        http: where its HTTP API listens.
-        registrar: what tells lookup nodes of it; the original generation has one.
+        tcp: address that it listens on.
+        http: address that its HTTP API listens on.
+        registration: registers it at lookup nodes; original generation only.
         server: its server; None while it is down.
     """
 
     member: Member
     tcp: Address
     http: Address
-    registrar: RegistrationClient | None = None
-    server: NsqdServer | None = None
-    _jobs: _Jobs = field(factory=_Jobs, alias="jobs")
-    _registering: anyio.CancelScope | None = field(default=None, alias="registering")
+    registration: RegistrationClient | None = None
+    server: NsqdServer | None = field(default=None, init=False)
+    _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
+    _registering: anyio.CancelScope | None = field(default=None, init=False)
 
-    async def start(self, tasks: TaskGroup) -> None:
-        """Listen on the node's addresses; returns when connections are taken."""
+    async def start(self, group: TaskGroup) -> None:
+        """Listen on the node's addresses; returns when connections are accepted."""
         node = self.member.node
         node.exiting = False
         self.server = NsqdServer(node, str(self.tcp), str(self.http))
-        await self._jobs.start(tasks, self.server.serve)
-        if self.registrar is not None:
-            await self._jobs.start(tasks, self._register, self.registrar)
+        await self._tasks.start(group, self.server.serve)
+        if self.registration is not None:
+            await self._tasks.start(group, self._register, self.registration)
 
-    async def _register(self, registrar: RegistrationClient, *, task_status: TaskStatus[None]) -> None:
+    async def _register(self, client: RegistrationClient, *, task_status: TaskStatus[None]) -> None:
         with anyio.CancelScope() as self._registering:
             task_status.started()
-            await registrar.run()
+            await client.run()
 
     async def kill(self) -> None:
         """Close everything at once; returns when the ports are free."""
@@ -95,7 +95,7 @@ class ManagedNode:
             self._registering.cancel()
         if server is not None:
             server.stop()
-            await self._jobs.wait()
+            await self._tasks.wait()
 
     async def drain(self) -> None:
         """End as on SIGTERM."""
@@ -110,34 +110,35 @@ class ManagedLookupd:
 
     Attributes:
         lookupd: the lookup node.
-        tcp: where it listens for nodes; only the original generation does.
-        http: where it listens for everybody else.
+        app: its HTTP API.
+        tcp: address that it listens on for nsqd.
+        http: address that its HTTP API listens on.
+        registry_of: the lookup node, if nsqd register at it over TCP; original generation only.
         server: its HTTP server; None while it is down.
     """
 
-    lookupd: Lookupd | ClassicLookupd
+    lookupd: LookupNode
+    app: Starlette
     tcp: Address
     http: Address
-    server: HttpServer | None = None
-    _tcp_server: LookupTcpServer | None = field(default=None, alias="tcp_server")
-    _jobs: _Jobs = field(factory=_Jobs, alias="jobs")
+    registry_of: ClassicLookupd | None = None
+    server: HttpServer | None = field(default=None, init=False)
+    _tcp_server: LookupTcpServer | None = field(default=None, init=False)
+    _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 
-    async def start(self, tasks: TaskGroup) -> None:
-        """Listen; returns when requests are taken."""
-        lookupd = self.lookupd
-        if isinstance(lookupd, ClassicLookupd):
-            self.server = HttpServer(classic_app(lookupd))
-            self._tcp_server = LookupTcpServer(lookupd)
-            await self._jobs.start(tasks, self._tcp_server.serve, listen(str(self.tcp)))
-        else:
-            self.server = HttpServer(lookupd_app(lookupd))
-        await self._jobs.start(tasks, self.server.serve, listen(str(self.http)))
+    async def start(self, group: TaskGroup) -> None:
+        """Listen; returns when requests are accepted."""
+        if self.registry_of is not None:
+            self._tcp_server = LookupTcpServer(self.registry_of)
+            await self._tasks.start(group, self._tcp_server.serve, listen(str(self.tcp)))
+        self.server = HttpServer(self.app)
+        await self._tasks.start(group, self.server.serve, listen(str(self.http)))
 
     async def kill(self) -> None:
-        """Close everything at once."""
+        """Close everything at once; returns when the ports are free."""
         server, self.server = self.server, None
         if self._tcp_server is not None:
             self._tcp_server.kill()
         if server is not None:
             server.kill()
-            await self._jobs.wait()
+            await self._tasks.wait()

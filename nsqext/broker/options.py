@@ -21,22 +21,22 @@ _TIMES = ("lease", "join_pause", "replace_after", "inactive_producer_timeout", "
 
 @frozen
 class ClusterOptions:
-    """What may be chosen about a cluster besides its size; times in seconds, sizes in bytes.
+    """Settings of a cluster besides its size; times in seconds, sizes in bytes.
 
     Attributes:
-        host: where everything listens.
-        broadcast_address: host that clients are told to connect to; empty for ``host``.
-        lookupd_http: ``host:port`` of the lookup nodes' HTTP, in order; free ports for those that are not named.
+        host: host that all servers listen on.
+        broadcast_address: host in the addresses that clients get; empty for ``host``.
+        lookupd_http: ``host:port`` of the lookup nodes' HTTP, in order; free ports for the rest.
         lookupd_tcp: the same for their TCP.
         nsqd_tcp: the same for the nodes' TCP.
         nsqd_http: the same for the nodes' HTTP.
-        lease: how long a node that fell silent still counts as present, before another one is elected.
-        join_pause: how long writes wait while a replica that caught up is taken in.
-        replace_after: when a node that is away is replaced by another one, where there is one.
-        inactive_producer_timeout: original generation: when lookup stops showing a node that says nothing.
+        lease: how long a silent node still counts as present, before another leader is elected.
+        join_pause: how long writes wait while a replica that caught up joins the in-sync replicas.
+        replace_after: when a node that is away is replaced by another one, if there is one.
+        inactive_producer_timeout: original generation: when lookup stops showing a node that sends no PING.
         tombstone_lifetime: original generation: how long a tombstone hides a node.
-        lookup_ping: original generation: seconds between two signs of life of a node at lookup; the real one has 15.
-        limits: what the nodes allow; None for the real server's defaults.
+        lookup_ping: original generation: seconds between two PINGs of a node to lookup; the real server's is 15.
+        limits: limits of the nodes; None for the real server's defaults.
         memory_bound: bytes of messages that a partition keeps in memory.
         tls: certificate of the nodes' TCP side.
         auth_addresses: ``host:port`` of HTTP auth servers.
@@ -72,13 +72,13 @@ class ClusterOptions:
 
 @frozen
 class ClusterShape:
-    """What a cluster consists of.
+    """Number of servers, generation and data path of a cluster.
 
     Attributes:
-        nodes: how many nsqd.
-        lookupds: how many nsqlookupd.
+        nodes: number of nsqd.
+        lookupds: number of nsqlookupd.
         generation: ``ha`` (redesigned) or ``nsq`` (original).
-        data_path: folder of everything that outlives the process; None for memory alone.
+        data_path: folder of messages and topics; None to keep them in memory.
     """
 
     nodes: int = 3
@@ -93,5 +93,5 @@ class ClusterShape:
             raise InvalidSetting(f"lookupds={self.lookupds!r} is not within 1..16")
         if self.generation not in ("ha", "nsq"):
             raise InvalidSetting(
-                f"generation={self.generation!r} is not known", hint='use "ha" (redesigned) or "nsq" (original)'
+                f"generation={self.generation!r} is unknown", hint='use "ha" (redesigned) or "nsq" (original)'
             )

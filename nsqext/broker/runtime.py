@@ -1,4 +1,4 @@
-"""The inside of a cluster: everything that runs in its loop, whatever the generation."""
+"""Runtime of an embedded cluster: everything that runs in its event loop, for both generations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from nsqext.broker.coordinator.topics import TopicSpec
-    from nsqext.broker.lookupd.classic import ClassicLookupd
-    from nsqext.broker.lookupd.lookupd import Lookupd
+    from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.protocol.server.negotiate import ServerLimits
@@ -35,21 +34,21 @@ __all__ = ("NodeChange", "Runtime")
 
 
 class NodeChange(Enum):
-    """What happened to a node."""
+    """What happened to an nsqd."""
 
-    SILENT = "it was killed or frozen"
-    LEAVING = "it is about to end"
-    THAWED = "it was frozen and goes on"
-    RETURNED = "it was started again"
+    SILENT = "killed or frozen"
+    LEAVING = "about to end"
+    THAWED = "running again after a freeze"
+    RETURNED = "started again"
 
 
 class Runtime(ABC):
-    """Nodes and lookup nodes; every method but `__init__` runs in the loop.
+    """Nodes and lookup nodes; every method but `__init__` runs in the event loop.
 
     Args:
-        shape: what there is to be.
-        options: the rest.
-        limits: what the nodes allow.
+        shape: number of servers, generation and data path.
+        options: further settings.
+        limits: limits of the nodes.
     """
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions, limits: ServerLimits) -> None:
@@ -68,52 +67,51 @@ class Runtime(ABC):
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until `stop`; every socket is closed and every port given back then.
+        """Run until `stop`, then close every socket and release every port.
 
         Raises:
-            InvalidSetting: an address or the data path cannot be had.
+            InvalidSetting: an address or the data path is in use or cannot be used.
         """
         with locked(self.shape.data_path, make=True):
             await self._run(task_status)
 
     async def _run(self, task_status: TaskStatus[None]) -> None:
         try:
-            self.make()
+            self.create_servers()
             async with anyio.create_task_group() as self._tasks:
-                for job in self.jobs():
+                for job in self.background_jobs():
                     await self._tasks.start(job)
                 for lookupd in self.lookupds.values():
                     await lookupd.start(self._tasks)
                 for node in self.nodes.values():
                     await node.start(self._tasks)
-                await self.settle()
+                await self.wait_registered()
                 task_status.started()
                 await self._stopping.wait()
                 await self._end()
         finally:
             self.ports.release()
 
-    def make(self) -> None:
-        """Make the lookup nodes and the nodes, with their addresses."""
+    def create_servers(self) -> None:
+        """Create the lookup nodes and the nodes, with their addresses."""
         for number in range(self.shape.lookupds):
             name = f"l{number + 1}"
             http = self._address(self.options.lookupd_http, number)
             tcp = self._address(self.options.lookupd_tcp, number)
-            lookupd = self.make_lookupd(name, self._shown(tcp), self._shown(http))
-            self.lookupds[name] = ManagedLookupd(lookupd, tcp, http)
+            self.lookupds[name] = self.create_lookupd(name, tcp, http)
         for number in range(self.shape.nodes):
             name = f"n{number + 1}"
             tcp, http = self._address(self.options.nsqd_tcp, number), self._address(self.options.nsqd_http, number)
             node = Node(name, self._node_options(name), NodeFaults())
-            member = Member(name, node, self._shown(tcp), self._shown(http), number + 1)
-            self.nodes[name] = ManagedNode(member, tcp, http, self.make_registrar(member))
+            member = Member(name, node, self.advertised(tcp), self.advertised(http), number + 1)
+            self.nodes[name] = ManagedNode(member, tcp, http, self.add_member(member))
 
     def _address(self, given: tuple[str, ...], number: int) -> Address:
         wanted = given[number] if number < len(given) else ":0"
         return self.ports.take(split_address(wanted, self.options.host))
 
-    def _shown(self, address: Address) -> Address:
-        """Return an address as clients are told it."""
+    def advertised(self, address: Address) -> Address:
+        """Return the address that clients get for a listening address."""
         return Address(self.options.broadcast_address or address.host, address.port)
 
     def _node_options(self, name: str) -> NodeOptions:
@@ -131,7 +129,7 @@ class Runtime(ABC):
         )
 
     def stop(self) -> None:
-        """End the cluster."""
+        """Make `run` end."""
         self._stopping.set()
 
     async def _end(self) -> None:
@@ -148,24 +146,24 @@ class Runtime(ABC):
     # --- what the generations do differently ------------------------------------------------------------------------
 
     @abstractmethod
-    def make_lookupd(self, name: str, tcp: Address, http: Address) -> Lookupd | ClassicLookupd:
-        """Make a lookup node."""
+    def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
+        """Create a lookup node."""
 
     @abstractmethod
-    def make_registrar(self, member: Member) -> RegistrationClient | None:
-        """Get to know a node; returns what tells lookup of it, where something has to."""
+    def add_member(self, member: Member) -> RegistrationClient | None:
+        """Add a node; returns the client that registers it at lookup nodes, if one has to."""
 
     @abstractmethod
-    def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        """Return what has to run beside the servers; each tells when it is ready."""
+    def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
+        """Return the functions that run beside the servers; each calls ``task_status.started()``."""
 
     @abstractmethod
-    async def settle(self) -> None:
-        """Wait, after everything listens, until lookup knows the nodes."""
+    async def wait_registered(self) -> None:
+        """Return when lookup nodes show all nodes; called after all servers listen."""
 
     @abstractmethod
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic with channels; returns when it takes writes."""
+        """Create a topic with channels; returns when it accepts writes."""
 
     @abstractmethod
     def delete_topic(self, name: str) -> None:
@@ -173,11 +171,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def node_changed(self, member: Member, change: NodeChange) -> None:
-        """Hear of a change of a node."""
+        """React to a change of a node."""
 
     @abstractmethod
-    def lookupd_changed(self, lookupd: Lookupd | ClassicLookupd) -> None:
-        """Hear that a lookup node was killed or started."""
+    def lookupd_changed(self, lookupd: LookupNode) -> None:
+        """React to a lookup node that was killed or started."""
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 
@@ -185,23 +183,23 @@ class Runtime(ABC):
         found = self.nodes.get(name) or self.lookupds.get(name)
         if found is None:
             known = ", ".join([*self.nodes, *self.lookupds])
-            raise InvalidInput(f"there is no node {name!r}", hint=f"the cluster has {known}")
+            raise InvalidInput(f"unknown node {name!r}", hint=f"the cluster has {known}")
         return found
 
     def node(self, name: str) -> ManagedNode:
         """Return an nsqd."""
         running = self._server(name)
         if not isinstance(running, ManagedNode):
-            raise InvalidInput(f"{name!r} is a lookup node")
+            raise InvalidInput(f"{name!r} is a lookup node", hint=f"use one of {', '.join(self.nodes)}")
         return running
 
-    def lookupds_named(self, name: str | None) -> list[Lookupd | ClassicLookupd]:
-        """Return one lookup node, or all of them."""
+    def lookupds_named(self, name: str | None) -> list[LookupNode]:
+        """Return one lookup node; all of them without a name."""
         if name is None:
             return [running.lookupd for running in self.lookupds.values()]
         running = self._server(name)
         if not isinstance(running, ManagedLookupd):
-            raise InvalidInput(f"{name!r} is not a lookup node")
+            raise InvalidInput(f"{name!r} is not a lookup node", hint=f"use one of {', '.join(self.lookupds)}")
         return [running.lookupd]
 
     async def kill(self, name: str) -> None:
@@ -218,7 +216,7 @@ class Runtime(ABC):
         self.node_changed(running.member, NodeChange.SILENT)
 
     async def terminate(self, name: str) -> None:
-        """End a node as SIGTERM does: its partitions pass to others first."""
+        """End a node as SIGTERM does: its partitions move to others first."""
         running = self._server(name)
         if isinstance(running, ManagedLookupd):
             await self.kill(name)
@@ -227,14 +225,14 @@ class Runtime(ABC):
         await running.drain()
 
     async def restart(self, name: str) -> None:
-        """Start a node that was killed; one that runs is killed first. It has what it had."""
+        """Start a node with the messages that it had; a running one is killed first."""
         running = self._server(name)
         if self._tasks is None:
             raise InvalidState("the cluster is not running")
         if running.server is not None:
             await self.kill(name)
         if isinstance(running, ManagedNode):
-            running.member.node.faults.thaw()  # a process that was just started is not stopped
+            running.member.node.faults.thaw()  # a new process is not frozen
         await running.start(self._tasks)
         if isinstance(running, ManagedLookupd):
             running.lookupd.alive = True
@@ -246,29 +244,29 @@ class Runtime(ABC):
     # --- faults ---------------------------------------------------------------------------------------------------
 
     def freeze(self, name: str) -> None:
-        """Stop a node where it stands."""
+        """Freeze a node, as SIGSTOP does."""
         member = self.node(name).member
         member.node.faults.freeze()
         self.node_changed(member, NodeChange.SILENT)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen node go on."""
+        """Thaw a frozen node."""
         member = self.node(name).member
         member.node.faults.thaw()
         if member.alive:
             self.node_changed(member, NodeChange.THAWED)
 
     def heal(self) -> None:
-        """Take every fault away but kills."""
+        """Remove every fault but kills."""
         for name, running in self.nodes.items():
             if running.member.node.faults.frozen:
                 self.thaw(name)
             running.member.node.faults.heal()
         for lookupd in self.lookupds_named(None):
-            lookupd.see_truth()
+            lookupd.show_current()
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass at once, and have every node see it."""
+        """Advance the clock, and process the timers of every node."""
         self.clock.advance(seconds)
         for running in self.nodes.values():
             if running.server is not None:

@@ -1,4 +1,4 @@
-"""The inside of a cluster of the redesigned generation: the coordinator decides."""
+"""Runtime of a cluster of the redesigned generation, with a coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.engine.channel_types import admit, make_kind
 from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
+from nsqext.broker.managed_servers import ManagedLookupd
 from nsqext.broker.runtime import NodeChange, Runtime
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.replication import ReplicaSet
     from nsqext.broker.coordinator.topics import TopicSpec
-    from nsqext.broker.lookupd.classic import ClassicLookupd
+    from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
 __all__ = ("RuntimeHa",)
 
-_TELL = {
+_ON_CHANGE = {
     NodeChange.SILENT: membership.silent,
     NodeChange.LEAVING: membership.left,
     NodeChange.THAWED: membership.thawed,
@@ -46,41 +48,42 @@ class RuntimeHa(Runtime):
         times = CoordinatorOptions(options.lease, options.join_pause, options.replace_after)
         self.coordinator: Coordinator = Coordinator(times)
         self.group: LookupdGroup = LookupdGroup()
-        self._keeper: StateFile | None = None
+        self._state_file: StateFile | None = None
 
-    def make_lookupd(self, name: str, tcp: Address, http: Address) -> Lookupd:
-        """Make a lookup node; the first one is the leader."""
-        lookupd = Lookupd(name, self.coordinator, self.group, tcp=tcp, http=http)
+    def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
+        """Create a lookup node; the first one is the leader."""
+        shown_tcp, shown_http = self.advertised(tcp), self.advertised(http)
+        lookupd = Lookupd(self.coordinator, self.group, name=name, tcp=shown_tcp, http=shown_http)
         self.group.nodes.append(lookupd)
         self.group.elect()
-        return lookupd
+        return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http)
 
-    def make_registrar(self, member: Member) -> None:
-        """Have the coordinator know a node; lookup asks the coordinator."""
+    def add_member(self, member: Member) -> None:
+        """Add a node to the coordinator, from which lookup nodes get their view."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
         member.node.coordinator_stats = partial(self.coordinator.stats, member.name)
 
-    def make(self) -> None:
-        """Make everything, and open what is on the disk."""
-        super().make()
+    def create_servers(self) -> None:
+        """Create the servers, and open the topics of the data path."""
+        super().create_servers()
         if self.shape.data_path is not None:
-            self._keeper = keeper = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
-            keeper.load()
-            keeper.save()
-            self.coordinator.watchers.append(keeper.save)
+            self._state_file = file = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
+            file.load()
+            file.save()
+            self.coordinator.watchers.append(file.save)
 
-    def jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        """The coordinator runs beside the servers, and what writes down what it knows."""
-        return [self.coordinator.run, *([self._keeper.run] if self._keeper else [])]
+    def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
+        """Return the coordinator and the writer of its state file."""
+        return [self.coordinator.run, *([self._state_file.run] if self._state_file else [])]
 
-    async def settle(self) -> None:
-        """Nothing is waited for: lookup nodes show what the coordinator knows."""
+    async def wait_registered(self) -> None:
+        """Return at once: lookup nodes show the coordinator's members."""
 
     # --- topics ---------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic with channels; returns when every partition takes writes."""
+        """Create a topic with channels; returns when every partition accepts writes."""
         try:
             kind = make_kind(dispatch, fixed=True)
         except Refusal as refusal:
@@ -91,7 +94,9 @@ class RuntimeHa(Runtime):
             admin.create_topic(self.coordinator, name, spec)
         except admin.Refused as error:
             raise InvalidInput(
-                f"the topic cannot be created: {error.text}", topic=name, hint="see the partitions, replicas and nodes"
+                f"the topic cannot be created: {error.text}",
+                topic=name,
+                hint="check partitions and replicas against the number of nodes",
             ) from error
         if spec.disable_channel_auto_create:
             admin.register_channels(self.coordinator, name, list(channels))
@@ -112,33 +117,33 @@ class RuntimeHa(Runtime):
         try:
             admin.delete_topic(self.coordinator, name)
         except admin.Refused as error:
-            raise TopicNotFound("there is no such topic", topic=name) from error
+            raise TopicNotFound("unknown topic", topic=name) from error
 
     def upgrade_topic(self, name: str) -> None:
         """Turn a topic into an extend topic."""
         try:
             admin.update_topic(self.coordinator, name, extend=True)
         except admin.Refused as error:
-            raise TopicNotFound("there is no such topic", topic=name) from error
+            raise TopicNotFound("unknown topic", topic=name) from error
 
     def replicas(self, topic: str, partition: int) -> ReplicaSet:
-        """Return the copies of a partition."""
+        """Return the replicas of a partition."""
         found = self.coordinator.replica_sets.get((topic, partition))
         if found is None:
-            raise TopicNotFound("there is no such partition", topic=topic, partition=partition)
+            raise TopicNotFound("unknown partition", topic=topic, partition=partition)
         return found
 
     async def wait_writable(self, topic: str, partition: int, timeout: float) -> str:
-        """Return the leader's name when the partition takes writes."""
+        """Return the leader's name when the partition accepts writes."""
         replicas = self.replicas(topic, partition)
         with anyio.move_on_after(timeout):
             while not self.coordinator.writable(replicas):
                 await replicas.wait()
             return replicas.state.leader
-        raise PartitionUnavailable(f"the partition took no writes within {timeout} s", topic=topic, partition=partition)
+        raise PartitionUnavailable(f"no writes accepted within {timeout} s", topic=topic, partition=partition)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader of a partition; a node without a copy gets the old leader's."""
+        """Make another node the leader of a partition; a node without a replica takes over the old leader's."""
         self.node(name)
         source = self.replicas(topic, partition).state.leader
         if source == name:
@@ -151,9 +156,9 @@ class RuntimeHa(Runtime):
     # --- nodes ----------------------------------------------------------------------------------------------------
 
     def node_changed(self, member: Member, change: NodeChange) -> None:
-        """Tell the coordinator."""
-        _TELL[change](self.coordinator, member)
+        """Pass the change to the coordinator."""
+        _ON_CHANGE[change](self.coordinator, member)
 
-    def lookupd_changed(self, lookupd: Lookupd | ClassicLookupd) -> None:
-        """Have the lookup nodes choose their leader."""
+    def lookupd_changed(self, lookupd: LookupNode) -> None:
+        """Elect the leader of the lookup nodes."""
         self.group.elect()

@@ -266,8 +266,7 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
     addresses = [Address(*found.getsockname()[:2]) for found in (tcp, http)]
     registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
     version = (ServerLimits() if ha else ServerLimits.original()).version
-    names = ("nsqlookupd", registry, version, settings.broadcast_address)
-    lookupd = ClassicLookupd(*names, tcp=addresses[0], http=addresses[1])
+    lookupd = ClassicLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(LookupTcpServer(lookupd, partitions=ha).serve, tcp)

@@ -1,1 +1,1 @@
-"""nsqlookupd of both generations: what clients ask to find topics."""
+"""nsqlookupd: HTTP APIs of both generations, registrations over TCP, and the client side of registrations."""

@@ -1,4 +1,4 @@
-"""The HTTP API of nsqlookupd, redesigned generation: what operators do to a cluster."""
+"""The HTTP API of nsqlookupd, redesigned generation: operations on nodes and partitions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.http_api import Call, Form, HttpFault, route, set_block_rate
-from nsqext.broker.lookupd.numbers import ranged
-from nsqext.broker.lookupd.params import read_log_level
+from nsqext.broker.lookupd.params import read_log_level, read_ranged
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -27,18 +26,18 @@ _MEBIBYTE = 1024 * 1024
 
 
 class AdminApi:
-    """The operators' handlers of one lookup node."""
+    """The handlers of one lookup node."""
 
     def __init__(self, lookupd: Lookupd) -> None:
         self.lookupd = lookupd
         self.coordinator: Coordinator = lookupd.coordinator
 
     def _must_lead(self, text: str = NOT_LEADER) -> None:
-        if not self.lookupd.leads:
+        if not self.lookupd.is_leader:
             raise HttpFault(400, text)
 
     def _name(self, node: str) -> str:
-        """Return the cluster's name of a node that is given by its id; the name itself is taken, too."""
+        """Return the name of a node that is given by its id or its name."""
         for name, member in self.coordinator.members.items():
             if node in (name, member.distributed_id):
                 return name
@@ -76,14 +75,14 @@ class AdminApi:
         return {"stable": self.coordinator.stable, "node_stat_list": nodes, "topn_topics": top}
 
     def remove_node(self, call: Call) -> object:
-        """Answer `/cluster/node/remove`: the node's partitions move away one after the other."""
+        """Answer `/cluster/node/remove`: move the node's partitions to others, one after the other."""
         node = call.arg("remove_node")
         self._must_lead()
         self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
         return None
 
     def upgrade_begin(self, call: Call) -> object:
-        """Answer `/cluster/upgrade/begin`: the cluster counts as unstable from now on."""
+        """Answer `/cluster/upgrade/begin`: the cluster counts as unstable until it is done."""
         self._must_lead()
         self.coordinator.upgrading = True
         return None
@@ -95,13 +94,13 @@ class AdminApi:
         return None
 
     def balance(self, call: Call) -> object:
-        """Answer `/cluster/balance/topn`; partitions are placed evenly anyway, so there is nothing to switch."""
-        len(call.args)  # they have to be readable
+        """Answer `/cluster/balance/topn`; without effect: partitions are always placed evenly."""
+        len(call.args)  # refuses unreadable arguments
         self._must_lead()
         return None
 
     def hide_lookupd(self, call: Call) -> object:
-        """Answer `/cluster/lookupd/tombstone`: `/listlookup` does not show the node, or shows it again."""
+        """Answer `/cluster/lookupd/tombstone`: hide a node from `/listlookup`, or show it again."""
         node, group = call.arg("node", "MISSING_ARG_NODE"), self.lookupd.group
         if call.arg("restore"):
             if node not in group.hidden:
@@ -114,21 +113,21 @@ class AdminApi:
         return None
 
     def log_level(self, call: Call) -> object:
-        """Answer `/loglevel/set`; there is no log whose level could be set."""
+        """Answer `/loglevel/set`; without effect."""
         read_log_level(call)
         return None
 
     def disable_write(self, call: Call) -> object:
-        """Answer `/disable/write`: access=w shows nothing (``all``), or no ordered topics (``ordered``)."""
+        """Answer `/disable/write`: access=w shows no topics (``all``), or no ordered ones (``ordered``)."""
         kind = call.arg("type")
         self.lookupd.write_disabled = kind if kind in ("all", "ordered") else ""
         return None
 
     async def move(self, call: Call) -> object:
-        """Answer `/topic/partition/move`, when it is done."""
+        """Answer `/topic/partition/move` after the move."""
         topic = call.arg("topic", "MISSING_ARG_TOPIC")
         wanted = call.arg("partition", "MISSING_ARG_TOPIC_PARTITION")
-        partition = ranged(wanted, -1, 254, "INVALID_ARG_TOPIC_PARTITION_NUM")
+        partition = read_ranged(wanted, -1, 254, "INVALID_ARG_TOPIC_PARTITION_NUM")
         source, target = self._name(call.arg("move_from")), self._name(call.arg("move_to"))
         if not self.coordinator.stable:
             raise HttpFault(400, admin.UNSTABLE)
@@ -140,24 +139,24 @@ class AdminApi:
         return None
 
     def debug(self, call: Call) -> object:
-        """Answer `/debug`: everything that this lookup node knows."""
-        sight, now = self.lookupd.sight, time.time_ns()
-        peers = sight.peers()
+        """Answer `/debug`: all registrations."""
+        view, now = self.lookupd.view, time.time_ns()
+        peers = view.peers()
         shown = ("id", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
         found: dict[str, list[dict[str, Any]]] = {}
-        for name in sight.names():
-            topic = sight.topic(name)
-            for partition, seen in topic.partitions.items() if topic else ():
-                if seen.registered is None or seen.registered not in peers:
+        for name in view.names():
+            topic = view.topic(name)
+            for partition, led in topic.partitions.items() if topic else ():
+                if led.registered is None or led.registered not in peers:
                     continue
-                peer = peers[seen.registered]
+                peer = peers[led.registered]
                 entry = {"partitionID": str(partition)} | {key: peer.entry[key] for key in shown}
                 entry |= {"last_update": now, "tombstoned_at": _NEVER}
                 entry["tombstoned"] = peer.address in self.lookupd.hidden.get(name, ())
                 found.setdefault(f"topic:{name}", []).append(entry)
                 found[f"channel:{name}:{partition}"] = [
                     {"partitionID": str(partition), "channelName": channel, "peerId": peer.entry["id"]}
-                    for channel in seen.channels
+                    for channel in led.channels
                 ]
         for peer in peers.values():
             found[f"peerInfo:{peer.entry['id']}"] = [{key: peer.entry[key] for key in shown} | {"last_update": now}]

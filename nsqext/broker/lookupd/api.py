@@ -1,4 +1,4 @@
-"""The HTTP API of nsqlookupd, redesigned generation: what is asked, and what operators change."""
+"""The HTTP API of nsqlookupd, redesigned generation: queries and changes of topics."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.http_api import Call, Form, Handler, HttpFault, application, route
+from nsqext.broker.http_api import Call, Form, HttpFault, application, route
 from nsqext.broker.lookupd.admin_api import NOT_LEADER, AdminApi
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
-from nsqext.broker.lookupd.numbers import number, ranged
-from nsqext.broker.lookupd.params import read_channel, read_deletion, read_kind, read_topic
+from nsqext.broker.lookupd.params import (
+    read_channel,
+    read_deletion,
+    read_kind,
+    read_number,
+    read_ranged,
+    read_topic,
+)
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -29,7 +35,7 @@ class _Routes:
         self.lookupd = lookupd
         self.coordinator = lookupd.coordinator
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def info(self, call: Call) -> object:
         return {"version": self._version(), "ha_support": True}
@@ -46,13 +52,13 @@ class _Routes:
         return lookup(self.lookupd, call)
 
     def topics(self, call: Call) -> object:
-        sight = self.lookupd.sight
-        names = [name for name in sight.names() if _is_listed(sight.topic(name))]
+        view = self.lookupd.view
+        names = [name for name in view.names() if _is_listed(view.topic(name))]
         if call.arg("metaInfo") != "true":
             return {"topics": names}
         infos = []
         for name in names:
-            if topic := sight.topic(name):
+            if topic := view.topic(name):
                 spec = topic.spec
                 infos.append(
                     {
@@ -67,30 +73,30 @@ class _Routes:
         return {"meta_info": infos or None, "topics": names}
 
     def channels(self, call: Call) -> object:
-        topic = self.lookupd.sight.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+        topic = self.lookupd.view.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
         return {"channels": channels_of(topic, call.arg("partition"))}
 
     def nodes(self, call: Call) -> object:
-        sight = self.lookupd.sight
+        view = self.lookupd.view
         held: dict[str, dict[str, list[str]]] = {}
-        for name in sight.names():
-            topic = sight.topic(name)
-            for partition, seen in topic.partitions.items() if topic else ():
-                if seen.registered is not None:
-                    held.setdefault(seen.registered, {}).setdefault(name, []).append(str(partition))
+        for name in view.names():
+            topic = view.topic(name)
+            for partition, found in topic.partitions.items() if topic else ():
+                if found.registered is not None:
+                    held.setdefault(found.registered, {}).setdefault(name, []).append(str(partition))
         shown = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
         producers = []
-        for peer in sight.peers().values():
+        for peer in view.peers().values():
             topics = held.get(peer.name, {})
             entry: dict[str, Any] = {key: peer.entry[key] for key in shown}
             entry["tombstones"] = [peer.address in self.lookupd.hidden.get(name, ()) for name in topics]
             producers.append(entry | {"topics": list(topics), "partitions": topics})
         return {"producers": producers}
 
-    # --- topics ---------------------------------------------------------------------------------------------------
+    # --- topics -------------------------------------------------------------------------------------------------------
 
     def _must_lead(self, status: int = 400, text: str = NOT_LEADER) -> None:
-        if not self.lookupd.leads:
+        if not self.lookupd.is_leader:
             raise HttpFault(status, text)
 
     def create_topic(self, call: Call) -> object:
@@ -118,11 +124,11 @@ class _Routes:
         replicas, sync, days = call.arg("replicator"), call.arg("syncdisk"), call.arg("retention")
         changes: dict[str, Any] = {}
         if replicas:
-            changes["replica"] = ranged(replicas, 1, 5, "INVALID_ARG_TOPIC_REPLICATOR")
+            changes["replica"] = read_ranged(replicas, 1, 5, "INVALID_ARG_TOPIC_REPLICATOR")
         if sync:
-            changes["sync_every"] = _given(number(sync, "INVALID_ARG_TOPIC_SYNC_DISK"))
+            changes["sync_every"] = _given(read_number(sync, "INVALID_ARG_TOPIC_SYNC_DISK"))
         if days:
-            changes["retention_days"] = _given(number(days))
+            changes["retention_days"] = _given(read_number(days))
         if call.arg("disable_channel_auto_create") in ("true", "false"):
             changes["disable_channel_auto_create"] = call.arg("disable_channel_auto_create") == "true"
         self._must_lead()
@@ -132,7 +138,7 @@ class _Routes:
     def expand_topic(self, call: Call) -> object:
         name = call.arg("topic", "MISSING_ARG_TOPIC")
         wanted = call.arg("partition_num", "MISSING_ARG_TOPIC_PARTITION_NUM")
-        partitions = ranged(wanted, 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM")
+        partitions = read_ranged(wanted, 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM")
         self._must_lead(500)
         self._do(500, admin.expand_topic, name, partitions)
         return None
@@ -146,12 +152,12 @@ class _Routes:
         return None
 
     def _writers(self, name: str) -> set[str]:
-        """Return the addresses of the nodes that take the messages of a topic."""
-        topic, peers = self.lookupd.sight.topic(name), self.lookupd.sight.peers()
-        registered = [seen.registered for seen in topic.partitions.values()] if topic else []
+        """Return the addresses of the nodes that lead a partition of a topic."""
+        topic, peers = self.lookupd.view.topic(name), self.lookupd.view.peers()
+        registered = [found.registered for found in topic.partitions.values()] if topic else []
         return {peers[node].address for node in registered if node is not None and node in peers}
 
-    # --- registered channels --------------------------------------------------------------------------------------
+    # --- registered channels ------------------------------------------------------------------------------------------
 
     def _registered(self, call: Call) -> tuple[str, str, list[str], bool]:
         name, channel = read_channel(call)
@@ -187,41 +193,34 @@ class _Routes:
 
     def table(self) -> list[Route]:
         """Return the routes."""
-        lazy = self._late
+        delayed = self.lookupd.delayed
         return [
-            route("GET", "/ping", lazy(lambda call: "OK"), Form.TEXT),
-            route("GET", "/info", lazy(self.info), Form.NEGOTIATED),
-            route("GET", "/listlookup", lazy(self.listlookup), Form.NEGOTIATED),
-            route("GET", "/lookup", lazy(self.lookup), Form.NEGOTIATED),
-            route("GET", "/topics", lazy(self.topics), Form.NEGOTIATED),
-            route("GET", "/channels", lazy(self.channels), Form.NEGOTIATED),
-            route("GET", "/nodes", lazy(self.nodes), Form.NEGOTIATED),
-            route("POST", "/topic/create", lazy(self.create_topic)),
-            route("PUT", "/topic/create", lazy(self.create_topic)),
-            route("POST", "/topic/delete", lazy(self.delete_topic)),
-            route("POST", "/topic/meta/update", lazy(self.update_topic)),
-            route("POST", "/topic/partition/expand", lazy(self.expand_topic)),
-            route("POST", "/topic/tombstone", lazy(self.tombstone)),
-            route("POST", "/channel/create", lazy(self.create_channel)),
-            route("POST", "/channel/delete", lazy(self.delete_channel)),
+            route("GET", "/ping", delayed(lambda call: "OK"), Form.TEXT),
+            route("GET", "/info", delayed(self.info), Form.NEGOTIATED),
+            route("GET", "/listlookup", delayed(self.listlookup), Form.NEGOTIATED),
+            route("GET", "/lookup", delayed(self.lookup), Form.NEGOTIATED),
+            route("GET", "/topics", delayed(self.topics), Form.NEGOTIATED),
+            route("GET", "/channels", delayed(self.channels), Form.NEGOTIATED),
+            route("GET", "/nodes", delayed(self.nodes), Form.NEGOTIATED),
+            route("POST", "/topic/create", delayed(self.create_topic)),
+            route("PUT", "/topic/create", delayed(self.create_topic)),
+            route("POST", "/topic/delete", delayed(self.delete_topic)),
+            route("POST", "/topic/meta/update", delayed(self.update_topic)),
+            route("POST", "/topic/partition/expand", delayed(self.expand_topic)),
+            route("POST", "/topic/tombstone", delayed(self.tombstone)),
+            route("POST", "/channel/create", delayed(self.create_channel)),
+            route("POST", "/channel/delete", delayed(self.delete_channel)),
         ]
-
-    def _late(self, handler: Handler) -> Handler:
-        async def answer(call: Call) -> object:
-            await self.lookupd.dawdle()
-            return handler(call)
-
-        return answer
 
 
 def _is_listed(topic: TopicView | None) -> bool:
-    """Return whether `/topics` shows a topic: a leader that takes no writes takes it back, one that died does not."""
-    seen = topic.partitions.values() if topic else ()
-    return any(found.registered for found in seen) or not any(found.reader for found in seen)
+    """Tell whether `/topics` lists a topic: a leader without quorum withdraws it, a dead one does not."""
+    partitions = topic.partitions.values() if topic else ()
+    return any(found.registered for found in partitions) or not any(found.reader for found in partitions)
 
 
 def _given(value: int) -> int | None:
-    """A negative number means that nothing is to be changed."""
+    """Return None for a negative number: the setting stays as it is."""
     return value if value >= 0 else None
 
 

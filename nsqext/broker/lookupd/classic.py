@@ -1,82 +1,67 @@
-"""nsqlookupd of the original generation: its HTTP API over what nodes registered."""
+"""nsqlookupd of the original generation: its HTTP API over the registrations of nsqd."""
 
 from __future__ import annotations
 
 import socket
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from attrs import define, field
 
 from nsqext.broker.http_api import Call, Form, Handler, HttpFault, application, route
+from nsqext.broker.lookupd.lookup_node import LookupNode
 from nsqext.broker.lookupd.registry import NEVER, Registration, Registry
-from nsqext.broker.lookupd.session import OwnInfo
+from nsqext.protocol.lookupd_tcp import PeerInfo
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.types import Address
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = ("ClassicLookupd", "classic_app")
 
-_UNKNOWN = Address("127.0.0.1", 0)
-
 
 @define(eq=False)
-class ClassicLookupd:
-    """One lookup node of the original generation, without its sockets.
+class ClassicLookupd(LookupNode):
+    """One lookup node that nsqd register at over TCP: of the original generation, or redesigned without a cluster.
 
     Attributes:
-        name: how the cluster calls it.
-        registry: what nodes registered.
-        version: what it says it is.
-        broadcast_address: host that it tells nodes.
-        seen: what it shows; another registry while it is stale or empty.
-        delay: seconds that each answer takes longer.
-        alive: it runs.
+        registry: the registrations.
+        version: version that it reports.
+        broadcast_address: its host in the response to IDENTIFY.
+        view: the registrations that it shows; another registry while a fault is injected.
     """
 
-    name: str
     registry: Registry
     version: str
     broadcast_address: str = "127.0.0.1"
-    tcp: Address = _UNKNOWN
-    http: Address = _UNKNOWN
-    seen: Registry = field()
-    delay: float = 0.0
-    alive: bool = True
+    view: Registry = field(init=False)
 
-    @seen.default
+    @view.default
     def _all(self) -> Registry:
         return self.registry
 
-    def own(self) -> OwnInfo:
-        """Return what it tells nodes about itself."""
-        return OwnInfo(self.tcp.port, self.http.port, self.version, self.broadcast_address, socket.gethostname())
+    def peer_info(self) -> PeerInfo:
+        """Return its response to IDENTIFY."""
+        return PeerInfo(self.broadcast_address, self.tcp.port, self.http.port, self.version, socket.gethostname())
 
-    def forget(self) -> None:
-        """Lose every registration, as a restart does."""
-        self.registry = self.seen = self.registry.empty()
+    def clear(self) -> None:
+        """Remove every registration, as a restart does."""
+        self.registry = self.view = self.registry.empty()
 
-    def see_truth(self) -> None:
-        """Tell the truth again."""
-        self.seen, self.delay = self.registry, 0.0
+    def show_current(self) -> None:
+        """Show the present registrations again, without delay."""
+        self.view, self.delay = self.registry, 0.0
 
-    def see_nothing(self) -> None:
-        """Know of no node and no topic."""
-        self.seen = self.registry.empty()
+    def show_nothing(self) -> None:
+        """Show no node and no topic."""
+        self.view = self.registry.empty()
 
-    def stand_still(self) -> None:
-        """Go on telling what is true now, whatever changes."""
-        self.seen = self.registry.picture()
-
-    def slow_down(self, seconds: float) -> None:
-        """Take so many seconds longer for each answer."""
-        self.delay = seconds
+    def show_snapshot(self) -> None:
+        """Show the registrations of this moment from now on; later changes are not shown."""
+        self.view = self.registry.snapshot()
 
 
 def _given(call: Call, name: str, missing: str) -> str:
-    """Return an argument that has to be there, though it may be empty."""
+    """Return a required argument, which may be empty."""
     if name not in call.args:
         raise HttpFault(400, missing)
     return call.args[name]
@@ -106,30 +91,30 @@ class _Routes:
         return {"version": self.lookupd.version}
 
     def topics(self, call: Call) -> object:
-        return {"topics": [found.key for found in self.lookupd.seen.find("topic", "*")]}
+        return {"topics": [found.key for found in self.lookupd.view.find("topic", "*")]}
 
     def channels(self, call: Call) -> object:
         topic = _given(call, "topic", "MISSING_ARG_TOPIC")
-        return {"channels": [found.subkey for found in self.lookupd.seen.find("channel", topic, "*")]}
+        return {"channels": [found.subkey for found in self.lookupd.view.find("channel", topic, "*")]}
 
     def lookup(self, call: Call) -> object:
-        topic, seen = _given(call, "topic", "MISSING_ARG_TOPIC"), self.lookupd.seen
-        if not seen.find("topic", topic):
+        topic, view = _given(call, "topic", "MISSING_ARG_TOPIC"), self.lookupd.view
+        if not view.find("topic", topic):
             raise HttpFault(404, "TOPIC_NOT_FOUND")
-        shown = [found for found in seen.producers("topic", topic) if seen.is_active(found)]
+        shown = [found for found in view.producers("topic", topic) if view.is_active(found)]
         return {
-            "channels": [found.subkey for found in seen.find("channel", topic, "*")],
-            "producers": [found.peer.members for found in shown if not seen.is_hidden(found)],
+            "channels": [found.subkey for found in view.find("channel", topic, "*")],
+            "producers": [found.node.members for found in shown if not view.is_hidden(found)],
         }
 
     def nodes(self, call: Call) -> object:
-        seen = self.lookupd.seen
+        view = self.lookupd.view
         producers = []
-        for found in seen.producers("client"):
-            if seen.is_active(found):
-                topics = seen.topics_of(found.peer)
-                entry = dict(found.peer.members)
-                entry["tombstones"] = [seen.is_hidden(producer) for _, producer in topics]
+        for found in view.producers("client"):
+            if view.is_active(found):
+                topics = view.topics_of(found.node)
+                entry = dict(found.node.members)
+                entry["tombstones"] = [view.is_hidden(producer) for _, producer in topics]
                 producers.append(entry | {"topics": [topic for topic, _ in topics]})
         return {"producers": producers}
 
@@ -165,12 +150,12 @@ class _Routes:
 
     def debug(self, call: Call) -> object:
         data: dict[str, list[dict[str, Any]]] = {}
-        for registration, producers in self.lookupd.seen:
+        for registration, producers in self.lookupd.view:
             entries = [
                 {
-                    "id": found.peer.id,
-                    **{key: value for key, value in found.peer.members.items() if key != "remote_address"},
-                    "last_update": found.peer.seen,
+                    "id": found.node.id,
+                    **{key: value for key, value in found.node.members.items() if key != "remote_address"},
+                    "last_update": found.node.last_seen,
                     "tombstoned": found.hidden_at is not None,
                     "tombstoned_at": NEVER if found.hidden_at is None else found.hidden_at,
                 }
@@ -179,16 +164,6 @@ class _Routes:
             if entries:
                 data[":".join(registration)] = [dict(sorted(entry.items())) for entry in entries]
         return dict(sorted(data.items()))
-
-    def late(self, handler: Handler) -> Handler:
-        """Have a handler answer as late as it is to."""
-
-        async def answer(call: Call) -> object:
-            if self.lookupd.delay:
-                await anyio.sleep(self.lookupd.delay)
-            return handler(call)
-
-        return answer
 
 
 def classic_app(lookupd: ClassicLookupd) -> Starlette:
@@ -207,6 +182,6 @@ def classic_app(lookupd: ClassicLookupd) -> Starlette:
         ("POST", "/channel/delete", routes.delete_channel),
         ("POST", "/topic/tombstone", routes.tombstone),
     ]
-    ping = route("GET", "/ping", routes.late(lambda call: "OK"), Form.TEXT)
-    late = [route(method, path, routes.late(handler)) for method, path, handler in table]
-    return application([ping, *late], original=True)
+    ping = route("GET", "/ping", lookupd.delayed(lambda call: "OK"), Form.TEXT)
+    delayed = [route(method, path, lookupd.delayed(handler)) for method, path, handler in table]
+    return application([ping, *delayed], original=True)

@@ -1,4 +1,4 @@
-"""What a lookup node sees of the cluster: the truth, an old picture of it, or nothing."""
+"""What a lookup node shows of the cluster: its present state, a snapshot, or nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.members import Member
     from nsqext.broker.coordinator.topics import TopicSpec
 
-__all__ = ("ClusterView", "Live", "PartitionView", "Peer", "Picture", "TopicView")
+__all__ = ("ClusterView", "LiveView", "PartitionView", "Peer", "Snapshot", "TopicView")
 
 
 @frozen
 class Peer:
-    """A node that is connected to lookup.
+    """A node that is connected to the lookup node.
 
     Attributes:
-        name: how the cluster calls it.
-        address: ``host:http_port``, as tombstones name it.
+        name: its name in the cluster.
+        address: ``host:http_port``, the name that tombstones use.
         entry: its entry in the answer of ``/lookup``.
     """
 
@@ -35,9 +35,9 @@ class PartitionView:
     """One partition.
 
     Attributes:
-        registered: the node that told lookup that it leads it, and is connected; it takes writes.
-        reader: the node that consumers are sent to; it may take no writes at the moment.
-        channels: its channels, as its leader told; none while it takes no writes.
+        registered: the connected node that registered as its leader; it accepts writes.
+        reader: the node for consumers; it may accept no writes at the moment.
+        channels: channels that the leader registered; empty while it accepts no writes.
     """
 
     registered: str | None
@@ -55,7 +55,7 @@ class TopicView:
 
 
 class ClusterView(Protocol):
-    """What a lookup node may ask."""
+    """Queries of a lookup node."""
 
     def peers(self) -> Mapping[str, Peer]:
         """Return the connected nodes by name."""
@@ -64,7 +64,7 @@ class ClusterView(Protocol):
         """Return the names of the topics."""
 
     def topic(self, name: str) -> TopicView | None:
-        """Return a topic."""
+        """Return a topic; None if it is unknown."""
 
 
 def _peer(member: Member) -> Peer:
@@ -84,8 +84,8 @@ def _peer(member: Member) -> Peer:
     )
 
 
-class Live:
-    """The truth of this moment."""
+class LiveView:
+    """The present state of the cluster."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -99,7 +99,7 @@ class Live:
         return list(self.coordinator.topics)
 
     def topic(self, name: str) -> TopicView | None:
-        """Return a topic."""
+        """Return a topic; None if it is unknown."""
         topic = self.coordinator.topics.get(name)
         if topic is None:
             return None
@@ -111,26 +111,26 @@ class Live:
         leader = replicas.state.leader
         if not self.coordinator.members[leader].alive:
             return PartitionView(None, None, ())
-        if not self.coordinator.writable(replicas):  # its leader takes back what it told, the channels too
+        if not self.coordinator.writable(replicas):  # its leader withdraws its registrations, channels included
             return PartitionView(None, leader, ())
         return PartitionView(leader, leader, tuple(replicas.leader.channels))
 
 
-class Picture:
-    """An old picture of the cluster, or an empty one; later changes do not show."""
+class Snapshot:
+    """A copy of a view, or an empty one; later changes are not shown."""
 
-    def __init__(self, sight: ClusterView | None = None) -> None:
-        self._peers = dict(sight.peers()) if sight else {}
-        self._topics = {name: sight.topic(name) for name in sight.names()} if sight else {}
+    def __init__(self, view: ClusterView | None = None) -> None:
+        self._peers = dict(view.peers()) if view else {}
+        self._topics = {name: view.topic(name) for name in view.names()} if view else {}
 
     def peers(self) -> Mapping[str, Peer]:
-        """Return the nodes that were connected then."""
+        """Return the nodes that were connected."""
         return self._peers
 
     def names(self) -> list[str]:
-        """Return the topics of then."""
+        """Return the names of the topics."""
         return list(self._topics)
 
     def topic(self, name: str) -> TopicView | None:
-        """Return a topic as it was then."""
+        """Return a topic; None if it is unknown."""
         return self._topics.get(name)

@@ -1,4 +1,4 @@
-"""`/lookup` of the redesigned generation: which node takes or gives the messages of each partition."""
+"""`/lookup` of the redesigned generation: the node of each partition for producers or consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
-    """Return the member ``meta`` of an answer."""
+    """Return the member ``meta`` of a response."""
     return {
         "disable_channel_auto_create": spec.disable_channel_auto_create,
         "extend_support": spec.extend,
@@ -33,7 +33,7 @@ def meta_of(spec: TopicSpec) -> dict[str, Any]:
 _NO_META = meta_of(TopicSpec(partition_num=0, replica=0))
 
 
-def _wanted(topic: TopicView | None, partition: str) -> list[int]:
+def _selected(topic: TopicView | None, partition: str) -> list[int]:
     if topic is None:
         return []
     return [number for number in topic.partitions if partition in ("", "*", str(number))]
@@ -43,20 +43,20 @@ def channels_of(topic: TopicView | None, partition: str) -> list[str]:
     """Return the channels of a topic, or of one of its partitions."""
     if topic is None:
         return []
-    found = [name for number in _wanted(topic, partition) for name in topic.partitions[number].channels]
+    found = [name for number in _selected(topic, partition) for name in topic.partitions[number].channels]
     return list(dict.fromkeys(found))
 
 
-def _for_readers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
+def _for_consumers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
     if topic is None:
         return {}
-    labels = {str(number): number for number in _wanted(topic, partition)} or _spelled(topic, partition)
+    labels = {str(number): number for number in _selected(topic, partition)} or _unusual_spelling(topic, partition)
     readers = {label: topic.partitions[number].reader for label, number in labels.items()}
     return {label: reader for label, reader in readers.items() if reader is not None}
 
 
-def _spelled(topic: TopicView, partition: str) -> dict[str, int]:
-    """Return the partition that a reader spells as no registration does (``00``), under the reader's spelling."""
+def _unusual_spelling(topic: TopicView, partition: str) -> dict[str, int]:
+    """Return a partition that the consumer spells in another way than registrations (``00``), under this spelling."""
     try:
         number = parse_int(partition)
     except ValueError:
@@ -64,21 +64,21 @@ def _spelled(topic: TopicView, partition: str) -> dict[str, int]:
     return {partition: number} if number in topic.partitions else {}
 
 
-def _for_writers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
+def _for_producers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> dict[str, str]:
     if topic is None:
         raise HttpFault(404, KEY_NOT_FOUND)
-    hidden, peers = lookupd.hidden.get(topic.name, set()), lookupd.sight.peers()
+    hidden, peers = lookupd.hidden.get(topic.name, set()), lookupd.view.peers()
     nodes: dict[str, str] = {}
-    silent = False
-    for number in _wanted(topic, partition):
+    without_channel = False
+    for number in _selected(topic, partition):
         node = topic.partitions[number].registered
         if node is None or node not in peers or peers[node].address in hidden:
             continue
         if topic.partitions[number].channels:
             nodes[str(number)] = node
         else:
-            silent = True
-    if silent and not nodes:
+            without_channel = True
+    if without_channel and not nodes:
         raise HttpFault(404, NO_CHANNEL)
     return nodes
 
@@ -86,16 +86,16 @@ def _for_writers(lookupd: Lookupd, topic: TopicView | None, partition: str) -> d
 def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
     """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
 
-    A writer is shown only partitions that take writes and have a channel; a reader also those that are not writable at
-    the moment. The meta is there when ``metainfo`` is given at all.
+    access=w shows only partitions that accept writes and have a channel; access=r also those that accept no writes at
+    the moment. The response has ``meta`` if ``metainfo`` is given at all.
     """
-    topic = lookupd.sight.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
+    topic = lookupd.view.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
     if access not in ("r", "w"):
         raise HttpFault(400, "INVALID_ACCESS_MODE")
-    find = _for_writers if access == "w" else _for_readers
+    find = _for_producers if access == "w" else _for_consumers
     nodes = find(lookupd, topic, partition)
-    peers = lookupd.sight.peers()
+    peers = lookupd.view.peers()
     entries = {label: peers[node].entry for label, node in nodes.items() if node in peers}
     answer: dict[str, Any] = {"channels": channels_of(topic, partition)}
     disabled = lookupd.write_disabled if access == "w" else ""

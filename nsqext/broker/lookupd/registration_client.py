@@ -1,21 +1,31 @@
-"""A node registers at lookup nodes, over TCP as the real one does when no coordinator places its topics."""
+"""Client side of nsqlookupd's TCP protocol: an nsqd without a coordinator registers its topics and channels."""
 
 from __future__ import annotations
 
+import logging
 import socket
-from struct import Struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import anyio
 import orjson
-from anyio.streams.buffered import BufferedByteReceiveStream
 from attrs import define, field
 
 from nsqext.broker.http_client import HttpClient, HttpRequestFailed
 from nsqext.broker.listeners import split_address
-from nsqext.broker.lookupd.session import MAGIC_V1
-from nsqext.errors import InvalidSetting
+from nsqext.errors import NsqError
+from nsqext.protocol.lookupd_tcp import (
+    MAGIC,
+    PING,
+    LookupdResponseParser,
+    PeerInfo,
+    check_response,
+    identify,
+    register,
+    unregister,
+)
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -26,56 +36,66 @@ if TYPE_CHECKING:
 
 __all__ = ("RegistrationClient",)
 
-_SIZE = Struct(">i")
-_TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may take between two programs
-_CLOSING = 1.0
-_LOOK = 1.0  # how often it looks whether lookup nodes were added or taken away
-_MAX_ANSWER = 5 * 1024 * 1024
-_BROKEN = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, ValueError)
+_TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may exceed between two programs
+_CLOSE_TIMEOUT = 1.0
+_POLL = 1.0  # seconds between two checks of the configured lookup nodes
+_FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError, NsqError)
+_LOG = logging.getLogger(__name__)
+_Encode = Callable[[str, "str | None", "int | None"], bytes]
 
 
 @define(eq=False)
-class _Peer:
-    """One lookup node, as the registering node sees it."""
+class _LookupConnection:
+    """Connection to one lookup node; while it is closed, `stream` is None.
+
+    Attributes:
+        address: ``host:port`` of the lookup node's TCP side.
+        info: its response to IDENTIFY; None before.
+        reported: its failure was logged; the next one is logged after it was connected again.
+    """
 
     address: str
     stream: SocketStream | None = None
-    reader: BufferedByteReceiveStream | None = None
-    info: dict[str, Any] = field(factory=dict)
-    removed: bool = False
+    info: PeerInfo | None = None
+    reported: bool = False
+    _parser: LookupdResponseParser = field(factory=LookupdResponseParser, init=False)
 
-    async def ask(self, data: bytes) -> bytes:
-        """Send a command and return the answer; raises one of _BROKEN when the lookup node is not there."""
-        if self.stream is None or self.reader is None:
+    async def connect(self, identity: PeerInfo) -> None:
+        """Connect and identify; raises one of _FAILURES."""
+        address = split_address(self.address)
+        with anyio.fail_after(_TIMEOUT):
+            self.stream = await anyio.connect_tcp(address.host, address.port)
+        self._parser = LookupdResponseParser()
+        self.info = PeerInfo.decode(await self.request(MAGIC + identify(identity)))
+
+    async def request(self, data: bytes) -> bytes:
+        """Send a command and return the response; raises one of _FAILURES."""
+        if self.stream is None:
             raise ConnectionError(self.address)
         with anyio.fail_after(_TIMEOUT):
             await self.stream.send(data)
-            size = _SIZE.unpack(await self.reader.receive_exactly(_SIZE.size))[0]
-            if not 0 <= size <= _MAX_ANSWER:
-                raise ValueError(f"an answer of {size} bytes")
-            return await self.reader.receive_exactly(size) if size else b""
+            while not (responses := self._parser.feed(await self.stream.receive())):
+                if self._parser.error is not None:
+                    raise self._parser.error
+        return check_response(responses[0], self.address)
 
     async def close(self) -> None:
         """Close the connection."""
-        stream, self.stream, self.reader = self.stream, None, None
+        stream, self.stream = self.stream, None
         if stream is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_TIMEOUT):
                 await stream.aclose()
 
 
-def _http_address(peer: _Peer) -> str:
-    return f"{peer.info['broadcast_address']}:{peer.info['http_port']}"
-
-
 class RegistrationClient:
-    """Tells lookup nodes what a node hosts.
+    """Registers the topics and channels of a node at lookup nodes.
 
     Args:
-        node: the node; its callbacks are taken.
-        tcp: where clients connect to.
-        http: where its HTTP API is.
-        ping_interval: seconds between two signs of life; lookup nodes that went away are tried again then.
-        partitions: partitions are registered (redesigned generation), not just topics.
+        node: the node; its ``on_…`` callbacks are set.
+        tcp: address for clients.
+        http: address of the node's HTTP API.
+        ping_interval: seconds between two PINGs; failed connections are retried at the same time.
+        partitions: register partitions (redesigned generation) instead of topics.
     """
 
     def __init__(
@@ -84,123 +104,129 @@ class RegistrationClient:
         self.node = node
         self._partitions = partitions
         self.ping_interval = ping_interval
-        self._identity = {
-            "version": node.limits.version,
-            "tcp_port": tcp.port,
-            "http_port": http.port,
-            "hostname": socket.gethostname(),
-            "broadcast_address": node.options.broadcast_address,
-            "topology_zone": node.limits.topology_zone,
-            "topology_region": node.limits.topology_region,
-        }
-        self._peers: dict[str, _Peer] = {}
-        self._commands: list[str] = []
-        self._news = anyio.Event()
+        self._identity = PeerInfo(
+            broadcast_address=node.options.broadcast_address,
+            tcp_port=tcp.port,
+            http_port=http.port,
+            version=node.limits.version,
+            hostname=socket.gethostname(),
+            topology_zone=node.limits.topology_zone,
+            topology_region=node.limits.topology_region,
+        )
+        self._connections: dict[str, _LookupConnection] = {}
+        self._commands: list[bytes] = []
+        self._wake = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._http = HttpClient(_TIMEOUT)
         node.on_topic_created = self._topic_created
-        node.on_topic_deleted = lambda topic: self._tell(f"UNREGISTER {topic}")
-        node.on_channel_created = lambda topic, number, channel: self._tell(
-            f"REGISTER {self._place(topic, number)} {channel}"
-        )
-        node.on_channel_deleted = lambda topic, number, channel: self._tell(
-            f"UNREGISTER {self._place(topic, number)} {channel}"
-        )
+        node.on_topic_deleted = lambda topic: self._queue(unregister(topic))
+        node.on_channel_created = partial(self._channel_changed, register)
+        node.on_channel_deleted = partial(self._channel_changed, unregister)
 
-    def _place(self, topic: str, partition: int) -> str:
-        return f"{topic} {partition}" if self._partitions else topic
+    def _partition(self, number: int) -> int | None:
+        return number if self._partitions else None
 
-    def _tell(self, command: str) -> None:
+    def _queue(self, command: bytes) -> None:
         self._commands.append(command)
-        self._news.set()
+        self._wake.set()
+
+    def _channel_changed(self, encode: _Encode, topic: str, partition: int, channel: str) -> None:
+        self._queue(encode(topic, channel, self._partition(partition)))
 
     def _topic_created(self, topic: str) -> None:
         if self._partitions:
             for hosted in self.node.partitions(topic):
-                self._tell(f"REGISTER {topic} {hosted.partition.partition}")
+                self._queue(register(topic, None, hosted.partition.partition))
             return
-        self._tell(f"REGISTER {topic}")
+        self._queue(register(topic))
         if self._tasks is not None:
-            self._tasks.start_soon(self._take_channels, topic)
+            self._tasks.start_soon(self._create_known_channels, topic)
 
     async def run(self) -> None:
-        """Keep the registrations true until cancelled; then the connections are closed, which removes them."""
+        """Keep the registrations up to date until cancelled; closing the connections then removes them."""
         try:
             async with anyio.create_task_group() as self._tasks:
                 due = anyio.current_time()
                 while True:
                     await self.node.faults.gate()
-                    await self._sync_peers()
+                    await self._update_connections()
                     if anyio.current_time() >= due:
                         due = anyio.current_time() + self.ping_interval
-                        self._commands.insert(0, "PING")
-                    await self._send_news()
-                    with anyio.move_on_after(min(due - anyio.current_time(), _LOOK)):
-                        await self._news.wait()
-                    self._news = anyio.Event()
+                        self._commands.insert(0, PING)
+                    await self._send_commands()
+                    with anyio.move_on_after(min(due - anyio.current_time(), _POLL)):
+                        await self._wake.wait()
+                    self._wake = anyio.Event()
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_TIMEOUT):
                 await self._http.aclose()
-            for peer in self._peers.values():
-                await peer.close()
+            for connection in self._connections.values():
+                await connection.close()
 
-    async def _send_news(self) -> None:
+    async def _send_commands(self) -> None:
         while self._commands:
             command = self._commands[0]
-            for peer in list(self._peers.values()):
-                await self._command(peer, command)
+            await self.node.faults.gate()
+            for connection in list(self._connections.values()):
+                await self._send(connection, command)
             self._commands.pop(0)
 
-    async def _sync_peers(self) -> None:
+    async def _update_connections(self) -> None:
+        """Connect to lookup nodes that were added to the configuration, disconnect from those that were removed."""
         wanted = self.node.switches.lookupd_addresses
-        for address in [address for address in self._peers if address not in wanted]:
-            await self._peers.pop(address).close()
+        for address in [address for address in self._connections if address not in wanted]:
+            await self._connections.pop(address).close()
         for address in wanted:
-            if address not in self._peers:
-                self._peers[address] = _Peer(address)
-                await self._connect(self._peers[address])
+            if address not in self._connections:
+                self._connections[address] = _LookupConnection(address)
+                await self._connect(self._connections[address])
 
-    async def _command(self, peer: _Peer, command: str) -> None:
-        if peer.stream is None:
-            await self._connect(peer)  # tells everything, this news included
+    async def _send(self, connection: _LookupConnection, command: bytes) -> None:
+        if connection.stream is None:
+            await self._connect(connection)  # registers everything, the subject of this command included
             return
         try:
-            await peer.ask(f"{command}\n".encode())
-        except _BROKEN:
-            await peer.close()
+            await connection.request(command)
+        except _FAILURES as error:
+            await self._close_failed(connection, error)
 
-    async def _connect(self, peer: _Peer) -> None:
-        """Connect, identify, and register all that is here; a lookup node that is not there is tried again later."""
+    async def _connect(self, connection: _LookupConnection) -> None:
+        """Connect, identify and register everything; a failed attempt is repeated with the next PING."""
         try:
-            address = split_address(peer.address)
-            with anyio.fail_after(_TIMEOUT):
-                peer.stream = await anyio.connect_tcp(address.host, address.port)
-            peer.reader = BufferedByteReceiveStream(peer.stream)
-            body = orjson.dumps(self._identity)
-            answer = await peer.ask(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body)
-            peer.info = orjson.loads(answer)
-            for command in self._everything():
-                await peer.ask(command.encode())
-        except (*_BROKEN, InvalidSetting):
-            await peer.close()
+            await connection.connect(self._identity)
+            for command in self._all_registrations():
+                await connection.request(command)
+        except _FAILURES as error:
+            await self._close_failed(connection, error)
+        else:
+            connection.reported = False
 
-    def _everything(self) -> list[str]:
-        commands: list[str] = []
+    async def _close_failed(self, connection: _LookupConnection, error: BaseException) -> None:
+        await connection.close()
+        if not connection.reported:
+            connection.reported = True
+            reason = str(error) or type(error).__name__
+            _LOG.info("nsqlookupd %s: %s; retried every %g s", connection.address, reason, self.ping_interval)
+
+    def _all_registrations(self) -> list[bytes]:
+        commands: list[bytes] = []
         for (topic, number), hosted in self.node.hosted.items():
-            names, place = list(hosted.partition.channels), self._place(topic, number)
-            commands += [f"REGISTER {place} {name}\n" for name in names] or [f"REGISTER {place}\n"]
+            partition = self._partition(number)
+            channels = [register(topic, name, partition) for name in hosted.partition.channels]
+            commands += channels or [register(topic, None, partition)]
         return commands
 
-    async def _take_channels(self, topic: str) -> None:
-        """Make the channels that a new topic has elsewhere, so that they get its messages from the first one on."""
-        addresses = [_http_address(peer) for peer in self._peers.values() if peer.info.get("broadcast_address")]
-        if not addresses:
+    async def _create_known_channels(self, topic: str) -> None:
+        """Create the channels that lookup nodes know of a new topic, so that they get its messages from the start."""
+        infos = [connection.info for connection in self._connections.values() if connection.info is not None]
+        if not infos:
             return
         names: dict[str, None] = {}
-        for address in addresses:
+        for info in infos:
+            host = f"{info.broadcast_address}:{info.http_port}"
             try:
-                answer = await self._http.request("GET", f"http://{address}/channels?{urlencode({'topic': topic})}")
-                names |= dict.fromkeys(orjson.loads(answer.content)["channels"])
+                response = await self._http.request("GET", f"http://{host}/channels?{urlencode({'topic': topic})}")
+                names |= dict.fromkeys(orjson.loads(response.content)["channels"])
             except (HttpRequestFailed, ValueError, KeyError, TypeError):
                 continue
         for hosted in self.node.partitions(topic):

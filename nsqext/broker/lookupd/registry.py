@@ -1,4 +1,4 @@
-"""What nodes registered at a lookup node."""
+"""Registrations of nsqd at a lookup node."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from attrs import define, field
 
-__all__ = ("PeerInfo", "Producer", "Registration", "Registry")
+__all__ = ("Producer", "RegisteredNode", "Registration", "Registry")
 
 NEVER = -6795364578871345152
 """Nanoseconds that the real server prints for a time that was never set."""
 
 
 class Registration(NamedTuple):
-    """What a node may be registered for: ``client``, ``topic`` or ``channel``, with names where they belong.
+    """Key of registrations: category ``client``, ``topic`` or ``channel``, and the names that belong to it.
 
     Standalone nodes of the redesigned generation register partitions: the subkey of a topic is its partition, that of a
     channel ``partition:channel``.
@@ -26,40 +26,40 @@ class Registration(NamedTuple):
     subkey: str = ""
 
     def matches(self, category: str, key: str, subkey: str) -> bool:
-        """Return whether it is meant; ``*`` means every name."""
+        """Tell whether it matches; ``*`` matches every name."""
         return category == self.category and key in ("*", self.key) and subkey in ("*", self.subkey)
 
 
 @define(eq=False)
-class PeerInfo:
-    """What a node told about itself.
+class RegisteredNode:
+    """An nsqd that sent IDENTIFY.
 
     Attributes:
-        id: its end of the connection.
-        members: what `/lookup` shows.
-        seen: when it was heard of last, in nanoseconds since 1970.
+        id: its end of the connection, ``host:port``.
+        members: its entry in `/lookup`.
+        last_seen: time of its last PING, in nanoseconds since 1970.
     """
 
     id: str
     members: dict[str, Any]
-    seen: int
+    last_seen: int
 
     @property
     def address(self) -> str:
-        """``host:http_port``, as tombstones name it."""
+        """``host:http_port``, the name that tombstones use."""
         return f"{self.members['broadcast_address']}:{self.members['http_port']}"
 
 
 @define(eq=False)
 class Producer:
-    """A node under one registration.
+    """A node in one registration.
 
     Attributes:
-        peer: the node.
+        node: the nsqd.
         hidden_at: when a tombstone was set, in nanoseconds since 1970; None without one.
     """
 
-    peer: PeerInfo
+    node: RegisteredNode
     hidden_at: int | None = None
 
 
@@ -69,93 +69,106 @@ class Registry:
 
     Attributes:
         wall: nanoseconds since 1970.
-        inactive_timeout: seconds after which a silent node is not shown.
+        inactive_timeout: seconds without PING after which a node is not shown.
         tombstone_lifetime: seconds that a tombstone hides a node.
     """
 
     wall: Callable[[], int]
     inactive_timeout: float = 300.0
     tombstone_lifetime: float = 45.0
-    _table: dict[Registration, dict[str, Producer]] = field(factory=dict, alias="table")
+    _table: dict[Registration, dict[str, Producer]] = field(factory=dict, init=False)
+    _by_key: dict[tuple[str, str], dict[Registration, None]] = field(factory=dict, init=False)
 
-    def picture(self) -> Registry:
-        """Return a copy that later changes do not reach."""
-        table = {key: {name: copy(found) for name, found in held.items()} for key, held in self._table.items()}
-        return Registry(self.wall, self.inactive_timeout, self.tombstone_lifetime, table)
+    def snapshot(self) -> Registry:
+        """Return a copy; later changes are not shown in it."""
+        made = self.empty()
+        for registration, held in self._table.items():
+            made.add(registration)
+            made._table[registration] = {name: copy(found) for name, found in held.items()}
+        return made
 
     def empty(self) -> Registry:
-        """Return a registry like this one with nothing in it."""
+        """Return an empty registry with the same settings."""
         return Registry(self.wall, self.inactive_timeout, self.tombstone_lifetime)
 
-    # --- changes --------------------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
-    def add(self, registration: Registration, peer: PeerInfo | None = None) -> None:
-        """Add a registration, with a node or without one."""
+    def add(self, registration: Registration, node: RegisteredNode | None = None) -> None:
+        """Add a registration, with or without a node."""
         producers = self._table.setdefault(registration, {})
-        if peer is not None:
-            producers.setdefault(peer.id, Producer(peer))
+        self._by_key.setdefault(registration[:2], {})[registration] = None
+        if node is not None:
+            producers.setdefault(node.id, Producer(node))
 
-    def remove(self, registration: Registration, peer: PeerInfo | None = None) -> None:
+    def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
         """Remove a registration, or one node from it.
 
         A registration without nodes stays, unless it is of an ephemeral topic or channel.
         """
-        if peer is None:
-            self._table.pop(registration, None)
+        if node is None:
+            self._delete(registration)
             return
-        self.leave(registration, peer)
+        self.withdraw(registration, node)
         ephemeral = (registration.subkey or registration.key).endswith("#ephemeral")
         if ephemeral and not self._table.get(registration):
-            self._table.pop(registration, None)
+            self._delete(registration)
 
-    def leave(self, registration: Registration, peer: PeerInfo) -> None:
-        """Remove one node from a registration, which stays whatever it is of."""
-        self._table.get(registration, {}).pop(peer.id, None)
+    def _delete(self, registration: Registration) -> None:
+        self._table.pop(registration, None)
+        of_key = self._by_key.get(registration[:2], {})
+        of_key.pop(registration, None)
+        if not of_key:
+            self._by_key.pop(registration[:2], None)
 
-    def forget(self, peer: PeerInfo) -> None:
-        """Remove a node everywhere, because its connection ended; its registrations stay without it."""
+    def withdraw(self, registration: Registration, node: RegisteredNode) -> None:
+        """Remove one node from a registration; the registration stays, even of an ephemeral name."""
+        self._table.get(registration, {}).pop(node.id, None)
+
+    def remove_node(self, node: RegisteredNode) -> None:
+        """Remove a node from all registrations; they stay without it."""
         for producers in self._table.values():
-            producers.pop(peer.id, None)
+            producers.pop(node.id, None)
 
     def hide(self, topic: str, address: str) -> None:
-        """Set a tombstone for a node, ``host:http_port``, under a topic."""
+        """Set a tombstone for a node (``host:http_port``) of a topic."""
         self._mark(topic, address, self.wall())
 
     def show(self, topic: str, address: str) -> None:
-        """Take the tombstone of a node away."""
+        """Remove the tombstone of a node."""
         self._mark(topic, address, None)
 
     def _mark(self, topic: str, address: str, at: int | None) -> None:
         for registration in self.find("topic", topic, "*"):
             for producer in self._table[registration].values():
-                if producer.peer.address == address:
+                if producer.node.address == address:
                     producer.hidden_at = at
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def find(self, category: str, key: str, subkey: str = "") -> list[Registration]:
         """Return the registrations that match; ``*`` matches every name."""
-        return [registration for registration in self._table if registration.matches(category, key, subkey)]
+        candidates = self._table if key == "*" else self._by_key.get((category, key), ())
+        return [registration for registration in candidates if registration.matches(category, key, subkey)]
 
     def producers(self, category: str, key: str = "", subkey: str = "") -> list[Producer]:
-        """Return the nodes of the registrations that match, each once."""
+        """Return the nodes of all registrations that match, without duplicates."""
         found: dict[str, Producer] = {}
         for registration in self.find(category, key, subkey):
             for name, producer in self._table[registration].items():
                 found.setdefault(name, producer)
         return list(found.values())
 
-    def topics_of(self, peer: PeerInfo) -> list[tuple[str, Producer]]:
-        """Return the topics that a node is registered for."""
+    def topics_of(self, node: RegisteredNode) -> list[tuple[str, Producer]]:
+        """Return the topics of a node."""
         return [
-            (registration.key, producers[peer.id])
+            (registration.key, producers[node.id])
             for registration, producers in self._table.items()
-            if registration.category == "topic" and peer.id in producers
+            if registration.category == "topic" and node.id in producers
         ]
 
     def is_active(self, producer: Producer) -> bool:
-        """Tell whether a node was heard of lately."""
-        return self.wall() - producer.peer.seen <= self.inactive_timeout * 1e9
+        """Tell whether a node sent PING within the inactive timeout."""
+        return self.wall() - producer.node.last_seen <= self.inactive_timeout * 1e9
 
     def is_hidden(self, producer: Producer) -> bool:
         """Tell whether a tombstone hides a node."""

@@ -1,4 +1,4 @@
-"""nsqlookupd of the redesigned generation without a cluster: its HTTP API over what standalone nodes registered."""
+"""nsqlookupd of the redesigned generation without a cluster: its HTTP API over the registrations of nsqd."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _SHOWN = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_p
 
 
 class _Routes:
-    """The handlers; captured on a real nsqlookupd without a cluster id, with a standalone nsqd registered."""
+    """The handlers; captured on a real nsqlookupd without a cluster id and a registered standalone nsqd."""
 
     def __init__(self, lookupd: ClassicLookupd) -> None:
         self.lookupd = lookupd
 
     def _entry(self, producer: Producer) -> dict[str, Any]:
-        members = {key: producer.peer.members[key] for key in _SHOWN}
-        return {"id": producer.peer.id, **members, "distributed_id": ""}
+        members = {key: producer.node.members[key] for key in _SHOWN}
+        return {"id": producer.node.id, **members, "distributed_id": ""}
 
     def _partitions(self, topic: str) -> dict[str, list[Producer]]:
-        seen = self.lookupd.seen
-        found = {each.subkey: seen.producers("topic", topic, each.subkey) for each in seen.find("topic", topic, "*")}
-        return {name: [one for one in held if seen.is_active(one)] for name, held in sorted(found.items())}
+        view = self.lookupd.view
+        found = {each.subkey: view.producers("topic", topic, each.subkey) for each in view.find("topic", topic, "*")}
+        return {name: [one for one in held if view.is_active(one)] for name, held in sorted(found.items())}
 
     def _channels(self, topic: str, partition: str) -> list[str]:
         names: dict[str, None] = {}
-        for each, held in self.lookupd.seen:
+        for each, held in self.lookupd.view:
             number, _, name = each.subkey.partition(":")
-            if each.category == "channel" and each.key == topic and held and _meant(number, partition):
+            if each.category == "channel" and each.key == topic and held and _selects(number, partition):
                 names[name] = None
         return list(names)
 
@@ -49,7 +49,7 @@ class _Routes:
         return None
 
     def topics(self, call: Call) -> object:
-        names = [each.key for each, held in self.lookupd.seen if held and each.category == "topic"]
+        names = [each.key for each, held in self.lookupd.view if held and each.category == "topic"]
         return {"topics": list(dict.fromkeys(names))}
 
     def channels(self, call: Call) -> object:
@@ -63,9 +63,9 @@ class _Routes:
         nodes: dict[str, dict[str, Any]] = {}
         silent = False
         for number, held in self._partitions(topic).items():
-            if not (held and _meant(number, partition)):
+            if not (held and _selects(number, partition)):
                 continue
-            if access == "w" and self.lookupd.seen.is_hidden(held[-1]):
+            if access == "w" and self.lookupd.view.is_hidden(held[-1]):
                 continue
             if access == "w" and not self._channels(topic, number):
                 silent = True
@@ -77,19 +77,19 @@ class _Routes:
         return {"channels": self._channels(topic, partition), "partitions": nodes, "producers": list(by_id.values())}
 
     def nodes(self, call: Call) -> object:
-        seen = self.lookupd.seen
+        view = self.lookupd.view
         producers = []
-        for found in seen.producers("client"):
-            if not seen.is_active(found):
+        for found in view.producers("client"):
+            if not view.is_active(found):
                 continue
             held: dict[str, list[str]] = {}
             hidden: dict[str, bool] = {}
-            for each, under in seen:
+            for each, under in view:
                 for producer in under:
-                    if each.category == "topic" and producer.peer is found.peer:
+                    if each.category == "topic" and producer.node is found.node:
                         held.setdefault(each.key, []).append(each.subkey)
-                        hidden[each.key] = seen.is_hidden(producer)
-            entry = {key: found.peer.members[key] for key in _SHOWN}
+                        hidden[each.key] = view.is_hidden(producer)
+            entry = {key: found.node.members[key] for key in _SHOWN}
             entry |= {"tombstones": list(hidden.values()), "topics": list(held), "partitions": held}
             producers.append(entry)
         return {"producers": producers}
@@ -105,16 +105,16 @@ class _Routes:
     def stats(self, call: Call) -> object:
         return {"stable": False, "node_stat_list": [], "topn_topics": []}
 
-    def alone(self, call: Call) -> object:
+    def refuse(self, call: Call) -> object:
         raise HttpFault(500, "MISSING_COORDINATOR")
 
     def create_topic(self, call: Call) -> object:
         read_topic(call)
-        return self.alone(call)
+        return self.refuse(call)
 
     def delete_topic(self, call: Call) -> object:
         read_deletion(call)
-        return self.alone(call)
+        return self.refuse(call)
 
     def change_channel(self, call: Call) -> object:
         read_channel(call)
@@ -124,27 +124,27 @@ class _Routes:
         call.arg("node", "MISSING_ARG_NODE")
         if call.arg("restore"):
             raise HttpFault(404, "lookup node id not found")
-        return self.alone(call)
+        return self.refuse(call)
 
     def log_level(self, call: Call) -> object:
         read_log_level(call)
         return None
 
     def disable_write(self, call: Call) -> object:
-        """Answer `/disable/write`; there is no cluster whose writers could be held back."""
+        """Answer `/disable/write`, which has no effect without a cluster."""
         return None
 
     def debug(self, call: Call) -> object:
         data: dict[str, list[dict[str, Any]]] = {}
-        for each, producers in self.lookupd.seen:
+        for each, producers in self.lookupd.view:
             for found in producers:
-                about = {key: found.peer.members[key] for key in _SHOWN[1:]} | {"id": found.peer.id}
-                about["last_update"] = found.peer.seen
+                about = {key: found.node.members[key] for key in _SHOWN[1:]} | {"id": found.node.id}
+                about["last_update"] = found.node.last_seen
                 if each.category == "client":
-                    data.setdefault(f"peerInfo:{found.peer.id}", []).append(about)
+                    data.setdefault(f"peerInfo:{found.node.id}", []).append(about)
                 elif each.category == "channel":
                     number, _, name = each.subkey.partition(":")
-                    line = {"channelName": name, "partitionID": number, "peerId": found.peer.id}
+                    line = {"channelName": name, "partitionID": number, "peerId": found.node.id}
                     data.setdefault(f"channel:{each.key}:{number}", []).append(line)
                 else:
                     about |= {"partitionID": each.subkey, "tombstoned": found.hidden_at is not None}
@@ -153,14 +153,15 @@ class _Routes:
         return data
 
 
-def _meant(number: str, partition: str) -> bool:
+def _selects(number: str, partition: str) -> bool:
+    """Tell whether the query parameter ``partition`` selects a partition."""
     return partition in ("", "*", number)
 
 
 def standalone_app(lookupd: ClassicLookupd) -> Starlette:
-    """Return the HTTP application of a lookup node that has no cluster."""
+    """Return the HTTP application of a lookup node without a cluster."""
     routes = _Routes(lookupd)
-    asked: list[tuple[str, Handler]] = [
+    queries: list[tuple[str, Handler]] = [
         ("/info", routes.info),
         ("/debug", routes.debug),
         ("/lookup", routes.lookup),
@@ -169,7 +170,7 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
         ("/channels", routes.channels),
         ("/nodes", routes.nodes),
     ]
-    alone = [
+    needs_cluster = [
         "/topic/meta/update",
         "/topic/partition/expand",
         "/topic/partition/move",
@@ -181,7 +182,7 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
     return application(
         [
             route("GET", "/ping", lambda call: "OK", Form.TEXT),
-            *(route("GET", path, handler, Form.NEGOTIATED) for path, handler in asked),
+            *(route("GET", path, handler, Form.NEGOTIATED) for path, handler in queries),
             route("GET", "/cluster/stats", routes.stats),
             route("POST", "/topic/create", routes.create_topic),
             route("PUT", "/topic/create", routes.create_topic),
@@ -192,6 +193,6 @@ def standalone_app(lookupd: ClassicLookupd) -> Starlette:
             route("POST", "/cluster/lookupd/tombstone", routes.hide_lookupd),
             route("POST", "/loglevel/set", routes.log_level),
             route("POST", "/disable/write", routes.disable_write),
-            *(route("POST", path, routes.alone) for path in alone),
+            *(route("POST", path, routes.refuse) for path in needs_cluster),
         ]
     )

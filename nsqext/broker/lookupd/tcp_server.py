@@ -1,4 +1,4 @@
-"""nsqlookupd's TCP side on a socket."""
+"""nsqlookupd's TCP side: one session without I/O for each nsqd, and the server that accepts them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,116 @@ import socket
 from typing import TYPE_CHECKING
 
 import anyio
+from attrs import asdict, define, field
 
-from nsqext.broker.lookupd.session import LookupSession
+from nsqext.broker.lookupd.registry import RegisteredNode, Registration, Registry
+from nsqext.protocol.lookupd_tcp import LookupdCommand, LookupdCommandParser, PeerInfo, encode_response
+from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from nsqext.broker.lookupd.classic import ClassicLookupd
 
-__all__ = ("LookupTcpServer",)
+__all__ = ("LookupSession", "LookupTcpServer")
 
 _READ = 65536
+_ACCEPT_PAUSE = 0.05
+
+
+@define(eq=False)
+class LookupSession:
+    """One connection of an nsqd: executes its commands and returns the responses.
+
+    Attributes:
+        registry: the registrations.
+        remote: the nsqd's end of the connection, ``host:port``.
+        own: response to IDENTIFY.
+        partitions: registrations name a partition after the topic (redesigned generation).
+        node: the nsqd; None before IDENTIFY.
+        closing: close the connection after the responses.
+    """
+
+    registry: Registry
+    remote: str
+    own: PeerInfo
+    partitions: bool = False
+    node: RegisteredNode | None = field(default=None, init=False)
+    closing: bool = field(default=False, init=False)
+    _parser: LookupdCommandParser = field(init=False)
+
+    @_parser.default
+    def _make_parser(self) -> LookupdCommandParser:
+        return LookupdCommandParser(partitions=self.partitions)
+
+    def receive(self, data: bytes) -> bytes:
+        """Process received bytes; returns the responses."""
+        self._parser.receive(data)
+        responses: list[bytes] = []
+        while not self.closing:
+            try:
+                command = self._parser.next_command()
+                if command is None:
+                    break
+                response = self._execute(command)
+            except Fault as fault:
+                self.closing = True
+                response = str(fault).encode("utf-8", "surrogateescape")
+            responses.append(encode_response(response))
+        return b"".join(responses)
+
+    def end(self) -> None:
+        """Remove the registrations of the nsqd, because its connection ended."""
+        if self.node is not None:
+            self.registry.remove_node(self.node)
+
+    def _execute(self, command: LookupdCommand) -> bytes:
+        if command.peer is not None:
+            return self._identify(command.peer)
+        if command.verb == "PING":
+            if self.node is not None:
+                self.node.last_seen = self.registry.wall()
+        elif self.node is not None:  # the parser refuses registrations before IDENTIFY
+            execute = self._register if command.verb == "REGISTER" else self._unregister
+            execute(self.node, command)
+        return b"OK"
+
+    def _identify(self, peer: PeerInfo) -> bytes:
+        members = {"remote_address": self.remote} | asdict(peer)
+        del members["distributed_id"]  # of clusters only, whose nodes do not register by TCP
+        self.node = RegisteredNode(self.remote, members, self.registry.wall())
+        self.registry.add(Registration("client"), self.node)
+        return self.own.encode()
+
+    def _registrations(self, command: LookupdCommand) -> tuple[Registration, str]:
+        """Return the registration of the topic, and what precedes the channel in the subkeys of its channels."""
+        if not self.partitions:
+            return Registration("topic", command.topic), ""
+        return Registration("topic", command.topic, str(command.partition)), f"{command.partition}:"
+
+    def _register(self, node: RegisteredNode, command: LookupdCommand) -> None:
+        topic, prefix = self._registrations(command)
+        if command.channel:
+            self.registry.add(Registration("channel", command.topic, prefix + command.channel), node)
+        self.registry.add(topic, node)
+
+    def _unregister(self, node: RegisteredNode, command: LookupdCommand) -> None:
+        topic, prefix = self._registrations(command)
+        if command.channel:
+            self.registry.remove(Registration("channel", command.topic, prefix + command.channel), node)
+            return
+        for registration in self.registry.find("channel", command.topic, "*"):
+            if registration.subkey.startswith(prefix):
+                self.registry.withdraw(registration, node)
+        self.registry.remove(topic, node)
 
 
 class LookupTcpServer:
-    """Accepts nodes and lets them register.
+    """Accepts connections of nsqd.
 
     Args:
-        lookupd: whose TCP side this is.
-        partitions: nodes name a partition behind the topic (redesigned generation).
+        lookupd: the lookup node.
+        partitions: registrations name a partition after the topic (redesigned generation).
     """
 
     def __init__(self, lookupd: ClassicLookupd, *, partitions: bool = False) -> None:
@@ -38,8 +129,8 @@ class LookupTcpServer:
         """Serve until `kill` or cancellation.
 
         Args:
-            listener: a listening socket; its ownership passes to the server.
-            task_status: told when nodes are taken.
+            listener: a listening socket; the server closes it.
+            task_status: started when connections are accepted.
         """
         try:
             with self._scope:
@@ -50,7 +141,7 @@ class LookupTcpServer:
             listener.close()
 
     def kill(self) -> None:
-        """Close everything at once."""
+        """Close the listener and all connections at once."""
         self._scope.cancel()
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
@@ -58,13 +149,17 @@ class LookupTcpServer:
             await anyio.wait_readable(listener)
             try:
                 sock, peer = listener.accept()
-            except OSError:
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                continue
+            except OSError:  # out of file descriptors: the connection stays in the backlog
+                await anyio.sleep(_ACCEPT_PAUSE)
                 continue
             sock.setblocking(False)
-            tasks.start_soon(self._serve_node, sock, f"{peer[0]}:{peer[1]}")
+            host, port = peer[:2]
+            tasks.start_soon(self._serve_node, sock, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     async def _serve_node(self, sock: socket.socket, remote: str) -> None:
-        session = LookupSession(self._lookupd.registry, remote, self._lookupd.own(), partitions=self._partitions)
+        session = LookupSession(self._lookupd.registry, remote, self._lookupd.peer_info(), self._partitions)
         try:
             while not session.closing:
                 await anyio.wait_readable(sock)
@@ -76,7 +171,7 @@ class LookupTcpServer:
                     await anyio.wait_writable(sock)
                     rest = rest[sock.send(rest) :]
         except OSError:
-            return  # the node is gone, as every node will be
+            return  # the connection is broken
         finally:
             session.end()
             sock.close()

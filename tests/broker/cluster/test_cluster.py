@@ -121,7 +121,7 @@ def test_bad_arguments_are_named() -> None:
         for partitions, replicas in ((0, 1), (255, 1), (1, 0)):
             with pytest.raises(InvalidInput, match="is not a number from 1"):
                 cluster.create_topic("t", partitions, replicas=replicas)
-        with pytest.raises(InvalidInput, match="time does not go back"):
+        with pytest.raises(InvalidInput, match="cannot advance the clock by -1 seconds"):
             cluster.faults.clock.advance(-1)
         with pytest.raises(InvalidName):
             cluster.create_topic("t", channels=["bad!"])
@@ -132,7 +132,7 @@ def test_bad_arguments_are_named() -> None:
         cluster.create_topic("t")
         with pytest.raises(InvalidInput, match="already exist"):
             cluster.create_topic("t", 2)
-        with pytest.raises(InvalidInput, match="no node 'n7'"):
+        with pytest.raises(InvalidInput, match="unknown node 'n7'"):
             cluster.kill("n7")
 
 

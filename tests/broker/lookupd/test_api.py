@@ -27,7 +27,7 @@ NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
 async def talk(coordinator: Coordinator | None = None) -> AsyncIterator[tuple[Coordinator, httpx.AsyncClient]]:
     coordinator = coordinator or make_coordinator()
     group = LookupdGroup()
-    lookupd = Lookupd("l1", coordinator, group, tcp=Address("127.0.0.1", 4160), http=Address("127.0.0.1", 4161))
+    lookupd = Lookupd(coordinator, group, name="l1", tcp=Address("127.0.0.1", 4160), http=Address("127.0.0.1", 4161))
     group.nodes.append(lookupd)
     group.elect()
     transport = httpx.ASGITransport(lookupd_app(lookupd))

@@ -10,8 +10,8 @@ import pytest
 
 from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.lookupd.session import LookupSession
-from tests.broker.lookupd.test_session import NODE, identify
+from nsqext.broker.lookupd.tcp_server import LookupSession
+from tests.broker.lookupd.test_tcp_server import NODE, identify
 
 SECOND = 1_000_000_000
 PEER = {
@@ -40,8 +40,8 @@ class Time:
 @asynccontextmanager
 async def talk() -> AsyncIterator[tuple[ClassicLookupd, Time, httpx.AsyncClient]]:
     time = Time()
-    lookupd = ClassicLookupd("l1", Registry(time), "1.3.0")
-    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.own())
+    lookupd = ClassicLookupd(Registry(time), "1.3.0")
+    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.peer_info())
     session.receive(b"  V1" + identify(NODE) + b"REGISTER t1 c1\nREGISTER t1 c2\nREGISTER t2\n")
     transport = httpx.ASGITransport(classic_app(lookupd))
     async with httpx.AsyncClient(transport=transport, base_url="http://lookup") as client:
@@ -141,12 +141,12 @@ async def test_a_silent_node_is_not_shown() -> None:
 @pytest.mark.anyio
 async def test_what_is_shown_can_be_wrong_on_purpose() -> None:
     async with talk() as (lookupd, _, client):
-        lookupd.stand_still()
+        lookupd.show_snapshot()
         await client.post("/topic/create?topic=new")
         assert (await client.get("/topics")).json() == {"topics": ["t1", "t2"]}
-        lookupd.see_nothing()
+        lookupd.show_nothing()
         assert (await client.get("/topics")).json() == {"topics": []}
-        lookupd.see_truth()
+        lookupd.show_current()
         assert (await client.get("/topics")).json() == {"topics": ["t1", "t2", "new"]}
-        lookupd.forget()
+        lookupd.clear()
         assert (await client.get("/topics")).json() == {"topics": []}

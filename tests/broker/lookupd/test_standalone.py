@@ -11,9 +11,10 @@ import pytest
 
 from nsqext.broker.lookupd.classic import ClassicLookupd
 from nsqext.broker.lookupd.registry import Registry
-from nsqext.broker.lookupd.session import LookupSession
 from nsqext.broker.lookupd.standalone import standalone_app
-from tests.broker.lookupd.test_session import NODE, answers, identify
+from nsqext.broker.lookupd.tcp_server import LookupSession
+from nsqext.protocol.lookupd_tcp import PeerInfo
+from tests.broker.lookupd.test_tcp_server import NODE, answers, identify
 
 pytestmark = pytest.mark.anyio
 BARE = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -23,8 +24,8 @@ HIDDEN_BODY = {"channels": ["c1"], "partitions": {}, "producers": []}
 
 @asynccontextmanager
 async def talk() -> AsyncIterator[tuple[LookupSession, httpx.AsyncClient]]:
-    lookupd = ClassicLookupd("l1", Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
-    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.own(), partitions=True)
+    lookupd = ClassicLookupd(Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
+    session = LookupSession(lookupd.registry, "127.0.0.1:99", lookupd.peer_info(), partitions=True)
     session.receive(b"  V1" + identify(NODE) + b"REGISTER ta 0\nREGISTER ta 1\nREGISTER tb 0 c1\n")
     transport = httpx.ASGITransport(standalone_app(lookupd))
     async with httpx.AsyncClient(transport=transport, base_url="http://lookup", headers=BARE) as client:
@@ -139,9 +140,18 @@ async def test_what_is_unregistered_or_gone_is_not_shown() -> None:
     assert (list(left["partitions"]), channels, topics) == (["0"], {"channels": []}, {"topics": []})
 
 
-async def test_a_registration_names_a_partition() -> None:
-    async with talk() as (session, _):
+async def test_a_redesigned_nsqd_registers_partitions() -> None:
+    async with talk() as (first, _):
+        session = LookupSession(first.registry, "127.0.0.1:98", PeerInfo(), partitions=True)
+        session.receive(b"  V1" + identify(NODE | {"version": "0.3.7-HA.1.13.0"}))
         assert answers(session.receive(b"REGISTER t x\n")) == [
             b"E_BAD_PARTITIONID REGISTER partition id 'x' is not valid"
         ]
         assert session.closing
+
+
+async def test_an_original_nsqd_registers_topics_without_partitions() -> None:
+    async with talk() as (session, client):
+        assert answers(session.receive(b"REGISTER old c9\n")) == [b"OK"]
+        found = (await client.get("/lookup?topic=old")).json()
+    assert (found["channels"], list(found["partitions"])) == (["c9"], ["-11"])

@@ -5,20 +5,25 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nsqext.errors import InvalidSetting
+from nsqext.lookup.admin import DEFAULT_CHANNEL
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
 
 __all__ = ("parse_topic", "run")
 
 _FLAGS = ("extend", "ordered")
 _NUMBERS = ("partitions", "replicas")
+_GENERATIONS = {"ha": "redesigned NSQ", "nsq": "original NSQ"}
 
 
 def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
-    """Read a topic: ``NAME[:OPTION[,OPTION…]]``.
+    """Parse a topic: ``NAME[:OPTION[,OPTION…]]``.
 
     The options are ``partitions=N``, ``replicas=N``, ``extend``, ``ordered`` and ``channel=NAME``.
 
@@ -26,7 +31,7 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
         Its name and the arguments of `nsqext.broker.Cluster.create_topic`.
 
     Raises:
-        InvalidSetting: an option that there is not.
+        InvalidSetting: an unknown option.
     """
     name, _, options = text.partition(":")
     arguments: dict[str, Any] = {}
@@ -40,7 +45,7 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
             arguments.setdefault("channels", []).append(value)
         else:
             raise InvalidSetting(
-                f"topic option {option!r} is not known",
+                f"unknown topic option {option!r}",
                 topic=name,
                 hint="use partitions=N, replicas=N, extend, ordered, channel=NAME",
             )
@@ -48,36 +53,44 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def run(
-    nodes: Annotated[int, typer.Option(help="How many nsqd.")] = 3,
-    lookupds: Annotated[int, typer.Option(help="How many nsqlookupd.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of nsqd.")] = 3,
+    lookupds: Annotated[int, typer.Option(help="Number of nsqlookupd.")] = 1,
     generation: Annotated[str, typer.Option(help="ha (redesigned) or nsq (original).")] = "ha",
     lookupd_http_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP; once for each.")
+        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP; repeat for each.")
     ] = None,
     lookupd_tcp_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's TCP; once for each.")
+        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's TCP; repeat for each.")
     ] = None,
-    tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd; once for each.")] = None,
-    http_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP; once for each.")] = None,
-    host: Annotated[str, typer.Option(help="Where everything else listens.")] = "127.0.0.1",
-    broadcast_address: Annotated[str, typer.Option(help="Host that clients are told to connect to.")] = "",
-    data_path: Annotated[Path | None, typer.Option(help="Folder for messages; in memory without it.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that ask for TLS.")] = None,
+    tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd; repeat for each.")] = None,
+    http_address: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP; repeat for each.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Host of all other addresses.")] = "127.0.0.1",
+    broadcast_address: Annotated[str, typer.Option(help="Host in the addresses that clients get.")] = "",
+    data_path: Annotated[
+        Path | None, typer.Option(help="Folder of messages and topics; without it they are kept in memory.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that use TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     topic: Annotated[
         list[str] | None, typer.Option(help="A topic to create: NAME:partitions=2,replicas=2,extend,channel=billing.")
     ] = None,
-    lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node pass to others.")] = 0.3,
+    lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
 ) -> None:
-    """Run a whole NSQ in one process: nsqd and nsqlookupd of either generation."""
+    """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
+
+    ^C or SIGTERM ends it gracefully, a second one at once.
+    """
     from nsqext.broker import Cluster, ClusterOptions
     from nsqext.broker.standalone import TlsFiles
 
     if (tls_cert is None) != (tls_key is None):
-        raise InvalidSetting(
-            "a certificate needs its key, and a key its certificate", hint="give --tls-cert and --tls-key"
-        )
-    topics = [parse_topic(text) for text in topic or ()]
+        raise InvalidSetting("--tls-cert and --tls-key go together", hint="give both or none")
+    topics = dict(parse_topic(text) for text in topic or ())
+    for arguments in topics.values():
+        if generation == "ha":  # which refuses publishes to a topic without channels
+            arguments.setdefault("channels", [DEFAULT_CHANNEL])
     options = ClusterOptions(
         host=host,
         broadcast_address=broadcast_address,
@@ -89,14 +102,33 @@ def run(
         tls=TlsFiles(tls_cert, tls_key).context() if tls_cert and tls_key else None,
     )
     ending = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        ending.set()
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+        signal.signal(number, end)
     with Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster:
-        for name, arguments in topics:
+        for name, arguments in topics.items():
             cluster.create_topic(name, **arguments)
-        for place, address in enumerate(cluster.lookupd, 1):
-            print(f"nsqlookupd l{place}: HTTP {address}")
-        for node in cluster.nodes.values():
-            print(f"nsqd {node.name}: TCP {node.tcp}, HTTP {node.http}")
-        print("ready", flush=True)
+        kept = f"messages in {data_path}" if data_path else "messages in memory"
+        print(_banner(cluster, f"{_GENERATIONS[generation]}, {kept}", topics), flush=True)
         ending.wait()
+        print("ending", flush=True)
+
+
+def _banner(cluster: Cluster, about: str, topics: dict[str, dict[str, Any]]) -> str:
+    """Return the addresses, commands to copy, and ``ready`` as the last line."""
+    from nsqext._version import __version__
+
+    lines = [f"nsqext {__version__} broker: {about}"]
+    lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]
+    lines += [f"nsqd {node.name}: TCP {node.tcp}, HTTP {node.http}" for node in cluster.nodes.values()]
+    lines += [f"topic {name}: channels {', '.join(options.get('channels', ()))}" for name, options in topics.items()]
+    name, options = next(iter(topics.items()), ("orders", {}))
+    channel = options.get("channels", [DEFAULT_CHANNEL])[0]
+    lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
+    lines += [] if topics else [f"  nsqext topic create {name}"]
+    lines += [f"  nsqext pub {name} hello", f"  nsqext tail {name} --channel {channel}", ""]
+    return "\n".join([*lines, "ready"])

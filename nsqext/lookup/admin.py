@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
-__all__ = ("LookupAdmin",)
+__all__ = ("DEFAULT_CHANNEL", "LookupAdmin")
+
+DEFAULT_CHANNEL = "default"
+"""Channel of a new topic if the caller names none: the redesigned NSQ refuses publishes to a topic without channels."""
 
 
 class LookupAdmin:

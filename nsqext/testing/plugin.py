@@ -1,7 +1,7 @@
-"""The pytest plugin: a cluster for the whole run, and a fresh topic for each test that asks for one.
+"""The pytest plugin: a cluster for the test run, and a new topic for each test that uses ``nsq_topic``.
 
-pytest loads it by itself where the package is installed. The fixtures are synchronous, so that they serve blocking
-tests as well as those of pytest-asyncio and of anyio's plugin.
+pytest loads it automatically if the package is installed. The fixtures are synchronous, so that blocking tests and
+those of pytest-asyncio and anyio can use them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    # pytest loads this module in every run, whether it is used or not
     from nsqext.broker import Cluster
 
 __all__ = ("nsq_cluster", "nsq_topic")
 
 _MARKER = "nsq_topic"
 _NAME = 40
-"""Characters of a test's name that go into the name of its topic; servers take 64 in all."""
+"""Characters of the test's name in the name of its topic; servers accept 64 in total."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     config.addinivalue_line(
         "markers",
-        f"{_MARKER}(partitions=1, replicas=1, extend=False, ordered=False, channels=[], register_channels=False): "
-        "how the topic of the fixture nsq_topic is made",
+        f"{_MARKER}(partitions=1, replicas=1, extend=False, ordered=False, channels=['default'], "
+        "register_channels=False): settings of the topic of the fixture nsq_topic",
     )
 
 
@@ -49,10 +48,10 @@ def _number(config: pytest.Config, name: str) -> int:
 
 @pytest.fixture(scope="session")
 def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """A running cluster, shared by all tests of the run; it needs the extra ``broker``.
+    """A running cluster, shared by all tests of the run; needs the extra ``broker``.
 
-    Its shape is set by ``nsqext_nodes``, ``nsqext_lookupds`` and ``nsqext_generation`` in pytest's configuration. A
-    test that kills nodes or breaks something else takes a cluster of its own: ``with Cluster() as cluster``.
+    It is configured by ``nsqext_nodes``, ``nsqext_lookupds`` and ``nsqext_generation`` in pytest's configuration. A
+    test that kills nodes or injects faults uses a cluster of its own: ``with Cluster() as cluster``.
     """
     from nsqext.broker import Cluster
 
@@ -64,18 +63,24 @@ def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
 
 @pytest.fixture
 def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a topic of this test alone, which is deleted afterwards.
+    """The name of a new topic for this test, which is deleted afterwards.
 
-    ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` says how it is made, in the words of
-    `nsqext.broker.Cluster.create_topic`; the mark nearest to the test decides about each of them.
+    ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` gives the arguments of
+    `nsqext.broker.Cluster.create_topic`; for each argument the mark nearest to the test decides. Without ``channels``,
+    a topic of the redesigned NSQ has the channel ``default``, as it refuses publishes to a topic without channels.
     """
     from nsqext.errors import TopicNotFound
+    from nsqext.lookup.admin import DEFAULT_CHANNEL
 
     options: dict[str, object] = {}
+    if str(request.config.getini("nsqext_generation")) == "ha":
+        options["channels"] = [DEFAULT_CHANNEL]
+    given: dict[str, object] = {}
     for mark in request.node.iter_markers(_MARKER):
         if mark.args:
             raise pytest.UsageError(f"the mark {_MARKER} takes keywords only, not {mark.args!r}")
-        options = {**mark.kwargs, **options}
+        given = {**mark.kwargs, **given}
+    options |= given
     name = f"{re.sub('[^a-zA-Z0-9_-]', '_', request.node.name)[:_NAME]}_{token_hex(4)}"
     try:
         nsq_cluster.create_topic(name, **options)  # type: ignore[arg-type]
@@ -85,5 +90,4 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     try:
         nsq_cluster.delete_topic(name)
     except TopicNotFound:
-        # the test has deleted it
         return

@@ -125,7 +125,10 @@ def test_lookup(cluster: Cluster, topic: str) -> None:
 def test_topics_come_and_go(cluster: Cluster) -> None:
     name, address = f"t_{token_hex(4)}", cluster.lookupd[0]
     words = ("--partitions", "2", "--extend", "--lookupd", address)
-    assert lines("topic", "create", name, *words) == [{"topic": name, "created": True}]
+    assert lines("topic", "create", name, *words, "--channel", "c") == [
+        {"topic": name, "created": True},
+        {"topic": name, "channel": "c", "created": True},
+    ]
     cluster.wait_writable(name, 1)
     made = lines("topic", "channel", name, "--channel", "a", "--channel", "b", "--lookupd", address)
     assert [one["channel"] for one in made] == ["a", "b"]
@@ -133,6 +136,15 @@ def test_topics_come_and_go(cluster: Cluster) -> None:
     assert lines("topic", "delete", name, "--lookupd", address) == [{"topic": name, "deleted": True}]
     gone = run("lookup", name, "--lookupd", address)
     assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
+
+
+def test_a_topic_created_without_channels_can_be_published_to(cluster: Cluster) -> None:
+    name, address = f"t_{token_hex(4)}", cluster.lookupd[0]
+    assert lines("topic", "create", name, "--lookupd", address) == [
+        {"topic": name, "created": True},
+        {"topic": name, "channel": "default", "created": True},
+    ]
+    assert len(lines("pub", name, "hello", "--lookupd", address)) == 1
 
 
 def test_bench_counts_what_it_published() -> None:
@@ -165,7 +177,7 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "there is no setting 'colour'"),
         (("tail", "orders", "--nsqd", "h:1", "--start", "nowhere"), "write earliest"),
         (("lookup",), "nobody says where lookup is"),
-        (("topic", "channel", "orders", "--lookupd", "h:1"), "no channel is named"),
+        (("topic", "channel", "orders", "--lookupd", "h:1"), "no channel is given"),
         (("topic", "delete", "orders", "--channel", "a", "--lookupd", "h:1"), "--channel is for create"),
         (("bench", "--nsqd", "h:1"), "no topic is named"),
     ],

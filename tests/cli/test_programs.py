@@ -234,20 +234,40 @@ def test_the_broker_command() -> None:
             line = program.process.stdout.readline()
             assert line
             lines.append(line.strip())
-        address = lines[0].rpartition(" ")[2]
+        assert lines[0] == f"nsqext {nsqext.__version__} broker: redesigned NSQ, messages in memory"
+        address = lines[1].rpartition(" ")[2]
+        assert f"export NSQEXT_LOOKUPD={address}" in lines
+        assert [line.partition(":")[0] for line in lines[1:5]] == [
+            "nsqlookupd l1",
+            "nsqd n1",
+            "nsqd n2",
+            "topic orders",
+        ]
         found = lookup(address, "/lookup", topic="orders", access="w", metainfo="true")
         assert (found["meta"]["extend_support"], sorted(found["partitions"]), found["channels"]) == (
             True,
             ["0", "1"],
             ["billing"],
         )
-        assert len(lines) == 4
         assert program.end() == 0
+
+
+def test_the_commands_of_the_broker_banner_work_as_they_are() -> None:
+    with running("broker", "--nodes", "1") as program:
+        assert program.process.stdout is not None
+        banner = []
+        while "ready" not in banner:
+            banner.append(program.process.stdout.readline().strip())
+        script = "\n".join(line for line in banner if line.startswith(("export ", "nsqext "))).partition("\n")[2]
+        script = script.replace("nsqext ", f"{sys.executable} -m nsqext ").replace("tail ", "tail --count 1 ")
+        ended = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, '"hello"' in ended.stdout.splitlines()[-1]) == (0, True), ended
+        assert program.end(signal.SIGINT) == 0
 
 
 def test_the_broker_command_refuses_clearly() -> None:
     ended = run("broker", "--topic", "orders:colour=red")
-    assert (ended.returncode, "topic option 'colour=red' is not known" in ended.stderr) == (2, True)
+    assert (ended.returncode, "unknown topic option 'colour=red'" in ended.stderr) == (2, True)
     assert "Traceback" not in ended.stderr
     ended = run("broker", "--nodes", "0")
     assert (ended.returncode, "nodes=0 is not within 1..64" in ended.stderr) == (2, True)

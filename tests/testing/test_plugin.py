@@ -101,6 +101,31 @@ async def test_anyio(nsq_cluster, nsq_topic, anyio_backend):
     assert outcome(output) == {"passed": 3}, output
 
 
+def test_a_default_topic_can_be_published_to_and_consumed(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+import pytest
+from nsqext import ProducerOptions, sync
+from nsqext.errors import NsqError
+
+def test_default(nsq_cluster, nsq_topic):
+    with sync.Producer(nsq_cluster.lookupd) as producer:
+        producer.publish(nsq_topic, b"hi")
+    with sync.Consumer(nsq_topic, "default", lookupd=nsq_cluster.lookupd) as consumer:
+        assert next(consumer).body == b"hi"
+
+@pytest.mark.nsq_topic(channels=[])
+def test_without_channels(nsq_cluster, nsq_topic):
+    options = ProducerOptions(timeout=0.5)
+    with sync.Producer(nsq_cluster.lookupd, options=options) as producer, pytest.raises(NsqError):
+        producer.publish(nsq_topic, b"hi")
+""",
+        ini="nsqext_nodes = 1\n",
+    )
+    assert outcome(output) == {"passed": 2}, output
+
+
 def test_the_original_generation(tmp_path: Path) -> None:
     output = run(
         tmp_path,

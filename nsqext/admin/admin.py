@@ -1,0 +1,605 @@
+"""The administration client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from nsqext.admin.requests import ClusterRequests
+from nsqext.admin.results import Generation, NodeStatus, PartitionStats, TopicInfo, TopicStats
+from nsqext.admin.stats import read_stats, sum_up
+from nsqext.errors import (
+    ConnectionFailed,
+    InvalidInput,
+    InvalidState,
+    LookupFailed,
+    NsqError,
+    OperationNotSupported,
+    PartitionUnavailable,
+    TopicNotFound,
+)
+from nsqext.lookup.client import LookupClient
+from nsqext.lookup.options import LookupOptions
+from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from nsqext.client.consumer.position import Position
+    from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.lookup.responses import NodeInfo
+
+__all__ = ("Admin",)
+
+_OPTIONS = LookupOptions(request_timeout=15.0)  # nsqlookupd asks the nodes before it answers a change
+
+
+class Admin:
+    """Lists and changes topics, channels and nodes of a cluster of either generation.
+
+    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. Cancelling a call
+    leaves a change that was sent in effect.
+
+    A change of a channel goes to the leader of every partition. It is repeated while a leader is being elected, and is
+    safe to repeat by the caller: pausing twice is pausing once.
+
+    Args:
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        timeout: seconds that a change may take, the wait for leaders included.
+        options: time and size limits of a single request.
+
+    Raises:
+        InvalidSetting: no address, or an address that cannot be right.
+    """
+
+    def __init__(
+        self, lookupd: str | Sequence[str], *, timeout: float = 30.0, options: LookupOptions | None = None
+    ) -> None:
+        self._requests = ClusterRequests(LookupClient(lookupd, options or _OPTIONS), timeout)
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections. Closing twice does nothing."""
+        self._closed = True
+        await self._requests.aclose()
+
+    def _open(self) -> ClusterRequests:
+        if self._closed:
+            raise InvalidState("the admin client is closed", hint="make a new one")
+        return self._requests
+
+    # Topics
+
+    async def topics(self) -> dict[str, TopicInfo]:
+        """Return every topic by name, sorted.
+
+        Raises:
+            LookupFailed: no lookup node gave a usable answer.
+        """
+        names = await self._open().client.topics()
+        found: dict[str, TopicInfo] = {}
+        limit = anyio.Semaphore(16)
+
+        async def look_up(name: str) -> None:
+            async with limit:
+                try:
+                    found[name] = await self.topic(name)
+                except TopicNotFound:
+                    pass  # deleted since it was listed
+
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(look_up, name)
+        return {name: found[name] for name in names if name in found}
+
+    async def topic(self, topic: str) -> TopicInfo:
+        """Return a topic.
+
+        Raises:
+            InvalidName: the name is not valid.
+            TopicNotFound: lookup does not know the topic.
+            LookupFailed: no lookup node gave a usable answer.
+        """
+        answers = await self._open().client.lookup(topic, "r")
+        where = await self._requests.find(topic)
+        channels = sorted({name for answer in answers for name in answer.channels})
+        nodes = tuple(sorted({*where.leaders.values(), *where.nodes}))
+        generation = _generation(where)
+        meta = where.meta if generation == "ha" else None
+        return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, tuple(channels))
+
+    async def channels(self, topic: str) -> tuple[str, ...]:
+        """Return the names of a topic's channels, sorted; raises what `topic` raises."""
+        return (await self.topic(topic)).channels
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        extend: bool = False,
+        ordered: bool = False,
+        multipart: bool = False,
+        channels: Iterable[str] = (),
+        exist_ok: bool = False,
+        wait: float = 90.0,
+    ) -> None:
+        """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
+
+        A redesigned cluster offers a topic to producers once it has a channel; give it one here, or start a consumer
+        before the first publish. The classic generation ignores everything but the names.
+
+        Args:
+            topic: its name.
+            partitions: number of its partitions, 1 to 254.
+            replicas: copies of each partition, 1 to 5.
+            extend: messages may carry JSON extend headers.
+            ordered: ordered consumption; several partitions may be on one node.
+            multipart: several partitions may be on one node.
+            channels: channels to create.
+            exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
+            wait: seconds until it has to accept publishes; a real cluster may take a minute. 0 does not wait; channels
+                are then refused.
+
+        Raises:
+            InvalidInput: a name or number cannot be right, or the topic exists.
+            LookupFailed: the cluster refused the topic, or no lookup node answered.
+            PartitionUnavailable: the topic was created and did not accept publishes in time.
+        """
+        requests = self._open()
+        names = [check_channel(channel) for channel in channels]
+        if names and wait <= 0:
+            raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
+        params: dict[str, str | int] = {
+            "topic": check_topic(topic),
+            "partition_num": _within("partitions", partitions, MAX_PARTITIONS),
+            "replicator": _within("replicas", replicas, 5),
+        }
+        flags = {"extend": extend, "orderedmulti": ordered, "multipart": multipart}
+        params |= {name: "true" for name, value in flags.items() if value}
+        try:
+            await requests.change_lookup("/topic/create", params)
+        except LookupFailed as error:
+            if "already exist" not in error.message:
+                raise
+            if not exist_ok:
+                raise InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True") from error
+        if wait > 0:
+            with anyio.move_on_after(wait) as scope:
+                await self._wait_writable(topic)
+                for name in names:
+                    await self.create_channel(topic, name)
+            if scope.cancelled_caught:
+                raise PartitionUnavailable(
+                    f"the topic was created and does not accept publishes after {wait:g} s",
+                    topic=topic,
+                    hint="are enough nodes up?",
+                )
+
+    async def _wait_writable(self, topic: str) -> None:
+        async def check() -> None:
+            where = await self._led(topic)
+            for number, node in where.leaders.items():
+                params = {"topic": topic, "partition": number}
+                try:
+                    # without a trace id nothing is stored: refused after the check of the leader (captured: http_pubtrace)
+                    await self._requests.post(_http(where, node), "/pubtrace", params, b"x")
+                except InvalidInput:
+                    continue
+
+        while True:
+            try:
+                return await self._requests.settled(check, topic)
+            except (PartitionUnavailable, TopicNotFound):
+                await anyio.sleep(0.2)
+
+    async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
+        """Delete a topic with all its messages and channels.
+
+        Args:
+            topic: its name.
+            missing_ok: a topic that does not exist is not an error.
+
+        Raises:
+            InvalidName: the name is not valid.
+            TopicNotFound: lookup does not know the topic.
+            LookupFailed: refused, or no lookup node answers.
+            ConnectionFailed: a node of the classic generation does not answer.
+        """
+        requests = self._open()
+        try:
+            where = await requests.find(topic)
+        except TopicNotFound:
+            if missing_ok:
+                return
+            raise
+        await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
+        for node in where.nodes:
+            await requests.post(_http(where, node), "/topic/delete", {"topic": topic})
+
+    async def upgrade_topic(self, topic: str) -> None:
+        """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the classic generation.
+            LookupFailed: refused, or no lookup node answers.
+        """
+        where = await self._open().find(topic)
+        if _generation(where) == "classic":
+            raise _unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
+        if not where.meta.extend_support:
+            await self._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+
+    async def expand_topic(self, topic: str, partitions: int) -> None:
+        """Raise the number of partitions of a topic of the redesigned NSQ.
+
+        Raises:
+            InvalidInput: the number is not valid.
+            TopicNotFound: lookup does not know the topic.
+            OperationNotSupported: the topic is on the classic generation.
+            LookupFailed: refused, or no lookup node answers.
+        """
+        number = _within("partitions", partitions, MAX_PARTITIONS)
+        if _generation(await self._open().find(topic)) == "classic":
+            raise _unsupported("expand_topic", "the original NSQ has no partitions", topic)
+        await self._requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
+
+    async def pause_topic(self, topic: str) -> None:
+        """Stop a topic of the classic generation from passing messages to its channels.
+
+        Raises:
+            OperationNotSupported: the redesigned NSQ pauses channels only.
+            TopicNotFound: lookup does not know the topic.
+            ConnectionFailed: a node does not answer.
+        """
+        await self._switch_topic(topic, "pause")
+
+    async def unpause_topic(self, topic: str) -> None:
+        """Let a paused topic pass messages to its channels again; raises what `pause_topic` raises."""
+        await self._switch_topic(topic, "unpause")
+
+    async def _switch_topic(self, topic: str, action: str) -> None:
+        where = await self._open().find(topic)
+        if _generation(where) == "ha":
+            raise _unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
+        for node in where.nodes:
+            await self._requests.post(_http(where, node), f"/topic/{action}", {"topic": topic})
+
+    async def empty_topic(self, topic: str) -> None:
+        """Discard the messages that wait in a topic and in all its channels.
+
+        The redesigned NSQ keeps messages in a log that channels read: there every channel skips to its end.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader in time.
+            ConnectionFailed: a node of the classic generation does not answer.
+        """
+        where = await self._open().find(topic)
+        for channel in await self.channels(topic):
+            await self.empty_channel(topic, channel)
+        for node in where.nodes:
+            await self._requests.post(_http(where, node), "/topic/empty", {"topic": topic})
+
+    async def tombstone(self, topic: str, node: str) -> None:
+        """Hide a topic's node from consumers and producers for a while, so that it can be taken out of service.
+
+        Args:
+            topic: the topic.
+            node: ``host:port`` of the node's HTTP side.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            LookupFailed: refused, or no lookup node answers.
+        """
+        await self._open().find(topic)
+        await self._requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
+
+    # Channels
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        """Create a channel on every partition; it begins at the end of what is stored. An existing one stays.
+
+        Raises:
+            InvalidName: a name is not valid.
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader in time.
+        """
+        check_channel(channel)
+        where = await self._open().find(topic)
+        if where.meta.disable_channel_auto_create or not where.leaders:
+            await self._requests.change_lookup("/channel/create", {"topic": topic, "channel": channel})
+        if not where.meta.disable_channel_auto_create:
+            await self._change_channel("create", topic, channel)
+
+    async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
+        """Delete a channel with its position and its waiting messages, on every partition.
+
+        Args:
+            topic: the topic.
+            channel: the channel.
+            missing_ok: a channel that does not exist is not an error.
+
+        Raises:
+            InvalidInput: the channel does not exist.
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader in time.
+        """
+        check_channel(channel)
+        where = await self._open().find(topic)
+        if missing_ok and channel not in await self.channels(topic):
+            return
+        await self._change_channel("delete", topic, channel)
+        if where.meta.disable_channel_auto_create or where.nodes:
+            await self._requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
+
+    async def pause_channel(self, topic: str, channel: str) -> None:
+        """Stop delivery from a channel; publishes go on and wait.
+
+        Raises:
+            InvalidInput: a name is not valid, or the channel does not exist.
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader in time.
+        """
+        await self._change_channel("pause", topic, channel)
+
+    async def unpause_channel(self, topic: str, channel: str) -> None:
+        """Resume delivery from a channel; raises what `pause_channel` raises."""
+        await self._change_channel("unpause", topic, channel)
+
+    async def empty_channel(self, topic: str, channel: str) -> None:
+        """Discard the messages that wait in a channel; raises what `pause_channel` raises."""
+        await self._change_channel("empty", topic, channel)
+
+    async def skip_channel(self, topic: str, channel: str) -> None:
+        """Let a channel of the redesigned NSQ finish every message without delivery, until `unskip_channel`.
+
+        Raises:
+            OperationNotSupported: the topic is on the classic generation.
+            InvalidInput, TopicNotFound, PartitionUnavailable: see `pause_channel`.
+        """
+        await self._change_channel("skip", topic, channel, ha_only=True)
+
+    async def unskip_channel(self, topic: str, channel: str) -> None:
+        """Let a channel deliver messages again; raises what `skip_channel` raises."""
+        await self._change_channel("unskip", topic, channel, ha_only=True)
+
+    async def seek_channel(
+        self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
+    ) -> None:
+        """Move a channel of the redesigned NSQ; messages in flight are given up by the server.
+
+        Args:
+            topic: the topic.
+            channel: the channel; it has to exist.
+            position: where it reads on.
+            partitions: only these; None moves it on every partition.
+
+        Raises:
+            OperationNotSupported: the topic is on the classic generation.
+            InvalidInput: the channel or a partition does not exist.
+            PartitionUnavailable: a partition has no leader in time, or refused the position.
+        """
+        from nsqext.client.consumer.position import move_channel
+
+        async def move(where: PartitionMap, number: int, node: Address) -> None:
+            await move_channel(_http(where, node), topic, number, channel, position)
+
+        await self._at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
+
+    async def _change_channel(self, action: str, topic: str, channel: str, *, ha_only: bool = False) -> None:
+        async def change(where: PartitionMap, number: int, node: Address) -> None:
+            params: dict[str, str | int] = {"topic": topic, "channel": channel}
+            if number >= 0:
+                params["partition"] = number
+            await self._requests.post(_http(where, node), f"/channel/{action}", params)
+
+        await self._at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
+
+    async def _at_leaders(
+        self,
+        topic: str,
+        channel: str,
+        change: Callable[[PartitionMap, int, Address], Awaitable[None]],
+        *,
+        partitions: Sequence[int] | None = None,
+        operation: str | None = None,
+    ) -> None:
+        """Make a change at the leader of each partition, each until it succeeds once; at the nodes of a classic topic."""
+        check_topic(topic)
+        check_channel(channel)
+        done: set[int | Address] = set()
+
+        async def attempt() -> None:
+            where = await self._led(topic)
+            if operation is not None and where.nodes:
+                raise _unsupported(operation, "the original NSQ cannot do this", topic)
+            chosen = where.leaders.keys() if partitions is None else partitions
+            for number in chosen:
+                if number not in where.leaders:
+                    raise InvalidInput(f"the topic has no partition {number}", topic=topic, partition=number)
+                if number not in done:
+                    await change(where, number, where.leaders[number])
+                    done.add(number)
+            for node in where.nodes:
+                if node not in done:
+                    await change(where, -1, node)
+                    done.add(node)
+
+        await self._open().settled(attempt, topic)
+
+    async def _led(self, topic: str) -> PartitionMap:
+        """Return where a topic is, once every partition has a leader."""
+        where = await self._open().find(topic)
+        missing = [number for number in range(where.meta.partition_num) if number not in where.leaders]
+        if missing:
+            raise PartitionUnavailable("the partition has no leader", topic=topic, partition=missing[0])
+        if not where.leaders and not where.nodes:
+            raise PartitionUnavailable("no node holds the topic", topic=topic)
+        return where
+
+    # Nodes and numbers
+
+    async def nodes(self) -> tuple[NodeStatus, ...]:
+        """Return every nsqd that lookup knows, sorted by TCP address, each with whether it answers.
+
+        Raises:
+            LookupFailed: no lookup node gave a usable answer.
+        """
+        requests = self._open()
+        infos = await requests.client.nodes()
+
+        async def ping(info: NodeInfo) -> bool:
+            if info.http is None:
+                return False
+            await requests.get(info.http, "/info", {})
+            return True
+
+        by_address = {info.tcp: info for info in infos}
+        answered, _ = await requests.ask_all(by_address, lambda address: ping(by_address[address]))
+        return tuple(
+            NodeStatus(
+                tcp=info.tcp,
+                http=info.http,
+                version=info.version,
+                hostname=info.hostname,
+                generation=_generation_of(info),
+                topics=dict(sorted(info.topics.items())),
+                tombstoned=info.tombstoned,
+                reachable=answered.get(info.tcp, False),
+            )
+            for info in infos
+        )
+
+    async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
+        """Return the TCP addresses of the in-sync replicas by partition, the leader first.
+
+        Raises:
+            OperationNotSupported: the topic is on the classic generation.
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader.
+            ConnectionFailed: a leader does not answer.
+        """
+        where = await self._led(topic)
+        if where.nodes:
+            raise _unsupported("replicas", "the original NSQ has no replicas", topic)
+        found: dict[int, tuple[str, ...]] = {}
+        for number, node in sorted(where.leaders.items()):
+            params: dict[str, str | int] = {"topic": topic, "partition": number}
+            data = await self._requests.get(_http(where, node), "/coordinator/stats", params)
+            found[number] = _read_replicas(data, node)
+        return found
+
+    async def stats(self, topic: str, channel: str | None = None) -> TopicStats:
+        """Return the statistics of a topic: messages, depth and lag per partition and channel, clients.
+
+        Args:
+            topic: the topic.
+            channel: only this channel; None for all.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            LookupFailed: no lookup node gave a usable answer.
+            ConnectionFailed: no node that holds the topic answered.
+        """
+        where = await self._open().find(topic)
+        if channel is not None:
+            check_channel(channel)
+        holders = tuple(dict.fromkeys((*where.leaders.values(), *where.nodes)))
+
+        async def ask(node: Address) -> list[PartitionStats]:
+            params = {"format": "json", "topic": topic}
+            return read_stats(await self._requests.get(_http(where, node), "/stats", params), node).get(topic, [])
+
+        found, failed = await self._requests.ask_all(holders, ask)
+        if failed and not found:
+            raise next(iter(failed.values()))
+        partitions = [_only(part, channel) for parts in found.values() for part in parts]
+        return sum_up(topic, _generation(where), partitions, failed)
+
+    async def all_stats(self) -> dict[str, TopicStats]:
+        """Return the statistics of every topic by name, with one request per node.
+
+        A node that does not answer is missing from the sums; see ``unreachable``.
+
+        Raises:
+            LookupFailed: no lookup node gave a usable answer.
+        """
+        requests = self._open()
+        names = await requests.client.topics()
+        infos = {info.tcp: info for info in await requests.client.nodes()}
+
+        async def ask(node: Address) -> dict[str, list[PartitionStats]]:
+            http = infos[node].http
+            if http is None:
+                raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(node))
+            params = {"format": "json", "leaderOnly": "true", "needClients": "true"}
+            return read_stats(await requests.get(http, "/stats", params), node)
+
+        found, failed = await requests.ask_all(infos, ask)
+        generation: Generation = "ha" if any(_generation_of(info) == "ha" for info in infos.values()) else "classic"
+        parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
+        for topics in found.values():
+            for name, partitions in topics.items():
+                parts.setdefault(name, []).extend(partitions)
+        return {
+            name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics])
+            for name, partitions in sorted(parts.items())
+        }
+
+
+def _generation(where: PartitionMap) -> Generation:
+    return "classic" if where.nodes and not where.leaders else "ha"
+
+
+def _generation_of(info: NodeInfo) -> Generation:
+    return "ha" if "HA" in info.version else "classic"
+
+
+def _http(where: PartitionMap, node: Address) -> Address:
+    address = where.http.get(node)
+    if address is None:
+        raise LookupFailed("lookup does not report the node's HTTP address", topic=where.topic, node=str(node))
+    return address
+
+
+def _within(name: str, value: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInput(f"{name}={value!r} is not within 1..{most}")
+    return value
+
+
+def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
+    if channel is None:
+        return part
+    from attrs import evolve
+
+    return evolve(part, channels={name: stats for name, stats in part.channels.items() if name == channel})
+
+
+def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
+    """Read the in-sync replicas out of ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
+    try:
+        members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []
+        parts = [str(member["node_id"]).rsplit(":", 3) for member in members]
+        found = [str(Address(host, int(port))) for host, _, port, _ in parts]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConnectionFailed(f"/coordinator/stats cannot be read: {error!r}", node=str(leader)) from error
+    return tuple(sorted(found, key=lambda address: (address != str(leader), address)))
+
+
+def _unsupported(operation: str, reason: str, topic: str) -> NsqError:
+    return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)

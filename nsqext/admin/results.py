@@ -1,0 +1,225 @@
+"""What `nsqext.Admin` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+from nsqext.types import Address, TopicMeta
+
+__all__ = (
+    "ChannelStats",
+    "ClientStats",
+    "Generation",
+    "NodeStatus",
+    "PartitionChannelStats",
+    "PartitionStats",
+    "TopicInfo",
+    "TopicStats",
+)
+
+Generation = Literal["ha", "classic"]
+"""``ha`` is the redesigned NSQ, ``classic`` the original one."""
+
+
+@frozen
+class TopicInfo:
+    """A topic as the lookup service describes it.
+
+    Attributes:
+        name: the topic.
+        generation: which NSQ serves it.
+        meta: partitions, replicas, extend support and order; None on the classic generation.
+        leaders: TCP address of the leader by partition; a partition without a leader is missing. Empty on the classic
+            generation.
+        nodes: TCP addresses of the nodes that hold the topic.
+        channels: names of its channels, sorted.
+    """
+
+    name: str
+    generation: Generation
+    meta: TopicMeta | None
+    leaders: Mapping[int, Address]
+    nodes: tuple[Address, ...]
+    channels: tuple[str, ...]
+
+
+@frozen
+class NodeStatus:
+    """An nsqd node as the lookup service describes it.
+
+    Attributes:
+        tcp: its TCP address.
+        http: its HTTP address; None where lookup does not report one.
+        version: its version.
+        hostname: its host name.
+        generation: which NSQ it runs.
+        topics: partitions that it holds by topic; an empty tuple on the classic generation.
+        tombstoned: topics that lookup hides on this node.
+        reachable: the node answered a ping.
+    """
+
+    tcp: Address
+    http: Address | None
+    version: str
+    hostname: str
+    generation: Generation
+    topics: Mapping[str, tuple[int, ...]]
+    tombstoned: tuple[str, ...]
+    reachable: bool
+
+
+@frozen
+class ClientStats:
+    """A consumer's connection as a node reports it.
+
+    Attributes:
+        client_id: what the consumer calls itself.
+        hostname: its host name.
+        address: its ``host:port``.
+        user_agent: its library and version.
+        node: TCP address of the node that it is connected to.
+        partition: the partition; None on the classic generation.
+        ready: its RDY count.
+        in_flight: messages in flight to it.
+        messages: messages sent to it since it connected.
+        finished: messages that it finished.
+        requeued: messages that it requeued.
+        connected_at: seconds since 1970.
+        tag: the tag that it asked for; None for no tag.
+        tls: the connection is encrypted.
+    """
+
+    client_id: str
+    hostname: str
+    address: str
+    user_agent: str
+    node: Address
+    partition: int | None
+    ready: int
+    in_flight: int
+    messages: int
+    finished: int
+    requeued: int
+    connected_at: int
+    tag: str | None
+    tls: bool
+
+
+@frozen
+class PartitionChannelStats:
+    """A channel on one partition.
+
+    Attributes:
+        depth: messages that wait for delivery, as the server counts: in-flight messages are part of it on the redesigned
+            NSQ, not on the classic generation.
+        in_flight: messages in flight.
+        deferred: messages that wait for a delay to pass, in memory and on disk.
+        messages: messages that the channel has received.
+        requeued: messages that consumers requeued.
+        timed_out: messages that were not answered in time.
+        paused: it delivers nothing.
+        skipped: it skips every message (redesigned NSQ).
+        lag: messages that are not finished: waiting, in flight and deferred, counted alike on both generations.
+        lag_bytes: bytes behind them; None where the server does not report them.
+        clients: its consumers.
+    """
+
+    depth: int
+    in_flight: int
+    deferred: int
+    messages: int
+    requeued: int
+    timed_out: int
+    paused: bool
+    skipped: bool
+    lag: int
+    lag_bytes: int | None
+    clients: tuple[ClientStats, ...]
+
+
+@frozen
+class PartitionStats:
+    """A partition on its leader; a node's share of the topic on the classic generation.
+
+    Attributes:
+        partition: its number; None on the classic generation.
+        node: TCP address of the leader, or of the node.
+        replicas: ``host:port`` (TCP) of the in-sync replicas, the leader first; empty where unknown.
+        messages: messages that it has received.
+        bytes: bytes that it holds on disk; received bytes on the classic generation, None where unknown.
+        depth: messages that wait for a first channel (classic generation).
+        paused: it passes nothing to its channels (classic generation).
+        channels: its channels by name.
+    """
+
+    partition: int | None
+    node: Address
+    replicas: tuple[str, ...]
+    messages: int
+    bytes: int | None
+    depth: int
+    paused: bool
+    channels: Mapping[str, PartitionChannelStats]
+
+
+@frozen
+class ChannelStats:
+    """A channel over all partitions of its topic; counts are sums.
+
+    Attributes:
+        name: the channel.
+        depth: see `PartitionChannelStats`.
+        in_flight: messages in flight.
+        deferred: messages that wait for a delay to pass.
+        messages: messages that the channel has received.
+        requeued: messages that consumers requeued.
+        timed_out: messages that were not answered in time.
+        paused: it is paused on every partition.
+        skipped: it skips every message on every partition.
+        lag: messages that are not finished.
+        clients: its consumers' connections, one per partition that a consumer subscribes to.
+    """
+
+    name: str
+    depth: int
+    in_flight: int
+    deferred: int
+    messages: int
+    requeued: int
+    timed_out: int
+    paused: bool
+    skipped: bool
+    lag: int
+    clients: tuple[ClientStats, ...]
+
+
+@frozen
+class TopicStats:
+    """Statistics of a topic.
+
+    Attributes:
+        name: the topic.
+        generation: which NSQ serves it.
+        partitions: its partitions by number; nodes of the classic generation, by address.
+        channels: its channels over all partitions, by name.
+        unreachable: nodes that hold the topic and did not answer: the sums lack their share.
+    """
+
+    name: str
+    generation: Generation
+    partitions: tuple[PartitionStats, ...]
+    channels: Mapping[str, ChannelStats] = field(factory=dict)
+    unreachable: tuple[Address, ...] = ()
+
+    @property
+    def messages(self) -> int:
+        """Messages that the topic has received, over all partitions."""
+        return sum(partition.messages for partition in self.partitions)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the topic is paused on every node (classic generation)."""
+        return bool(self.partitions) and all(partition.paused for partition in self.partitions)

@@ -13,6 +13,7 @@ from nsqext._version import __version__
 
 if _typing.TYPE_CHECKING:
     from nsqext import errors
+    from nsqext.admin import Admin
     from nsqext.app import App
     from nsqext.client.consumer.consumer import Consumer, ConsumerConnection
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
@@ -33,6 +34,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = (
     "Address",
+    "Admin",
     "App",
     "BackoffOptions",
     "BatchFailed",
@@ -67,6 +69,7 @@ __all__ = (
 )
 
 _HOMES = {
+    "nsqext.admin": ("Admin",),
     "nsqext.app": ("App",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer", "ConsumerConnection"),

@@ -25,11 +25,11 @@ PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"transport"}
 LOOKUP = TRANSPORT | {"lookup"}
 CLIENT = LOOKUP | {"client", "dispatch", "settings"}
-PUBLIC = CLIENT | {ROOT}
+PUBLIC = CLIENT | {"admin", ROOT}
 
 # room -> the rooms it may import, besides itself and private modules of the package (`nsqext._version`)
 ALLOWED: dict[str, set[str]] = {
-    ROOT: CLIENT | {"app", "observability", "sync"},
+    ROOT: CLIENT | {"admin", "app", "observability", "sync"},
     "__main__": {"cli"},
     "errors": {"types"},  # one level: which of the two imports the other is free, and a cycle is an error of its own
     "types": {"errors"},
@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "lookup": TRANSPORT,
     "settings": BASE,
     "client": CLIENT,
+    "admin": CLIENT,
     "broker": PROTOCOL | {"dispatch"},
     "sync": PUBLIC,
     "app": PUBLIC | {"observability"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -40,8 +41,8 @@ _OPTIONS = LookupOptions(request_timeout=15.0)  # nsqlookupd asks the nodes befo
 class Admin:
     """Lists and changes topics, channels and nodes of a cluster of either generation.
 
-    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. Cancelling a call
-    leaves a change that was sent in effect.
+    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. A change
+    that was sent stays in effect when the call is cancelled.
 
     A change of a channel goes to the leader of every partition. It is repeated while a leader is being elected, and is
     safe to repeat by the caller: pausing twice is pausing once.
@@ -93,10 +94,8 @@ class Admin:
 
         async def look_up(name: str) -> None:
             async with limit:
-                try:
+                with suppress(TopicNotFound):  # deleted since it was listed
                     found[name] = await self.topic(name)
-                except TopicNotFound:
-                    pass  # deleted since it was listed
 
         async with anyio.create_task_group() as tasks:
             for name in names:
@@ -139,7 +138,8 @@ class Admin:
         """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
 
         A redesigned cluster offers a topic to producers once it has a channel; give it one here, or start a consumer
-        before the first publish. The classic generation ignores everything but the names.
+        before the first publish. On the classic generation the topic is created on every node, and everything but the
+        names is ignored.
 
         Args:
             topic: its name.
@@ -169,15 +169,22 @@ class Admin:
         }
         flags = {"extend": extend, "orderedmulti": ordered, "multipart": multipart}
         params |= {name: "true" for name, value in flags.items() if value}
+        exists = InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True to keep it as it is")
+        if not exist_ok:
+            # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
+            with suppress(TopicNotFound):
+                await requests.find(topic)
+                raise exists
         try:
             await requests.change_lookup("/topic/create", params)
         except LookupFailed as error:
             if "already exist" not in error.message:
                 raise
             if not exist_ok:
-                raise InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True") from error
+                raise exists from error
         if wait > 0:
             with anyio.move_on_after(wait) as scope:
+                await self._create_on_classic_nodes(topic)
                 await self._wait_writable(topic)
                 for name in names:
                     await self.create_channel(topic, name)
@@ -188,13 +195,18 @@ class Admin:
                     hint="are enough nodes up?",
                 )
 
+    async def _create_on_classic_nodes(self, topic: str) -> None:
+        for info in await self._requests.client.nodes():
+            if _generation_of(info) == "classic" and info.http is not None:
+                await self._requests.post(info.http, "/topic/create", {"topic": topic})
+
     async def _wait_writable(self, topic: str) -> None:
         async def check() -> None:
             where = await self._led(topic)
             for number, node in where.leaders.items():
-                params = {"topic": topic, "partition": number}
+                params: dict[str, str | int] = {"topic": topic, "partition": number}
                 try:
-                    # without a trace id nothing is stored: refused after the check of the leader (captured: http_pubtrace)
+                    # refused for its missing trace id, after the check of the leader (captured: http_pubtrace)
                     await self._requests.post(_http(where, node), "/pubtrace", params, b"x")
                 except InvalidInput:
                     continue
@@ -418,7 +430,7 @@ class Admin:
         partitions: Sequence[int] | None = None,
         operation: str | None = None,
     ) -> None:
-        """Make a change at the leader of each partition, each until it succeeds once; at the nodes of a classic topic."""
+        """Make a change once at the leader of each partition, or at each node of a classic topic."""
         check_topic(topic)
         check_channel(channel)
         done: set[int | Address] = set()

@@ -176,7 +176,7 @@ class ClusterRequests:
 def _refusal(body: bytes) -> str:
     text = body[:200].decode("utf-8", "backslashreplace")
     for member in ('"message":"', '"status_txt":"'):
-        head, found, rest = text.partition(member)
+        _head, found, rest = text.partition(member)
         if found:
             return rest.partition('"')[0]
     return text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
-from nsqext.types import Address, TopicMeta
+if TYPE_CHECKING:
+    from nsqext.types import Address, TopicMeta
 
 __all__ = (
     "ChannelStats",
@@ -113,8 +114,8 @@ class PartitionChannelStats:
     """A channel on one partition.
 
     Attributes:
-        depth: messages that wait for delivery, as the server counts: in-flight messages are part of it on the redesigned
-            NSQ, not on the classic generation.
+        depth: messages that wait for delivery, as the server counts them: the redesigned NSQ includes messages in
+            flight, the classic generation does not.
         in_flight: messages in flight.
         deferred: messages that wait for a delay to pass, in memory and on disk.
         messages: messages that the channel has received.

@@ -9,6 +9,7 @@
     │   ├── InvalidBody                  empty, too large, not bytes
     │   ├── InvalidSetting               an option, URL or environment variable
     │   ├── InvalidPartition             a partition or key that the topic does not support
+    │   ├── OperationNotSupported        an operation that this generation of NSQ does not have
     │   ├── ExtendNotSupported           headers or a tag for a topic without extend support
     │   └── DelayNotSupported            a delayed publish to the redesigned server
     ├── InvalidState                     used before it was opened, or after it was closed
@@ -64,6 +65,7 @@ __all__ = (
     "NegotiationFailed",
     "NotSent",
     "NsqError",
+    "OperationNotSupported",
     "OrderViolation",
     "PartitionUnavailable",
     "ProtocolError",
@@ -169,6 +171,10 @@ class InvalidSetting(InvalidInput):
 
 class InvalidPartition(InvalidInput):
     """The topic does not have the partition, or a key was given and the number of partitions is unknown."""
+
+
+class OperationNotSupported(InvalidInput):
+    """An administration operation that this generation of NSQ does not have."""
 
 
 class ExtendNotSupported(InvalidInput):

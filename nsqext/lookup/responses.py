@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -26,12 +26,16 @@ class NodeInfo:
         http: its HTTP side.
         version: its version; ``HA`` in it marks the redesigned generation.
         hostname: its name.
+        topics: partitions that it holds by topic; empty tuples on the classic generation. Only ``/nodes`` reports them.
+        tombstoned: topics that lookup hides on this node.
     """
 
     tcp: Address
     http: Address | None = None
     version: str = ""
     hostname: str = ""
+    topics: Mapping[str, tuple[int, ...]] = field(factory=dict, hash=False)
+    tombstoned: tuple[str, ...] = ()
 
 
 @frozen
@@ -193,7 +197,21 @@ def read_node(data: Any) -> NodeInfo:
         http=_address(host, data["http_port"]) if data.get("http_port") else None,
         version=str(data.get("version", "")),
         hostname=str(data.get("hostname", "")),
+        topics=_read_topics(data),
+        tombstoned=tuple(str(name) for name, hidden in _tombstones(data) if hidden),
     )
+
+
+def _tombstones(data: Any) -> Iterable[tuple[Any, Any]]:
+    return zip(data.get("topics") or (), data.get("tombstones") or (), strict=False)
+
+
+def _read_topics(data: Any) -> dict[str, tuple[int, ...]]:
+    partitions = data.get("partitions") or {}
+    return {
+        str(name): tuple(sorted(_partition(number) for number in partitions.get(name) or ()))
+        for name in data.get("topics") or ()
+    }
 
 
 def _address(host: Any, port: Any) -> Address:

@@ -10,8 +10,9 @@ elsewhere; an exception in the waiting thread, such as KeyboardInterrupt, ends i
 
 from __future__ import annotations
 
+from nsqext.sync.admin import Admin
 from nsqext.sync.consumer import Consumer
 from nsqext.sync.message import Message
 from nsqext.sync.producer import Batcher, Producer
 
-__all__ = ("Batcher", "Consumer", "Message", "Producer")
+__all__ = ("Admin", "Batcher", "Consumer", "Message", "Producer")

@@ -1,0 +1,167 @@
+"""The blocking administration client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from nsqext.admin import Admin as AsyncAdmin
+from nsqext.sync.loop import Opened
+
+if TYPE_CHECKING:
+    from nsqext.admin import NodeStatus, TopicInfo, TopicStats
+    from nsqext.client.consumer.position import Position
+    from nsqext.lookup.options import LookupOptions
+
+__all__ = ("Admin",)
+
+
+class Admin(Opened):
+    """Lists and changes topics, channels and nodes; methods, results and errors are those of `nsqext.Admin`.
+
+    Args:
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        timeout: seconds that a change may take, the wait for leaders included.
+        options: time and size limits of a single request.
+
+    Raises:
+        InvalidSetting: no address, or an address that cannot be right.
+    """
+
+    _what = "admin client"
+
+    def __init__(
+        self, lookupd: str | Sequence[str], *, timeout: float = 30.0, options: LookupOptions | None = None
+    ) -> None:
+        super().__init__()
+        self._admin = AsyncAdmin(lookupd, timeout=timeout, options=options)
+
+    def __enter__(self) -> Self:
+        self._enter(self._admin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit(kind, error, trace)
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """See `nsqext.Admin.topics`."""
+        return self._run(self._admin.topics)
+
+    def topic(self, topic: str) -> TopicInfo:
+        """See `nsqext.Admin.topic`."""
+        return self._run(self._admin.topic, topic)
+
+    def channels(self, topic: str) -> tuple[str, ...]:
+        """See `nsqext.Admin.channels`."""
+        return self._run(self._admin.channels, topic)
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        extend: bool = False,
+        ordered: bool = False,
+        multipart: bool = False,
+        channels: Iterable[str] = (),
+        exist_ok: bool = False,
+        wait: float = 90.0,
+    ) -> None:
+        """See `nsqext.Admin.create_topic`."""
+        self._run(
+            partial(
+                self._admin.create_topic,
+                topic,
+                partitions=partitions,
+                replicas=replicas,
+                extend=extend,
+                ordered=ordered,
+                multipart=multipart,
+                channels=channels,
+                exist_ok=exist_ok,
+                wait=wait,
+            )
+        )
+
+    def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
+        """See `nsqext.Admin.delete_topic`."""
+        self._run(partial(self._admin.delete_topic, topic, missing_ok=missing_ok))
+
+    def upgrade_topic(self, topic: str) -> None:
+        """See `nsqext.Admin.upgrade_topic`."""
+        self._run(self._admin.upgrade_topic, topic)
+
+    def expand_topic(self, topic: str, partitions: int) -> None:
+        """See `nsqext.Admin.expand_topic`."""
+        self._run(self._admin.expand_topic, topic, partitions)
+
+    def pause_topic(self, topic: str) -> None:
+        """See `nsqext.Admin.pause_topic`."""
+        self._run(self._admin.pause_topic, topic)
+
+    def unpause_topic(self, topic: str) -> None:
+        """See `nsqext.Admin.unpause_topic`."""
+        self._run(self._admin.unpause_topic, topic)
+
+    def empty_topic(self, topic: str) -> None:
+        """See `nsqext.Admin.empty_topic`."""
+        self._run(self._admin.empty_topic, topic)
+
+    def tombstone(self, topic: str, node: str) -> None:
+        """See `nsqext.Admin.tombstone`."""
+        self._run(self._admin.tombstone, topic, node)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.create_channel`."""
+        self._run(self._admin.create_channel, topic, channel)
+
+    def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
+        """See `nsqext.Admin.delete_channel`."""
+        self._run(partial(self._admin.delete_channel, topic, channel, missing_ok=missing_ok))
+
+    def pause_channel(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.pause_channel`."""
+        self._run(self._admin.pause_channel, topic, channel)
+
+    def unpause_channel(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.unpause_channel`."""
+        self._run(self._admin.unpause_channel, topic, channel)
+
+    def empty_channel(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.empty_channel`."""
+        self._run(self._admin.empty_channel, topic, channel)
+
+    def skip_channel(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.skip_channel`."""
+        self._run(self._admin.skip_channel, topic, channel)
+
+    def unskip_channel(self, topic: str, channel: str) -> None:
+        """See `nsqext.Admin.unskip_channel`."""
+        self._run(self._admin.unskip_channel, topic, channel)
+
+    def seek_channel(
+        self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
+    ) -> None:
+        """See `nsqext.Admin.seek_channel`."""
+        self._run(partial(self._admin.seek_channel, topic, channel, position, partitions=partitions))
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """See `nsqext.Admin.nodes`."""
+        return self._run(self._admin.nodes)
+
+    def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
+        """See `nsqext.Admin.replicas`."""
+        return self._run(self._admin.replicas, topic)
+
+    def stats(self, topic: str, channel: str | None = None) -> TopicStats:
+        """See `nsqext.Admin.stats`."""
+        return self._run(self._admin.stats, topic, channel)
+
+    def all_stats(self) -> dict[str, TopicStats]:
+        """See `nsqext.Admin.all_stats`."""
+        return self._run(self._admin.all_stats)

@@ -1,0 +1,293 @@
+"""The administration client on embedded clusters of both generations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from secrets import token_hex
+
+import anyio
+import pytest
+
+from nsqext import Admin, Consumer, Position, Producer
+from nsqext.broker import Cluster
+from nsqext.errors import (
+    ConnectionFailed,
+    InvalidInput,
+    InvalidName,
+    InvalidState,
+    LookupFailed,
+    OperationNotSupported,
+    PartitionUnavailable,
+    TopicNotFound,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def ha() -> Iterator[Cluster]:
+    """A redesigned cluster of three nodes."""
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[Cluster]:
+    """An original cluster of two nodes."""
+    with Cluster(nodes=2, generation="nsq") as cluster:
+        yield cluster
+
+
+def fresh(word: str = "admin") -> str:
+    """Return an unused topic name."""
+    return f"{word}_{token_hex(4)}"
+
+
+async def test_a_created_topic_accepts_publishes_at_once(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(topic, partitions=2, replicas=1, extend=True, channels=["billing"])
+        receipt = await producer.publish(topic, b"one", headers={"user": "1"})
+        info = (await admin.topics())[topic]
+        stats = await admin.stats(topic)
+    assert receipt.topic == topic
+    assert info.generation == "ha"
+    assert info.meta is not None
+    assert (info.meta.partition_num, info.meta.extend_support) == (2, True)
+    assert sorted(info.leaders) == [0, 1]
+    assert info.channels == ("billing",)
+    assert stats.messages == 1
+    assert (stats.channels["billing"].depth, stats.channels["billing"].lag) == (1, 1)
+
+
+async def test_an_existing_topic_is_an_error_unless_it_may_exist(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin:
+        await admin.create_topic(topic)
+        with pytest.raises(InvalidInput, match="the topic exists"):
+            await admin.create_topic(topic)
+        await admin.create_topic(topic, channels=["late"], exist_ok=True)
+        assert await admin.channels(topic) == ("late",)
+
+
+async def test_deleted_topics_are_gone(ha: Cluster, classic: Cluster) -> None:
+    for cluster in (ha, classic):
+        topic = fresh()
+        async with Admin(cluster.lookupd) as admin:
+            await admin.create_topic(topic, channels=["ch"])
+            assert topic in await admin.topics()
+            await admin.delete_topic(topic)
+            with pytest.raises(TopicNotFound):
+                await admin.topic(topic)
+            with pytest.raises(TopicNotFound):
+                await admin.delete_topic(topic)
+            await admin.delete_topic(topic, missing_ok=True)
+            assert topic not in await admin.topics()
+
+
+async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluster, classic: Cluster) -> None:
+    for cluster in (ha, classic):
+        topic = fresh()
+        async with (
+            Admin(cluster.lookupd) as admin,
+            Producer(cluster.lookupd) as producer,
+        ):
+            await admin.create_topic(topic, channels=["ch"])
+            await admin.pause_channel(topic, "ch")
+            assert (await admin.stats(topic)).channels["ch"].paused
+            await producer.publish(topic, b"waits")
+            async with Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+                with anyio.move_on_after(0.3) as scope:
+                    await anext(consumer)
+                assert scope.cancelled_caught
+                await admin.unpause_channel(topic, "ch")
+                with anyio.fail_after(10):
+                    message = await anext(consumer)
+                assert message.body == b"waits"
+                clients = (await admin.stats(topic)).channels["ch"].clients
+                assert sum(client.in_flight for client in clients) == 1
+                assert {client.partition for client in clients} == ({0} if cluster is ha else {None})
+                await message.finish()
+            assert not (await admin.stats(topic)).channels["ch"].paused
+
+
+async def test_empty_discards_what_waits(ha: Cluster, classic: Cluster) -> None:
+    for cluster in (ha, classic):
+        topic = fresh()
+        async with Admin(cluster.lookupd) as admin, Producer(cluster.lookupd) as producer:
+            await admin.create_topic(topic, channels=["a", "b"])
+            await producer.publish_many(topic, [b"1", b"2", b"3"])
+            await admin.empty_channel(topic, "a")
+            stats = await admin.stats(topic)
+            assert (stats.channels["a"].lag, stats.channels["b"].lag) == (0, 3)
+            assert (await admin.stats(topic, "b")).channels.keys() == {"b"}
+            await admin.empty_topic(topic)
+            assert (await admin.stats(topic)).channels["b"].lag == 0
+
+
+async def test_channels_are_created_skipped_and_deleted(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin:
+        await admin.create_topic(topic, partitions=2, channels=["keep"])
+        await admin.create_channel(topic, "ch")
+        assert await admin.channels(topic) == ("ch", "keep")
+        await admin.skip_channel(topic, "ch")
+        assert (await admin.stats(topic)).channels["ch"].skipped
+        await admin.unskip_channel(topic, "ch")
+        assert not (await admin.stats(topic)).channels["ch"].skipped
+        await admin.delete_channel(topic, "ch")
+        assert (await admin.stats(topic)).channels.keys() == {"keep"}
+        with pytest.raises(InvalidInput, match="CHANNEL_NOT_FOUND"):
+            await admin.pause_channel(topic, "ch")
+
+
+async def test_a_channel_moves_back_to_the_start(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(topic, channels=["ch"])
+        await producer.publish_many(topic, [b"1", b"2"])
+        await admin.empty_channel(topic, "ch")
+        assert (await admin.stats(topic)).channels["ch"].lag == 0
+        await admin.seek_channel(topic, "ch", Position.earliest())
+        assert (await admin.stats(topic)).channels["ch"].lag == 2
+        with pytest.raises(InvalidInput, match="no partition 7"):
+            await admin.seek_channel(topic, "ch", Position.latest(), partitions=[7])
+
+
+async def test_an_upgraded_topic_takes_headers(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin:
+        await admin.create_topic(topic, channels=["ch"])
+        await admin.upgrade_topic(topic)
+        await admin.upgrade_topic(topic)
+        with anyio.fail_after(10):
+            while not (meta := (await admin.topic(topic)).meta) or not meta.extend_support:
+                await anyio.sleep(0.05)
+
+
+async def test_in_sync_replicas_name_the_leader_first(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin:
+        await admin.create_topic(topic, replicas=3, channels=["ch"])
+        replicas = await admin.replicas(topic)
+        leader = (await admin.topic(topic)).leaders[0]
+    assert replicas[0][0] == str(leader)
+    assert sorted(replicas[0]) == sorted(node.tcp for node in ha.nodes.values())
+
+
+async def test_a_change_waits_for_a_new_leader(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin:
+        await admin.create_topic(topic, replicas=3, channels=["ch"])
+        name = ha.leader(topic, 0)
+        assert name is not None
+        ha.kill(name)
+        try:
+            await admin.pause_channel(topic, "ch")
+            assert (await admin.stats(topic)).channels["ch"].paused
+            down = [node for node in await admin.nodes() if not node.reachable]
+            assert len(down) <= 1
+        finally:
+            ha.restart(name)
+
+
+async def test_nodes_are_listed_with_what_they_hold(ha: Cluster, classic: Cluster) -> None:
+    for cluster, generation in ((ha, "ha"), (classic, "classic")):
+        topic = fresh()
+        async with Admin(cluster.lookupd) as admin:
+            await admin.create_topic(topic, channels=["ch"])
+            nodes = await admin.nodes()
+        assert {str(node.tcp) for node in nodes} == {node.tcp for node in cluster.nodes.values()}
+        assert {node.generation for node in nodes} == {generation}
+        assert all(node.reachable for node in nodes)
+        holders = [node for node in nodes if topic in node.topics]
+        assert holders
+        assert holders[0].topics[topic] == ((0,) if cluster is ha else ())
+
+
+async def test_statistics_of_all_topics_take_one_request_per_node(ha: Cluster) -> None:
+    first, second = fresh(), fresh()
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(first, partitions=3, channels=["ch"])
+        await admin.create_topic(second, channels=["ch"])
+        for number in range(6):
+            await producer.publish(first, b"%d" % number)
+        found = await admin.all_stats()
+        assert found[first] == await admin.stats(first)
+    assert found[first].messages == 6
+    assert found[second].messages == 0
+    assert [part.partition for part in found[first].partitions] == [0, 1, 2]
+
+
+async def test_topics_of_the_original_nsq_are_paused_as_a_whole(ha: Cluster, classic: Cluster) -> None:
+    topic = fresh()
+    async with Admin(classic.lookupd) as admin:
+        await admin.create_topic(topic, channels=["ch"])
+        await admin.pause_topic(topic)
+        assert (await admin.stats(topic)).paused
+        await admin.unpause_topic(topic)
+        assert not (await admin.stats(topic)).paused
+        with pytest.raises(OperationNotSupported, match="extend headers"):
+            await admin.upgrade_topic(topic)
+        with pytest.raises(OperationNotSupported):
+            await admin.skip_channel(topic, "ch")
+        with pytest.raises(OperationNotSupported):
+            await admin.replicas(topic)
+        with pytest.raises(OperationNotSupported):
+            await admin.expand_topic(topic, 2)
+    async with Admin(ha.lookupd) as admin:
+        await admin.create_topic(topic)
+        with pytest.raises(OperationNotSupported, match="pauses channels"):
+            await admin.pause_topic(topic)
+
+
+async def test_a_tombstoned_node_is_reported(classic: Cluster) -> None:
+    topic = fresh()
+    async with Admin(classic.lookupd) as admin:
+        await admin.create_topic(topic, channels=["ch"])
+        holder = next(node for node in await admin.nodes() if topic in node.topics)
+        await admin.tombstone(topic, str(holder.http))
+        nodes = await admin.nodes()
+    assert [node.tcp for node in nodes if topic in node.tombstoned] == [holder.tcp]
+
+
+async def test_input_is_checked_before_anything_is_sent(ha: Cluster) -> None:
+    async with Admin(ha.lookupd) as admin:
+        with pytest.raises(InvalidName):
+            await admin.create_topic("a b")
+        with pytest.raises(InvalidInput, match=r"within 1\.\.254"):
+            await admin.create_topic("orders", partitions=255)
+        with pytest.raises(InvalidInput, match="give wait > 0"):
+            await admin.create_topic("orders", channels=["ch"], wait=0)
+        with pytest.raises(InvalidName):
+            await admin.pause_channel("orders", "a b")
+        with pytest.raises(TopicNotFound):
+            await admin.stats("unknown_topic")
+
+
+async def test_a_topic_that_no_node_can_hold_is_refused(ha: Cluster) -> None:
+    async with Admin(ha.lookupd) as admin:
+        with pytest.raises((LookupFailed, InvalidInput)):
+            await admin.create_topic(fresh(), replicas=5)
+
+
+async def test_a_partition_without_a_leader_ends_in_time(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd, timeout=0.6) as admin:
+        await admin.create_topic(topic, channels=["ch"])
+        name = ha.leader(topic, 0)
+        assert name is not None
+        ha.kill(name)
+        try:
+            with pytest.raises((PartitionUnavailable, ConnectionFailed, TopicNotFound)):
+                await admin.pause_channel(topic, "ch")
+        finally:
+            ha.restart(name)
+
+
+async def test_a_closed_client_is_refused(ha: Cluster) -> None:
+    admin = Admin(ha.lookupd)
+    await admin.aclose()
+    await admin.aclose()
+    with pytest.raises(InvalidState, match="closed"):
+        await admin.topics()

@@ -244,6 +244,8 @@ class Admin:
     async def upgrade_topic(self, topic: str) -> None:
         """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
 
+        Returns once lookup reports it.
+
         Raises:
             TopicNotFound: lookup does not know the topic.
             OperationNotSupported: the topic is on the classic generation.
@@ -252,8 +254,15 @@ class Admin:
         where = await self._open().find(topic)
         if _generation(where) == "classic":
             raise _unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
-        if not where.meta.extend_support:
-            await self._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+        if where.meta.extend_support:
+            return
+        await self._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+
+        async def check() -> None:
+            if not (await self._requests.find(topic)).meta.extend_support:
+                raise PartitionUnavailable("lookup does not report extend support yet", topic=topic)
+
+        await self._requests.settled(check, topic)
 
     async def expand_topic(self, topic: str, partitions: int) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.

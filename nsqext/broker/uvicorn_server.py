@@ -110,9 +110,16 @@ class HttpServer:
         self, app: Any, *, tls: ssl.SSLContext | None = None, gate: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         async def gated(scope: Any, receive: Any, send: Any) -> None:
-            if gate is not None:
-                await gate()
-            await app(scope, receive, send)
+            try:
+                if gate is not None:
+                    await gate()
+                await app(scope, receive, send)
+            except anyio.get_cancelled_exc_class():
+                if not self._stopping.is_set():
+                    raise
+                # the server ends and has aborted the connection: uvicorn would log the cancellation with a traceback
+                with anyio.CancelScope(shield=True):
+                    await anyio.lowlevel.checkpoint()  # uvicorn learns of the abort in the next turn of the loop
 
         config = uvicorn.Config(
             gated,
@@ -147,6 +154,7 @@ class HttpServer:
         finally:
             if not self._stopping.is_set() and self._server.started:
                 self._server.grace = 0
+                self._stopping.set()
                 with anyio.CancelScope(shield=True):
                     await self._server.shutdown([listener])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
@@ -14,6 +15,9 @@ import pytest
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
 from tests.support.blocking_client import Talker, eventually, lookup, partitions
+
+if TYPE_CHECKING:
+    from nsqext.broker.runtime import Runtime
 
 
 def port(address: str) -> int:
@@ -41,6 +45,33 @@ def test_stop_leaves_nothing() -> None:
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", port(address)), 1).close()
     assert set(threading.enumerate()) == threads
+
+
+def _waiting_requests(runtime: Runtime) -> int:
+    servers = [running.server for running in runtime.lookupds.values()]
+    for running in runtime.nodes.values():
+        servers += running.server._https if running.server is not None else []
+    return sum(len(server._server.server_state.tasks) for server in servers if server is not None)
+
+
+@pytest.mark.parametrize("generation", ["ha", "nsq"])
+def test_stop_ends_requests_that_wait_without_a_traceback(
+    generation: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster(nodes=1, lookupds=2, generation=generation) as cluster:
+        cluster.faults.slow_lookup(3600)
+        cluster.faults.freeze("n1")
+        clients = []
+        for address in [*cluster.lookupd, cluster.nodes["n1"].http]:
+            clients += [socket.create_connection(("127.0.0.1", port(address)), 5) for _ in range(3)]
+        for client in clients:
+            client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        eventually(lambda: cluster._run(_waiting_requests), lambda count: count == len(clients))
+        cluster.stop()
+    for client in clients:
+        with client, suppress(ConnectionError):
+            assert client.recv(1) == b""
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
 def test_it_can_be_stopped_and_started_again() -> None:

@@ -70,7 +70,7 @@ class RuntimeHa(Runtime):
         if self.shape.data_path is not None:
             self._state_file = file = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
             file.load()
-            file.save()
+            file.save_all()
             self.coordinator.watchers.append(file.save)
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:

@@ -80,3 +80,15 @@ async def until(coordinator: Coordinator, done: str, topic: str = "t", partition
             if key == "sync" and sorted(state.in_sync) == value.split(","):
                 return
             await replicas.wait()
+
+
+def counted(coordinator: Coordinator) -> dict[str, tuple[int, int]]:
+    """Count leaders and replicas of each usable node over all partitions."""
+    states = [replicas.state for replicas in coordinator.replica_sets.values()]
+    return {
+        member.name: (
+            sum(state.leader == member.name for state in states),
+            sum(member.name in state.replicas for state in states),
+        )
+        for member in coordinator.usable()
+    }

@@ -193,7 +193,7 @@ def register_channels(coordinator: Coordinator, name: str, channels: list[str]) 
     """Set the registered channels of a topic: create them, delete all others."""
     coordinator.topics[name].registered = sorted(channels)
     _make_registered(coordinator, name)
-    coordinator.notify_watchers()
+    coordinator.notify_watchers(name)
 
 
 def _make_registered(coordinator: Coordinator, name: str) -> None:
@@ -231,7 +231,7 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
     for replicas in sets:
         admit(replicas.leader, channel, kind)
         coordinator.mirror(replicas)
-    coordinator.notify_watchers()
+    coordinator.notify_watchers(name)
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:

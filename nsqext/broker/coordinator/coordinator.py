@@ -7,6 +7,7 @@ decisions out. `membership` handles nodes that fail and return, `admin_ops` the 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Coordinator:
         topics: the topics by name.
         replica_sets: the replicas of each partition, by topic and number.
         upgrading: an operator announced an upgrade.
-        watchers: called after each change of topics or roles.
+        watchers: called after each change of a topic or of roles in it, with its name.
         catching_up: topic, partition and node of each replica that catches up now.
         leases: what cancels the lease of each silent node.
     """
@@ -90,10 +91,13 @@ class Coordinator:
         self.topics: dict[str, TopicState] = {}
         self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}
         self.upgrading = False
-        self.watchers: list[Callable[[], None]] = []
+        self.watchers: list[Callable[[str], None]] = []
         self.catching_up: set[tuple[str, int, str]] = set()
         self.leases: dict[str, anyio.CancelScope] = {}
         self._group: TaskGroup | None = None
+        self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
+        self._leads: Counter[str] = Counter()
+        self._holds: Counter[str] = Counter()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run leases, catch-ups and the mirroring of channels, until cancelled."""
@@ -129,13 +133,19 @@ class Coordinator:
 
     def load(self) -> dict[str, tuple[int, int]]:
         """Return, for each usable node, how many partitions it leads and how many it holds."""
-        counts = {member.name: [0, 0] for member in self.usable()}
-        for replicas in self.replica_sets.values():
-            for name in replicas.state.replicas:
-                if name in counts:
-                    counts[name][0] += name == replicas.state.leader
-                    counts[name][1] += 1
-        return {name: (leads, holds) for name, (leads, holds) in counts.items()}
+        return {member.name: (self._leads[member.name], self._holds[member.name]) for member in self.usable()}
+
+    def _count(self, replicas: ReplicaSet) -> None:
+        """Update the load of the nodes after a change of a partition; its cost does not grow with the topics."""
+        key, state = (replicas.topic, replicas.partition), replicas.state
+        before = self._counted.pop(key, None)
+        if before is not None:
+            self._leads[before[0]] -= 1
+            self._holds.subtract(before[1])
+        if self.exists(replicas):
+            self._counted[key] = state.leader, tuple(state.replicas)
+            self._leads[state.leader] += 1
+            self._holds.update(state.replicas)
 
     def replica_sets_on(self, name: str) -> list[ReplicaSet]:
         """Return the partitions of which a node holds a replica."""
@@ -253,10 +263,11 @@ class Coordinator:
             replicas = self.replica_sets.pop((topic.name, partition))
             for name in list(replicas.hosts):
                 self.unhost(replicas, name)
+            self._count(replicas)
             replicas.state.epoch += 1
             replicas.notify()
         del self.topics[topic.name]
-        self.notify_watchers()
+        self.notify_watchers(topic.name)
 
     # --- leaders and followers ------------------------------------------------------------------------------------
 
@@ -291,7 +302,7 @@ class Coordinator:
                 hosted.partition.suspend()
         replicas.notify()
         self.start_catch_ups(replicas)
-        self.notify_watchers()
+        self.notify_watchers(replicas.topic)
 
     def commit_when_replicated(self, replicas: ReplicaSet) -> None:
         """Make the leader's queue readable as soon as every in-sync replica has all of it."""
@@ -323,16 +334,17 @@ class Coordinator:
                 if name != state.leader and name in state.in_sync and self.reachable(name):
                     mirror_channels(replicas.leader, hosted.partition)
 
-    def notify_watchers(self) -> None:
-        """Call the watchers."""
+    def notify_watchers(self, topic: str) -> None:
+        """Call the watchers after a change of a topic."""
         for watcher in list(self.watchers):
-            watcher()
+            watcher(topic)
 
     # --- catch-up -------------------------------------------------------------------------------------------------
 
     def start_catch_ups(self, replicas: ReplicaSet) -> None:
         """Start the catch-up of every reachable replica that is not in sync."""
         state = replicas.state
+        self._count(replicas)
         if not self.reachable(state.leader) or self._group is None:
             return
         for name in state.replicas:

@@ -41,6 +41,7 @@ class StateFile:
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
         self._coordinator = coordinator
         self._path = path
+        self._topics: dict[str, orjson.Fragment] = {}
         self._written = b""
         self._retry = False
 
@@ -50,27 +51,32 @@ class StateFile:
         while True:
             await anyio.sleep(_RETRY)
             if self._retry:
-                self.save()
+                self._write()
 
-    def save(self) -> None:
-        """Write the file if anything changed; a failed write is repeated by `run`."""
+    def save_all(self) -> None:
+        """Write the file; a failed write is repeated by `run`."""
+        self._topics = {name: _dump_topic(topic) for name, topic in self._coordinator.topics.items()}
+        self._write()
+
+    def save(self, topic: str) -> None:
+        """Write the file after a change of a topic; only that topic is encoded again."""
+        found = self._coordinator.topics.get(topic)
+        if found is None:
+            self._topics.pop(topic, None)
+        else:
+            self._topics[topic] = _dump_topic(found)
+        self._write()
+
+    def _write(self) -> None:
         self._retry = False
         try:
-            self._save()
+            self._replace()
         except OSError as error:
             self._retry = True
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
 
-    def _save(self) -> None:
-        topics = {
-            name: {
-                "spec": asdict(topic.spec),
-                "registered": topic.registered,
-                "partitions": {str(number): _dump_partition(state) for number, state in topic.partitions.items()},
-            }
-            for name, topic in self._coordinator.topics.items()
-        }
-        data = orjson.dumps({"topics": topics}, option=orjson.OPT_INDENT_2)
+    def _replace(self) -> None:
+        data = orjson.dumps({"topics": self._topics}, option=orjson.OPT_INDENT_2)
         if data == self._written:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,6 +199,12 @@ def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredParti
     if missing:
         _LOG.warning("topic %s: no node has files of partitions %s", name, ", ".join(map(str, missing)))
     return TopicState(name, spec)
+
+
+def _dump_topic(topic: TopicState) -> orjson.Fragment:
+    partitions = {str(number): _dump_partition(state) for number, state in topic.partitions.items()}
+    found = {"spec": asdict(topic.spec), "registered": topic.registered, "partitions": partitions}
+    return orjson.Fragment(orjson.dumps(found))
 
 
 def _dump_partition(state: PartitionState) -> dict[str, Any]:

@@ -281,10 +281,10 @@ class Broker:
         )
         assert self.process.stdout is not None
         self.lookupd = ""
-        while (line := self.process.stdout.readline().strip()) != "ready":
+        while (line := self.process.stdout.readline()) != "ready\n":
             assert line, "the broker ended"
             if line.startswith("nsqlookupd"):
-                self.lookupd = line.rpartition(" ")[2]
+                self.lookupd = line.split()[-1]
 
     @property
     def leader(self) -> str:

@@ -11,7 +11,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until
+from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
@@ -284,3 +284,26 @@ async def test_a_node_tells_the_partitions_of_a_topic_that_it_holds() -> None:
     assert first["catchup_stats"] == [{"hostname": "", "node_id": ids[behind], "progress": 0}]
     assert coordinator.stats(behind, "", -1)["topic_coord_stats"] == []
     assert coordinator.stats(behind, "t", 9)["topic_coord_stats"] == []
+
+
+@pytest.mark.anyio
+async def test_the_load_follows_every_operation() -> None:
+    async with running(4) as coordinator:
+        for number in range(3):
+            admin.create_topic(coordinator, f"t{number}", TopicSpec(2, 2, multi_part=True))
+            assert coordinator.load() == counted(coordinator)
+        admin.update_topic(coordinator, "t0", replica=3)
+        assert coordinator.load() == counted(coordinator)
+        await until(coordinator, "writable", "t0")
+        admin.update_topic(coordinator, "t0", replica=1)
+        assert coordinator.load() == counted(coordinator)
+        with anyio.fail_after(5):
+            while not coordinator.stable:  # noqa: ASYNC110 - stability has no event
+                await anyio.sleep(0.005)
+        admin.expand_topic(coordinator, "t1", 4)
+        assert coordinator.load() == counted(coordinator)
+        await admin.remove_node(coordinator, "n2")
+        assert coordinator.load() == counted(coordinator)
+        admin.delete_topic(coordinator, "t2")
+        assert coordinator.load() == counted(coordinator)
+        assert sum(holds for _, holds in coordinator.load().values()) == 2 + 4 * 2

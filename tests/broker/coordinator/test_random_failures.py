@@ -12,7 +12,7 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.protocol.server.request_error import Fault
-from tests.support.coordinators import bodies, hosted, publish, running, until
+from tests.support.coordinators import bodies, counted, hosted, publish, running, until
 
 NODES = ("n1", "n2", "n3", "n4")
 OPTIONS = CoordinatorOptions(lease=0.004, join_pause=0.002, replace_after=0.02)
@@ -77,6 +77,7 @@ class Schedule:
                 membership.left(self.coordinator, member)
                 await self._pause()
                 membership.returned(self.coordinator, member)
+            assert self.coordinator.load() == counted(self.coordinator)
             await self._pause()
 
     async def _move(self, name: str) -> None:

@@ -208,8 +208,8 @@ _CONSUMER_BASE = {f"client.consumer.{name}" for name in ("handler_signals", "mes
 _SERVER_TOOLS = {
     f"broker.{name}"
     for name in (
-        *("clock", "fault_injection", "go_format", "http_api", "http_client", "listeners"),
-        *("uvicorn_server",),
+        *("clock", "fault_injection", "go_format", "http_api", "http_client", "http_guard", "listeners"),
+        *("metrics", "uvicorn_server"),
     )
 }
 _ENGINE = {"broker.engine", "broker.engine.filters", "broker.engine.storage"}

@@ -1,6 +1,6 @@
-"""What may go wrong at one node: consulted by its server on the way in and out.
+"""Injected faults of one node, which its server applies to the bytes that it receives and sends.
 
-Nothing costs anything while ``active`` is False: a server looks at that attribute once for each read and write.
+Without faults they cost one attribute per read and write: ``active`` is False.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ("Direction", "NodeFaults", "Rule")
 
 Direction = Literal["in", "out"]
-"""``in`` is what clients send, ``out`` what the node answers."""
+"""``in`` for bytes from clients, ``out`` for bytes to clients."""
 
 
 @define(eq=False)
@@ -25,11 +25,11 @@ class Rule:
     """One disturbance of the bytes of a node's connections.
 
     Attributes:
-        kind: ``drop`` swallows bytes, ``delay`` holds them back, ``cut`` lets half a frame through and closes.
-        direction: which way.
+        kind: ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes.
+        direction: ``in`` or ``out``.
         peer: ``host:port`` of the client's end; None for every client.
-        seconds: how long bytes are held back.
-        left: bytes that are still to be swallowed, or connections that are still to be cut; None for all.
+        seconds: length of a delay.
+        left: bytes that are still to be discarded, or connections that are still to be cut; None for all.
     """
 
     kind: Literal["drop", "delay", "cut"]
@@ -56,12 +56,12 @@ def _half(data: bytes, direction: Direction) -> bytes:
 
 @define(eq=False)
 class NodeFaults:
-    """The faults of one node; every change is made in the loop of the cluster.
+    """The faults of one node; changed in the event loop of the cluster only.
 
     Attributes:
-        active: any fault is set; a server asks further only then.
+        active: at least one fault is set.
         refusing: new connections are closed at once.
-        frozen: the node stands still: it reads, writes and times out nothing, as a stopped process.
+        frozen: the node reads nothing, writes nothing and runs no timers, as a stopped process.
     """
 
     active: bool = False
@@ -82,13 +82,13 @@ class NodeFaults:
         self._changed.append(callback)
 
     def freeze(self) -> None:
-        """Stop the node where it stands."""
+        """Freeze the node."""
         if not self.frozen:
             self.frozen, self._thawed = True, anyio.Event()
             self._update()
 
     def thaw(self) -> None:
-        """Let a frozen node go on."""
+        """Thaw a frozen node."""
         if self._thawed is not None:
             self.frozen = False
             self._thawed.set()
@@ -96,12 +96,12 @@ class NodeFaults:
             self._update()
 
     def refuse(self, refusing: bool = True) -> None:
-        """Close new connections at once, or take them again."""
+        """Close new connections at once, or accept them again."""
         self.refusing = refusing
         self._update()
 
     def add(self, rule: Rule) -> None:
-        """Add a disturbance; it stays until `heal`, or until it is used up."""
+        """Add a disturbance, until `heal` or until it is used up."""
         self.rules.append(rule)
         self._update()
 
@@ -117,7 +117,7 @@ class NodeFaults:
         self._update()
 
     def heal(self) -> None:
-        """Take every fault away, freezing included."""
+        """Remove every fault, and thaw the node."""
         self.rules.clear()
         self._answers.clear()
         self.refusing = False
@@ -130,7 +130,7 @@ class NodeFaults:
             await self._thawed.wait()
 
     def command(self, name: str) -> Fault | None:
-        """Return the error that the next command is to be answered with, and count it; None to run the command."""
+        """Return the error that answers the next command, and count it; None to run the command."""
         for answer in self._answers:
             if answer.command in (None, name):
                 answer.left -= 1
@@ -141,7 +141,7 @@ class NodeFaults:
         return None
 
     async def carry(self, direction: Direction, peer: str, data: bytes) -> tuple[bytes, bool]:
-        """Take bytes on their way through a connection.
+        """Apply the faults to bytes of a connection.
 
         Args:
             direction: ``in`` for bytes that were read, ``out`` for bytes to write.
@@ -149,7 +149,7 @@ class NodeFaults:
             data: the bytes; for ``out`` they begin with a frame.
 
         Returns:
-            What is left of them, and whether the connection has to be closed behind them.
+            The bytes to forward, and whether the connection has to be closed after them.
         """
         await self.gate()
         for rule in list(self.rules):

@@ -1,8 +1,9 @@
-"""Words and numbers as the real servers read and print them in their error texts."""
+"""Words and numbers as the real servers parse and print them."""
 
 from __future__ import annotations
 
 import re
+import sys
 
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.server.request_error import Fault
@@ -10,6 +11,7 @@ from nsqext.protocol.server.request_error import Fault
 __all__ = (
     "MASK_64",
     "base10",
+    "build",
     "byte_list",
     "decode",
     "parse_bool",
@@ -30,8 +32,13 @@ _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
+def build(version: str) -> str:
+    """Return a version with its build, as ``--version`` and ``/stats`` show it."""
+    return f"{version} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
+
+
 def decode(word: bytes) -> str:
-    """Return a word of a command as text; bytes that are not UTF-8 survive the way there and back."""
+    """Return a word of a command as text; bytes that are not UTF-8 survive encoding it again."""
     return word.decode("utf-8", "surrogateescape")
 
 
@@ -60,7 +67,7 @@ def parse_int(text: str, function: str = "Atoi") -> int:
 
 
 def parse_unsigned(text: str) -> int | None:
-    """Return an unsigned 64-bit number, None when the text is none."""
+    """Return an unsigned 64-bit number, None for another text."""
     if not _DIGITS.fullmatch(text) or len(text) > 64:
         return None
     value = int(text)
@@ -68,7 +75,7 @@ def parse_unsigned(text: str) -> int | None:
 
 
 def parse_bool(text: str) -> bool:
-    """Return what the servers take for a truth value.
+    """Return a boolean of the servers' forms.
 
     Raises:
         ValueError: with the server's text.
@@ -81,16 +88,16 @@ def parse_bool(text: str) -> bool:
 
 
 def wrap(value: int) -> int:
-    """Return what is left of a number in 64 bits with a sign."""
+    """Return a number wrapped to 64 bits with a sign."""
     value &= MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
 def base10(word: bytes, text: str) -> int:
-    """Return the digits of RDY, REQ and DPUB as the servers count them: no digits are 0, wrapping at 64 bits.
+    """Return the number in RDY, REQ and DPUB as the servers parse it: empty is 0, more than 64 bits wrap around.
 
     Raises:
-        Fault: a byte is no digit; with the given text.
+        Fault: a byte is not a digit; with the given text.
     """
     if not word:
         return 0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from nsqext.broker.coordinator.members import Member
+    from nsqext.broker.http_guard import HttpGuard
     from nsqext.broker.lookupd.classic import ClassicLookupd
     from nsqext.broker.lookupd.lookup_node import LookupNode
     from nsqext.broker.lookupd.registration_client import RegistrationClient
@@ -114,6 +115,7 @@ class ManagedLookupd:
         tcp: address that it listens on for nsqd.
         http: address that its HTTP API listens on.
         registry_of: the lookup node, if nsqd register at it over TCP; original generation only.
+        guard: refuses HTTP requests that a foreign web page caused.
         server: its HTTP server; None while it is down.
     """
 
@@ -122,6 +124,7 @@ class ManagedLookupd:
     tcp: Address
     http: Address
     registry_of: ClassicLookupd | None = None
+    guard: HttpGuard | None = None
     server: HttpServer | None = field(default=None, init=False)
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
@@ -131,7 +134,7 @@ class ManagedLookupd:
         if self.registry_of is not None:
             self._tcp_server = LookupTcpServer(self.registry_of)
             await self._tasks.start(group, self._tcp_server.serve, listen(str(self.tcp)))
-        self.server = HttpServer(self.app)
+        self.server = HttpServer(self.app, guard=self.guard)
         await self._tasks.start(group, self.server.serve, listen(str(self.http)))
 
     async def kill(self) -> None:

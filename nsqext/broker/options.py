@@ -40,6 +40,9 @@ class ClusterOptions:
         memory_bound: bytes of messages that a partition keeps in memory.
         tls: certificate of the nodes' TCP side.
         auth_addresses: ``host:port`` of HTTP auth servers.
+        http_guard: refuse HTTP requests that a foreign web page caused: an unknown ``Host``, or another ``Origin``.
+        http_hosts: host names that HTTP clients use, besides addresses, ``localhost``, this machine's name, ``host``
+            and ``broadcast_address``.
         seed: makes repeatable what is random at the real server: the order in which messages of a lost connection are
             requeued, and sampling. None for no seed.
     """
@@ -60,6 +63,8 @@ class ClusterOptions:
     memory_bound: int = 256 * MIB
     tls: ssl.SSLContext | None = None
     auth_addresses: tuple[str, ...] = ()
+    http_guard: bool = True
+    http_hosts: tuple[str, ...] = ()
     seed: int | None = None
 
     def __attrs_post_init__(self) -> None:

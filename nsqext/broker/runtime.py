@@ -14,6 +14,7 @@ from nsqext.broker.clock import Clock
 from nsqext.broker.coordinator.members import Member
 from nsqext.broker.data_lock import locked
 from nsqext.broker.fault_injection import NodeFaults
+from nsqext.broker.http_guard import HttpGuard
 from nsqext.broker.listeners import Ports, split_address
 from nsqext.broker.managed_servers import ManagedLookupd, ManagedNode
 from nsqext.broker.nsqd.node import Node
@@ -59,6 +60,8 @@ class Runtime(ABC):
         )
         self.clock: Clock = Clock()
         self.ports: Ports = Ports()
+        names = filter(None, (self.options.host, self.options.broadcast_address, *self.options.http_hosts))
+        self.http_guard: HttpGuard | None = HttpGuard(names) if self.options.http_guard else None
         self.nodes: dict[str, ManagedNode] = {}
         self.lookupds: dict[str, ManagedLookupd] = {}
         self._stopping = anyio.Event()
@@ -123,6 +126,7 @@ class Runtime(ABC):
             broadcast_address=options.broadcast_address or options.host,
             tls=options.tls,
             auth_addresses=options.auth_addresses,
+            http_guard=self.http_guard,
             data_path=self.shape.data_path / name if self.shape.data_path else None,
             memory_bound=options.memory_bound,
             seed=options.seed,

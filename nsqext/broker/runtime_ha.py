@@ -56,7 +56,7 @@ class RuntimeHa(Runtime):
         lookupd = Lookupd(self.coordinator, self.group, name=name, tcp=shown_tcp, http=shown_http)
         self.group.nodes.append(lookupd)
         self.group.elect()
-        return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http)
+        return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: Member) -> None:
         """Add a node to the coordinator, from which lookup nodes get their view."""

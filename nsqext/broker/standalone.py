@@ -1,10 +1,11 @@
-"""One nsqd or nsqlookupd as a program of its own, without a cluster around it."""
+"""One nsqd or nsqlookupd as a program, without a cluster."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ import anyio
 from attrs import evolve, field, frozen
 
 from nsqext.broker.data_lock import locked
+from nsqext.broker.go_format import build
+from nsqext.broker.http_guard import HttpGuard
 from nsqext.broker.listeners import split_address
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -21,7 +24,7 @@ from nsqext.types import Address
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
 
-__all__ = ("LookupdSettings", "NsqdSettings", "TlsFiles", "run_lookupd", "run_nsqd")
+__all__ = ("LookupdSettings", "NsqdSettings", "TlsFiles", "run_lookupd", "run_nsqd", "version_of")
 
 _VERSIONS = {
     "ssl3.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
@@ -30,13 +33,26 @@ _VERSIONS = {
     "tls1.2": ssl.TLSVersion.TLSv1_2,
     "tls1.3": ssl.TLSVersion.TLSv1_3,
 }
-_Log = Callable[[str, str], None]
+_log = logging.getLogger("nsqext.broker")
 
 
 def _is_redesigned(generation: str) -> bool:
     if generation not in ("nsq", "ha"):
-        raise InvalidSetting(f"generation={generation!r} is not known", hint='use "nsq" or "ha"')
+        raise InvalidSetting(f"generation={generation!r} is unknown", hint='use "nsq" or "ha"')
     return generation == "ha"
+
+
+def _limits(generation: str) -> ServerLimits:
+    return ServerLimits() if generation == "ha" else ServerLimits.original()
+
+
+def version_of(generation: str) -> str:
+    """Return version and build of a program, as ``--version`` and ``/stats`` show them.
+
+    Args:
+        generation: ``nsq`` or ``ha``.
+    """
+    return build(_limits(generation).version)
 
 
 @frozen
@@ -46,9 +62,9 @@ class TlsFiles:
     Attributes:
         cert: its certificate.
         key: its key.
-        root_ca: certificates that clients are checked against.
-        client_auth: ``require`` or ``require-verify`` for clients that have to show a certificate; any other text only
-            makes TLS necessary, empty does not.
+        root_ca: authorities of client certificates.
+        client_auth: ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty
+            one does not.
         min_version: ``tls1.2`` for example.
     """
 
@@ -62,13 +78,11 @@ class TlsFiles:
         """Return the context of the server's side.
 
         Raises:
-            InvalidSetting: a file cannot be read, or a setting is not known.
+            InvalidSetting: a file cannot be read, or a setting is unknown.
         """
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.min_version not in _VERSIONS:
-            raise InvalidSetting(
-                f"tls-min-version={self.min_version!r} is not known", hint=f"use {', '.join(_VERSIONS)}"
-            )
+            raise InvalidSetting(f"tls-min-version={self.min_version!r} is unknown", hint=f"use {', '.join(_VERSIONS)}")
         try:
             made.load_cert_chain(self.cert, self.key)
             if self.root_ca is not None:
@@ -78,13 +92,13 @@ class TlsFiles:
             raise InvalidSetting(f"failed to build TLS config - {reason}") from error
         made.minimum_version = _VERSIONS[self.min_version]
         if self.client_auth in ("require", "require-verify"):
-            # there is no way to ask for a certificate and take any; one that is shown has to be a good one
+            # Python cannot demand a certificate without verifying it
             made.verify_mode = ssl.CERT_REQUIRED
         return made
 
 
 def _missing_file(paths: Iterable[Path | None]) -> str | None:
-    """Return what the original says of the first file that is not there; OpenSSL does not name it."""
+    """Return the original's text for the first missing file, which OpenSSL does not name."""
     for path in paths:
         if path is not None and not path.is_file():
             return f"open {path if path != Path() else ''}: no such file or directory"
@@ -100,15 +114,17 @@ class NsqdSettings:
         tcp: ``host:port`` to listen on, port 0 for a free one.
         http: the same for HTTP.
         https: the same for HTTPS; used when there is a certificate.
-        broadcast_address: host that lookup nodes are told.
-        broadcast_ports: TCP and HTTP port that they are told; 0 for those that it listens on.
+        broadcast_address: host in lookup responses.
+        broadcast_ports: TCP and HTTP port in lookup responses; 0 for those that it listens on.
         lookupd_addresses: TCP addresses of lookup nodes.
-        lookup_ping: seconds between two signs of life.
+        lookup_ping: seconds between two PINGs to lookup nodes.
         auth_addresses: HTTP auth servers.
-        auth_method: ``get`` or ``post``: how they are asked.
+        auth_method: method of requests to them, ``get`` or ``post``.
         data_path: folder of the queues.
-        mem_queue_size: messages that are kept in memory before the disk is used.
+        mem_queue_size: messages that are counted as in memory.
         limits: members of `ServerLimits` that differ from the generation's.
+        http_guard: refuse HTTP requests that a foreign web page caused; see `nsqext.broker.http_guard`.
+        http_hosts: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name.
         tls: certificates.
         tls_required: ``true``, ``false`` or ``tcp-https``.
         reported: see `nsqext.broker.nsqd.options.NodeOptions`.
@@ -131,6 +147,8 @@ class NsqdSettings:
     limits: Mapping[str, Any] = field(factory=dict)
     tls: TlsFiles | None = None
     tls_required: str = "false"
+    http_guard: bool = False
+    http_hosts: tuple[str, ...] = ()
     reported: Mapping[str, Any] = field(factory=dict)
     allow_ext_compatible: bool = False
     allow_sub_ext_compatible: bool = False
@@ -142,13 +160,18 @@ class NsqdSettings:
 
     def server_limits(self) -> ServerLimits:
         """Return what the node allows."""
-        base = ServerLimits() if _is_redesigned(self.generation) else ServerLimits.original()
+        _is_redesigned(self.generation)
+        base = _limits(self.generation)
         required = self.tls_required != "false" or bool(self.tls and self.tls.client_auth)
         if required and self.tls is None:
             raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
         return evolve(
             base, tls=self.tls is not None, tls_required=required, auth=bool(self.auth_addresses), **self.limits
         )
+
+
+def _guard(settings: NsqdSettings | LookupdSettings) -> HttpGuard | None:
+    return HttpGuard((settings.broadcast_address, *settings.http_hosts)) if settings.http_guard else None
 
 
 def _make_node(settings: NsqdSettings) -> Node:
@@ -165,6 +188,7 @@ def _make_node(settings: NsqdSettings) -> Node:
         mem_queue_size=settings.mem_queue_size,
         https_only=settings.https_only,
         auth_method=settings.auth_method,
+        http_guard=_guard(settings),
         reported=settings.reported,
         allow_ext_compatible=settings.allow_ext_compatible,
         allow_sub_ext_compatible=settings.allow_sub_ext_compatible,
@@ -174,16 +198,15 @@ def _make_node(settings: NsqdSettings) -> Node:
     return node
 
 
-async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
+async def run_nsqd(settings: NsqdSettings) -> None:
     """Serve until cancelled.
 
     Args:
         settings: the settings.
-        log: told where it listens, and where it does not any more.
 
     Raises:
-        InvalidSetting: a setting makes no sense.
-        OSError: an address cannot be had.
+        InvalidSetting: a setting is invalid.
+        OSError: an address cannot be bound.
     """
     from nsqext.broker.nsqd.server import NsqdServer
 
@@ -195,17 +218,17 @@ async def run_nsqd(settings: NsqdSettings, log: _Log) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(server.serve)
-                log("INFO", f"TCP: listening on {server.tcp_address}")
-                log("INFO", f"HTTP: listening on {server.http_address}")
+                _log.info("TCP: listening on %s", server.tcp_address)
+                _log.info("HTTP: listening on %s", server.http_address)
                 if server.https_address:
-                    log("INFO", f"HTTPS: listening on {server.https_address}")
+                    _log.info("HTTPS: listening on %s", server.https_address)
                 if settings.lookupd_addresses or settings.generation == "nsq":
                     tasks.start_soon(_register, node, settings, server.tcp_address, server.http_address)
                 await anyio.sleep_forever()
         finally:
             for topic, partition in list(node.hosted):
                 node.unhost(topic, partition)
-            log("INFO", "NSQ: bye")
+            _log.info("NSQ: bye")
 
 
 async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> None:
@@ -225,9 +248,11 @@ class LookupdSettings:
         generation: ``nsq`` (original) or ``ha`` (redesigned, without a cluster).
         tcp: ``host:port`` to listen on, port 0 for a free one.
         http: the same for HTTP.
-        broadcast_address: host that nodes are told.
-        inactive_producer_timeout: when a node that says nothing is not shown any more.
+        broadcast_address: its host in the answer to IDENTIFY.
+        inactive_producer_timeout: when a node without PING is removed from lookup responses.
         tombstone_lifetime: how long a tombstone hides a node.
+        http_guard: see `NsqdSettings`.
+        http_hosts: see `NsqdSettings`.
     """
 
     generation: str = "nsq"
@@ -236,18 +261,19 @@ class LookupdSettings:
     broadcast_address: str = "127.0.0.1"
     inactive_producer_timeout: float = 300.0
     tombstone_lifetime: float = 45.0
+    http_guard: bool = False
+    http_hosts: tuple[str, ...] = ()
 
 
-async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
+async def run_lookupd(settings: LookupdSettings) -> None:
     """Serve until cancelled.
 
     Args:
         settings: the settings.
-        log: told where it listens, and where it does not any more.
 
     Raises:
-        InvalidSetting: a setting makes no sense.
-        OSError: an address cannot be had.
+        InvalidSetting: a setting is invalid.
+        OSError: an address cannot be bound.
     """
     from nsqext.broker.listeners import listen
     from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
@@ -265,17 +291,17 @@ async def run_lookupd(settings: LookupdSettings, log: _Log) -> None:
         raise
     addresses = [Address(*found.getsockname()[:2]) for found in (tcp, http)]
     registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
-    version = (ServerLimits() if ha else ServerLimits.original()).version
+    version = _limits(settings.generation).version
     lookupd = ClassicLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(LookupTcpServer(lookupd, partitions=ha).serve, tcp)
             app = standalone_app(lookupd) if ha else classic_app(lookupd)
-            await tasks.start(HttpServer(app).serve, http)
-            log("INFO", f"TCP: listening on {addresses[0]}")
-            log("INFO", f"HTTP: listening on {addresses[1]}")
+            await tasks.start(HttpServer(app, guard=_guard(settings)).serve, http)
+            _log.info("TCP: listening on %s", addresses[0])
+            _log.info("HTTP: listening on %s", addresses[1])
     finally:
         for found in (tcp, http):
             with suppress(OSError):
                 found.close()
-        log("INFO", "NSQLOOKUPD: bye")
+        _log.info("NSQLOOKUPD: bye")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -12,22 +13,27 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import uvicorn
 from anyio.lowlevel import current_token
+from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from nsqext.broker.http_guard import HttpGuard
+
 __all__ = ("HttpServer",)
 
 _GRACE = 1.0
+_ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
+_NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _KEEP_ALIVE = 3600
 _MAX_HEAD = 1024 * 1024  # a request line with a long extend header; the real servers take as much
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers, without its ten wake-ups a second, and on connections that are handed to it.
+    """uvicorn without signal handlers and without its ten wake-ups a second, which accepts connections itself.
 
-    asyncio's own listening server loses a connection that it accepts just while it is closed: nobody ends that one.
+    asyncio's listening server leaks a connection that it accepts while it is being closed.
 
     Args:
         config: of uvicorn.
@@ -51,16 +57,23 @@ class _Server(uvicorn.Server):
     def _accept(self, listener: socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:
-            return  # it went again, or no file descriptors are left and it stays in the backlog
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:  # the connection waits in the backlog
+                self._loop.remove_reader(listener)
+                self._loop.call_later(_ACCEPT_AGAIN, self._accept_again, listener)
+            return
         sock.setblocking(False)
         task = self._loop.create_task(self._loop.connect_accepted_socket(self._protocol, sock, ssl=self.config.ssl))
         self.server_state.tasks.add(task)
         task.add_done_callback(partial(self._accepted, sock))
 
+    def _accept_again(self, listener: socket) -> None:
+        if self._listener is listener:
+            self._loop.add_reader(listener, self._accept, listener)
+
     def _accepted(self, sock: socket, task: Any) -> None:
         self.server_state.tasks.discard(task)
-        if task.cancelled() or task.exception() is not None:  # of its TLS handshake, or because it went again
+        if task.cancelled() or task.exception() is not None:  # the handshake of TLS failed, or the client disconnected
             sock.close()
 
     def _protocol(self) -> H11Protocol:
@@ -90,11 +103,17 @@ class _Server(uvicorn.Server):
         for connection in list(state.connections):
             connection.shutdown()
         with anyio.move_on_after(self.grace):
-            while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn's own sets tell nobody when they are empty
+            while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn has no event for empty sets
                 await anyio.sleep(0.005)
         while state.connections or state.tasks:
             self.abort()
             await anyio.sleep(0.005)
+
+
+def _refusal(guard: HttpGuard, scope: Any) -> str:
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    wanted = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin", b"sec-fetch-site"))
+    return guard.refusal(scope["method"], *wanted)
 
 
 class HttpServer:
@@ -104,16 +123,25 @@ class HttpServer:
         app: the application.
         tls: serve HTTPS with this context.
         gate: awaited before each request; a frozen node waits in it.
+        guard: refuses requests that a foreign web page caused; None accepts them, as the real servers do.
     """
 
     def __init__(
-        self, app: Any, *, tls: ssl.SSLContext | None = None, gate: Callable[[], Awaitable[None]] | None = None
+        self,
+        app: Any,
+        *,
+        tls: ssl.SSLContext | None = None,
+        gate: Callable[[], Awaitable[None]] | None = None,
+        guard: HttpGuard | None = None,
     ) -> None:
-        async def gated(scope: Any, receive: Any, send: Any) -> None:
+        async def guarded(scope: Any, receive: Any, send: Any) -> None:
             try:
                 if gate is not None:
                     await gate()
-                await app(scope, receive, send)
+                if guard is None or not (refusal := _refusal(guard, scope)):
+                    await app(scope, receive, send)
+                else:
+                    await Response(refusal + "\n", 403, media_type="text/plain")(scope, receive, send)
             except anyio.get_cancelled_exc_class():
                 if not self._stopping.is_set():
                     raise
@@ -122,7 +150,7 @@ class HttpServer:
                     await anyio.lowlevel.checkpoint()  # uvicorn learns of the abort in the next turn of the loop
 
         config = uvicorn.Config(
-            gated,
+            guarded,
             loop="none",
             http="h11",
             ws="none",
@@ -146,7 +174,7 @@ class HttpServer:
 
         Args:
             listener: a listening socket; its ownership passes to the server.
-            task_status: told when requests are taken, which is at once, as the socket listens already.
+            task_status: started at once, because the socket listens already.
         """
         task_status.started()
         try:
@@ -159,13 +187,13 @@ class HttpServer:
                     await self._server.shutdown([listener])
 
     def stop(self) -> None:
-        """Take no more requests, answer those that run (for one second at most), and end."""
+        """Accept no more requests, answer those that run within a second, and end."""
         self._stopping.set()
 
     def kill(self) -> None:
-        """Close everything at once; answers that are not written yet are lost."""
+        """Close everything at once; unsent answers are lost."""
+        self._stopping.set()
         self._server.grace = 0
         if self._server.started:
             self._server.close_listener()
             self._server.abort()
-        self._stopping.set()

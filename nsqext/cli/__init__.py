@@ -6,6 +6,7 @@ Each command is a module of its own, imported when it is asked for; its ``run`` 
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -35,6 +36,11 @@ PROGRAMS: dict[str, str] = {
 def _fail(text: str) -> NoReturn:
     print(f"nsqext: {text}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def _end_early(number: int, frame: object) -> NoReturn:
+    """End the process with status 0 on a signal before the servers run, as the original programs do."""
+    raise SystemExit(0)
 
 
 def _typer_app(names: Sequence[str]) -> Callable[..., object]:
@@ -79,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     program = PROGRAMS.get(words[0]) if words else None
     if program is not None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end_early)
         import_module(program).main(words[1:])
         return
     chosen = [words[0]] if words and words[0] in COMMANDS else list(COMMANDS)

@@ -76,6 +76,12 @@ def run(
     topic: Annotated[
         list[str] | None, typer.Option(help="A topic to create: NAME:partitions=2,replicas=2,extend,channel=billing.")
     ] = None,
+    http_guard: Annotated[
+        bool, typer.Option(help="Refuse HTTP requests that a foreign web page caused: by Host and Origin.")
+    ] = True,
+    http_host: Annotated[
+        list[str] | None, typer.Option(help="A further host name that HTTP clients use; once for each.")
+    ] = None,
     lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
@@ -99,6 +105,8 @@ def run(
         nsqd_tcp=tuple(tcp_address or ()),
         nsqd_http=tuple(http_address or ()),
         lease=lease,
+        http_guard=http_guard,
+        http_hosts=tuple(http_host or ()),
         tls=TlsFiles(tls_cert, tls_key).context() if tls_cert and tls_key else None,
     )
     ending = threading.Event()

@@ -1,4 +1,4 @@
-"""What the original programs refuse before they start, with their texts."""
+"""Checks of the original programs at their start, with their error texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TLS_VERSIONS = ("", "tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 
 def check_nsqlookupd(flags: dict[str, Any]) -> None:
-    """Check the words of nsqlookupd's command line.
+    """Check the command line of nsqlookupd.
 
     Raises:
         FlagError: with the original's text.
@@ -27,7 +27,7 @@ def check_nsqlookupd(flags: dict[str, Any]) -> None:
 
 
 def check_nsqd(flags: dict[str, Any]) -> None:
-    """Check the words of nsqd's command line, and write ``tls-required`` in one way.
+    """Check the command line of nsqd, and normalize ``tls-required``.
 
     Raises:
         FlagError: with the original's text.
@@ -41,7 +41,7 @@ def check_nsqd(flags: dict[str, Any]) -> None:
     if version.lower() not in _TLS_VERSIONS:
         reason = f'unknown tlsVersionOption "{version.lower()}"'
         raise FlagError(f'invalid value "{version}" for flag -tls-min-version: {reason}')
-    if "worker-id" in flags:  # it takes a number in the redesigned generation
+    if "worker-id" in flags:  # a number in the redesigned generation
         try:
             parse_value("bool", flags["worker-id"])
         except ValueError as error:
@@ -60,7 +60,7 @@ def _tls_required(text: str) -> str:
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
-    """Check what nsqd was told on its command line and in its configuration file.
+    """Check the settings of nsqd, from its command line and its configuration file.
 
     Raises:
         InvalidSetting: with the original's text.

@@ -21,14 +21,14 @@ _NAMES = {
 
 
 def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the flags with what the file of ``-config`` says about those that were not given.
+    """Return the flags, with the values of the file of ``-config`` for those that are not given.
 
     Args:
-        flags: what the command line gives.
-        kinds: see `nsqext.cli.flags.parse_flags`; names of the file that are not among them are passed over.
+        flags: flags of the command line.
+        kinds: see `nsqext.cli.flags.parse_flags`; other names in the file are ignored.
 
     Raises:
-        InvalidSetting: the file cannot be read, or one of its values cannot.
+        InvalidSetting: the file or one of its values is invalid.
     """
     path = flags.get("config")
     if not path:
@@ -57,7 +57,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _read(kind: str, value: Any) -> Any:
-    """Return a value of the file as its flag would be; the original takes a bare number for milliseconds."""
+    """Return a value of the file as the value of its flag; a duration without a unit is in milliseconds."""
     if kind == "list":
         return list(value) if isinstance(value, list) else str(value).split(",")
     if kind == "duration" and type(value) is int:

@@ -16,7 +16,7 @@ _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
 
 class FlagError(Exception):
-    """A command line that the original program would not take; the text is its."""
+    """A command line that the original program refuses, with its text."""
 
 
 def _duration(text: str) -> float:
@@ -48,11 +48,11 @@ def _integer(text: str) -> int:
 
 
 def parse_value(kind: str, text: str) -> Any:
-    """Return what a flag's text means.
+    """Return the value of a flag's text.
 
     Args:
-        kind: see `parse_flags`; a list is not read here.
-        text: what stands behind the flag.
+        kind: see `parse_flags`, except ``list``.
+        text: the text after the flag.
 
     Raises:
         ValueError: with the original's reason.
@@ -86,7 +86,7 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
     while words:
         word = words.pop(0)
         if not word.startswith("-") or word == "-":
-            break  # what follows is no flag; the original does not look at it
+            break  # not a flag: the original ignores the rest
         if word == "--":
             break
         name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")
@@ -121,17 +121,15 @@ def read_flags(
     program: str,
     arguments: Sequence[str],
     kinds: Mapping[str, str],
-    version: str,
     check: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Read the command line of a program, answer ``--version`` and ``--help``, and end it when it cannot be read.
+    """Read the command line of a program, answer ``--help``, and end the program when the line is invalid.
 
     Args:
         program: its name.
-        arguments: the words behind it.
+        arguments: the words after it.
         kinds: see `parse_flags`.
-        version: what ``--version`` prints.
-        check: raises `FlagError` for words that a kind does not tell.
+        check: raises `FlagError` for invalid values of text flags.
     """
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         _usage(program, kinds)
@@ -143,9 +141,6 @@ def read_flags(
         print(error, file=sys.stderr)
         _usage(program, kinds)
         raise SystemExit(2) from None
-    if found.get("version"):
-        print(version)
-        raise SystemExit(0)
     return found
 
 

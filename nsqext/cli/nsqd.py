@@ -1,4 +1,4 @@
-"""``nsqext nsqd``: stands in for the original nsqd (or a standalone redesigned one), with its flags."""
+"""``nsqext nsqd``: replaces the original nsqd, or a redesigned one without a cluster, with its flags."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ FLAGS = {
     "node-id": "int",
     "worker-id": "switch",
     "generation": "str",
+    "http-guard": "bool",
+    "http-host": "list",
     "https-address": "str",
     "http-address": "str",
     "tcp-address": "str",
@@ -81,7 +83,10 @@ FLAGS = {
     "allow-ext-compatible": "bool",
     "allow-sub-ext-compatible": "bool",
 }
-"""The flags of the original nsqd, those of the redesigned one that test harnesses give, and ``-generation``."""
+"""Flags of the original nsqd, and those of the redesigned one that test harnesses use.
+
+``-generation``, ``-http-guard`` and ``-http-host`` are this program's own.
+"""
 
 _LIMITS = {
     "msg-timeout": "msg_timeout",
@@ -108,16 +113,16 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
-        arguments: the words behind the program's name.
+        arguments: the words after the program's name.
     """
     defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
     flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
     listen_early(flags[name] for name in ("tcp-address", "http-address", "https-address")[: 3 if encrypted else 2])
-    run_program("nsqd", flags, lambda log: _serve(flags, log))
+    run_program("nsqd", flags, lambda: _serve(flags))
 
 
-async def _serve(flags: dict[str, Any], log: Any) -> None:
+async def _serve(flags: dict[str, Any]) -> None:
     from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
 
     check_values(flags)
@@ -146,8 +151,10 @@ async def _serve(flags: dict[str, Any], log: Any) -> None:
         limits={_LIMITS[name]: value for name, value in flags.items() if name in _LIMITS},
         tls=tls,
         tls_required=flags.get("tls-required", "false"),
+        http_guard=flags.get("http-guard", False),
+        http_hosts=tuple(flags.get("http-host", ())),
         reported=reported(flags, FLAGS),
         allow_ext_compatible=flags.get("allow-ext-compatible", False),
         allow_sub_ext_compatible=flags.get("allow-sub-ext-compatible", False),
     )
-    await run_nsqd(settings, log)
+    await run_nsqd(settings)

@@ -1,4 +1,4 @@
-"""``nsqext nsqlookupd``: stands in for the original nsqlookupd (or a lone redesigned one), with its flags."""
+"""``nsqext nsqlookupd``: replaces the original nsqlookupd, or a redesigned one without a cluster, with its flags."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ FLAGS = {
     "log-dir": "str",
     "alsologtostderr": "bool",
     "generation": "str",
+    "http-guard": "bool",
+    "http-host": "list",
     "verbose": "bool",
     "tcp-address": "str",
     "http-address": "str",
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
-        arguments: the words behind the program's name.
+        arguments: the words after the program's name.
     """
     defaults = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161"}
     flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults)
@@ -46,5 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
         inactive_producer_timeout=flags.get("inactive-producer-timeout", 300.0),
         tombstone_lifetime=flags.get("tombstone-lifetime", 45.0),
+        http_guard=flags.get("http-guard", False),
+        http_hosts=tuple(flags.get("http-host", ())),
     )
-    run_program("nsqlookupd", flags, lambda log: run_lookupd(settings, log))
+    run_program("nsqlookupd", flags, lambda: run_lookupd(settings))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
@@ -80,7 +83,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 def test_version_and_unknown_flags(name: str) -> None:
     told = run(name, "--version")
-    assert (told.returncode, told.stdout.startswith(f"{name} v1.3.0 (built w/"), told.stderr) == (0, True, "")
+    build = f"(built w/python{platform.python_version()})"
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"{name} v1.3.0 {build}\n", "")
+    assert run(name, "--generation", "ha", "--version").stdout == f"{name} v0.3.7-HA.1.13.0 {build}\n"
     refused = run(name, "-nope")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"flag provided but not defined: -nope\nUsage of {name}:\n")
@@ -101,7 +106,103 @@ def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:
         assert httpx.get(f"http://{program.address('HTTP')}/ping").text == "OK"
         assert program.end() == 0
         assert all(line.startswith("[nsqd] ") for line in program.lines)
-        assert len(program.lines) < 10
+        assert len(program.lines) < 15
+
+
+@pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_servers_run_ends_with_status_0(name: str, number: int) -> None:
+    program = f"""
+import os, signal, sys
+import nsqext.cli
+nsqext.cli.import_module = lambda module: os.kill(os.getpid(), {int(number)})
+nsqext.cli.main([{name!r}])
+"""
+    root = str(Path(__file__).parents[2])
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_nsqd_logs_clients_topics_and_lookup_and_shows_one_build(tmp_path: Path) -> None:
+    with running("nsqlookupd", *LOCAL) as lookupd:
+        words = ("-data-path", str(tmp_path), "-lookupd-tcp-address", lookupd.address("TCP"), "-broadcast-address=h")
+        with running("nsqd", *LOCAL, *words) as program:
+            with Talker(program.address("TCP")) as talker:
+                peer = talker.peer
+                assert talker.ask("SUB topic ch") == b"OK"
+            http = program.address("HTTP")
+            eventually(lambda: lookup(lookupd.address("HTTP"), "/lookup", topic="topic").get("channels"))
+            first = httpx.get(f"http://{http}/stats").text.splitlines()[0]
+            assert first == run("nsqd", "--version").stdout.strip()
+            assert program.end() == 0
+            log = "\n".join(program.lines)
+        assert first in log
+        for text in (
+            *(f"TCP: new client({peer})", f"CLIENT({peer}): desired protocol magic '  V2'", "TOPIC(topic): created"),
+            *("TOPIC(topic): new channel(ch)", f"PROTOCOL(V2): [{peer}] exiting ioloop"),
+            *(
+                f"LOOKUP({lookupd.address('TCP')}): adding peer",
+                f"LOOKUPD({lookupd.address('TCP')}): REGISTER topic ch",
+            ),
+        ):
+            assert f" INFO: {text}" in log
+        assert lookupd.end() == 0
+        log = "\n".join(lookupd.lines)
+        assert " REGISTER category:channel key:topic subkey:ch" in log
+        assert " IDENTIFY Address:h TCP:" in log
+
+
+@pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
+def test_the_programs_listen_on_ipv6_and_ipv4_by_default(name: str, tmp_path: Path) -> None:
+    with running(name, "-tcp-address", "0.0.0.0:0", "-http-address", ":0", cwd=tmp_path) as program:
+        port = program.address("HTTP").rpartition(":")[2]
+        assert program.address("HTTP") == f"[::]:{port}"
+        for host in ("127.0.0.1", "[::1]"):
+            assert httpx.get(f"http://{host}:{port}/ping").text == "OK"
+
+
+def test_web_pages_are_refused_where_asked(tmp_path: Path) -> None:
+    evil = {"Origin": "http://evil.example"}
+    with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program:
+        assert httpx.post(f"http://{program.address('HTTP')}/topic/create?topic=t", headers=evil).status_code == 200
+    with running("nsqlookupd", *LOCAL, "--http-guard", "--http-host=nsq.example") as program:
+        url = f"http://{program.address('HTTP')}/topic/create?topic=t"
+        assert httpx.post(url, headers=evil).status_code == 403
+        assert httpx.post(url, headers={"Host": "nsq.example"}).status_code == 200
+
+
+def test_the_secret_of_auth_is_in_no_log(tmp_path: Path) -> None:
+    class Auth(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = b'{"ttl":60,"authorizations":[{"topic":".*","channels":[".*"],"permissions":["publish"]}]}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    asked: list[str] = []
+    with HTTPServer(("127.0.0.1", 0), Auth) as auth:
+        Thread(target=auth.serve_forever, daemon=True).start()
+        address = f"-auth-http-address=127.0.0.1:{auth.server_port}"
+        with running("nsqd", *LOCAL, "-data-path", str(tmp_path), address, "--log-level=debug") as program:
+            with Talker(program.address("TCP")) as talker:
+                talker.send("AUTH", b"hunter2")
+                assert b"permission_count" in talker.frame()[1]
+                assert talker.ask("PUB t", b"x") == b"OK"
+            assert program.end() == 0
+        auth.shutdown()
+    assert asked == ["/auth?common_name=&remote_ip=127.0.0.1&secret=hunter2&tls=false"]
+    assert "hunter2" not in "\n".join(program.lines)
 
 
 def test_nsqd_uses_the_working_directory(tmp_path: Path) -> None:

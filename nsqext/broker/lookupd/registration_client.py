@@ -87,6 +87,11 @@ class _LookupConnection:
                 await stream.aclose()
 
 
+def _log_command(connection: _LookupConnection, command: bytes) -> None:
+    level = logging.DEBUG if command == PING else logging.INFO
+    _LOG.log(level, "LOOKUPD(%s): %s", connection.address, command.decode("utf-8", "replace").rstrip())
+
+
 class RegistrationClient:
     """Registers the topics and channels of a node at lookup nodes.
 
@@ -175,9 +180,11 @@ class RegistrationClient:
         """Connect to lookup nodes that were added to the configuration, disconnect from those that were removed."""
         wanted = self.node.switches.lookupd_addresses
         for address in [address for address in self._connections if address not in wanted]:
+            _LOG.info("LOOKUP(%s): removing peer", address)
             await self._connections.pop(address).close()
         for address in wanted:
             if address not in self._connections:
+                _LOG.info("LOOKUP(%s): adding peer", address)
                 self._connections[address] = _LookupConnection(address)
                 await self._connect(self._connections[address])
 
@@ -185,6 +192,7 @@ class RegistrationClient:
         if connection.stream is None:
             await self._connect(connection)  # registers everything, the subject of this command included
             return
+        _log_command(connection, command)
         try:
             await connection.request(command)
         except _FAILURES as error:
@@ -192,9 +200,12 @@ class RegistrationClient:
 
     async def _connect(self, connection: _LookupConnection) -> None:
         """Connect, identify and register everything; a failed attempt is repeated with the next PING."""
+        _LOG.info("LOOKUP connecting to %s", connection.address)
         try:
             await connection.connect(self._identity)
+            _LOG.info("LOOKUPD(%s): peer info %s", connection.address, connection.info)
             for command in self._all_registrations():
+                _log_command(connection, command)
                 await connection.request(command)
         except _FAILURES as error:
             await self._close_failed(connection, error)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import TYPE_CHECKING
 
 import anyio
 from attrs import asdict, define, field
 
+from nsqext.broker.listeners import peer_name
 from nsqext.broker.lookupd.registry import RegisteredNode, Registration, Registry
 from nsqext.protocol.lookupd_tcp import LookupdCommand, LookupdCommandParser, PeerInfo, encode_response
 from nsqext.protocol.server.request_error import Fault
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from nsqext.broker.lookupd.classic import ClassicLookupd
 
 __all__ = ("LookupSession", "LookupTcpServer")
+
+_log = logging.getLogger("nsqext.broker.lookupd")
 
 _READ = 65536
 _ACCEPT_PAUSE = 0.05
@@ -84,6 +88,10 @@ class LookupSession:
         members = {"remote_address": self.remote} | asdict(peer)
         del members["distributed_id"]  # of clusters only, whose nodes do not register by TCP
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
+        _log.info(
+            "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
+            *(self.remote, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version),
+        )
         self.registry.add(Registration("client"), self.node)
         return self.own.encode()
 
@@ -97,10 +105,16 @@ class LookupSession:
         topic, prefix = self._registrations(command)
         if command.channel:
             self.registry.add(Registration("channel", command.topic, prefix + command.channel), node)
+            _log.info(
+                "DB: client(%s) REGISTER category:channel key:%s subkey:%s",
+                *(self.remote, command.topic, prefix + command.channel),
+            )
         self.registry.add(topic, node)
+        _log.info("DB: client(%s) REGISTER category:topic key:%s subkey:%s", self.remote, topic.key, topic.subkey)
 
     def _unregister(self, node: RegisteredNode, command: LookupdCommand) -> None:
         topic, prefix = self._registrations(command)
+        _log.info("DB: client(%s) UNREGISTER key:%s subkey:%s", self.remote, topic.key, prefix + command.channel)
         if command.channel:
             self.registry.remove(Registration("channel", command.topic, prefix + command.channel), node)
             return
@@ -155,8 +169,8 @@ class LookupTcpServer:
                 await anyio.sleep(_ACCEPT_PAUSE)
                 continue
             sock.setblocking(False)
-            host, port = peer[:2]
-            tasks.start_soon(self._serve_node, sock, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            _log.info("TCP: new client(%s)", peer_name(peer))
+            tasks.start_soon(self._serve_node, sock, peer_name(peer))
 
     async def _serve_node(self, sock: socket.socket, remote: str) -> None:
         session = LookupSession(self._lookupd.registry, remote, self._lookupd.peer_info(), self._partitions)
@@ -175,3 +189,4 @@ class LookupTcpServer:
         finally:
             session.end()
             sock.close()
+            _log.info("PROTOCOL(V1): [%s] exiting ioloop", remote)

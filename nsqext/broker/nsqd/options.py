@@ -7,12 +7,15 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.protocol.server.negotiate import ServerLimits
+
+if TYPE_CHECKING:
+    from nsqext.broker.http_guard import HttpGuard
 
 __all__ = ("MIB", "NodeOptions")
 
@@ -40,6 +43,7 @@ class NodeOptions:
         tls: certificate of the TCP side, used when ``limits.tls`` is true.
         auth_addresses: ``host:port`` or URL of HTTP auth servers; empty without authorization.
         auth_method: ``get`` or ``post``.
+        http_guard: refuses HTTP requests that a foreign web page caused; None accepts them, as the real servers do.
         https_only: the HTTP port refuses everything (original generation, with ``--tls-required``).
         data_path: folder of the queues; None keeps them in memory.
         disk: settings of the files in it.
@@ -66,6 +70,7 @@ class NodeOptions:
     tls: ssl.SSLContext | None = None
     auth_addresses: tuple[str, ...] = ()
     auth_method: str = "get"
+    http_guard: HttpGuard | None = None
     https_only: bool = False
     data_path: Path | None = None
     disk: DiskOptions = field(factory=DiskOptions)

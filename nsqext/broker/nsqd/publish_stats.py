@@ -1,4 +1,4 @@
-"""What was published to a partition, counted as the redesigned server counts it."""
+"""Statistics of publishes to a partition, in the redesigned server's buckets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DAY = 24
 
 @define(eq=False)
 class Publisher:
-    """What one client published to one partition.
+    """Publishes of one client to one partition.
 
     Attributes:
         peer: ``host:port`` of the client.
-        user_agent: what it calls itself.
+        user_agent: from its IDENTIFY.
         published: messages.
         failed: messages that were refused.
-        last: when it published last, in nanoseconds since 1970.
+        last: time of the last publish, in nanoseconds since 1970.
     """
 
     peer: str
@@ -36,7 +36,7 @@ class PublishStats:
 
     Attributes:
         sizes: messages by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
-        batches: publishes by the time they took: below 1 ms, 2 ms, 4 ms, …
+        batches: messages by the duration of their publish: below 1 ms, 2 ms, 4 ms, …
         publishers: clients that published over TCP, by ``host:port``.
     """
 

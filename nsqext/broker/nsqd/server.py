@@ -151,7 +151,7 @@ class NsqdServer:
     async def _start_http(self, name: str, listener: socket.socket, tasks: TaskGroup) -> None:
         app = application(self.node, self, secure=name == "https")
         tls = self._https_context if name == "https" else None
-        server = HttpServer(app, tls=tls, gate=self.node.faults.gate)
+        server = HttpServer(app, tls=tls, gate=self.node.faults.gate, guard=self.node.options.http_guard)
         self._https.append(server)
         await tasks.start(server.serve, listener)
 

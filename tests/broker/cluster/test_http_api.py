@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, application, route
+from nsqext.broker.http_guard import HttpGuard
 from nsqext.broker.listeners import listen
 from nsqext.broker.uvicorn_server import HttpServer
 
@@ -301,3 +303,98 @@ async def test_a_gate_holds_requests_back() -> None:
 def test_listen_refuses_a_taken_port() -> None:
     with listen("127.0.0.1:0") as taken, pytest.raises(OSError, match=r"in use"):
         listen(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+@asynccontextmanager
+async def _served(app: Any, **options: Any) -> AsyncIterator[tuple[HttpServer, str]]:
+    listener = listen("127.0.0.1:0")
+    server = HttpServer(app, **options)
+    async with anyio.create_task_group() as group:
+        await group.start(server.serve, listener)
+        yield server, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.kill()
+
+
+@pytest.mark.anyio
+async def test_a_body_without_an_end_is_refused_at_its_limit() -> None:
+    async def bounded(call: Call) -> object:
+        return len(await call.body(100_000, "TOO_BIG"))
+
+    async with _served(application([route("POST", "/", bounded)])) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        assert (await http.post("/", content=b"x" * 100_000)).text == "100000"
+        answer = await http.post("/", content=b"x" * 100_001)
+        assert (answer.status_code, answer.json()) == (413, {"message": "TOO_BIG"})
+        async with await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as stream:
+            await stream.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(3):
+                await stream.send(b"c350\r\n" + b"x" * 50_000 + b"\r\n")
+            with anyio.fail_after(10):
+                assert (await stream.receive()).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.anyio
+async def test_clients_that_disconnect_and_a_kill_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    started, release = anyio.Event(), anyio.Event()
+
+    async def slow(call: Call) -> object:
+        started.set()
+        await release.wait()
+        return "late"
+
+    app = application([route("POST", "/", echo), route("GET", "/slow", slow)])
+    async with _served(app) as (server, url):
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf")
+            await anyio.wait_all_tasks_blocked()
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await stream.send(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+            with anyio.fail_after(10):
+                await started.wait()
+                server.kill()
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await stream.receive()
+    assert caplog.text == ""
+
+
+@pytest.mark.anyio
+async def test_the_guard_of_a_server_refuses_foreign_pages() -> None:
+    async with _served(APP, guard=HttpGuard()) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        assert (await http.post("/nothing")).status_code == 200
+        foreign = await http.post("/nothing", headers={"Origin": "http://evil.example"})
+        assert (foreign.status_code, "origin 'http://evil.example' is not" in foreign.text) == (403, True)
+        assert (await http.get("/ping", headers={"Host": "evil.example"})).status_code == 403
+
+
+@pytest.mark.anyio
+async def test_without_file_descriptors_connections_wait_and_the_loop_does_not_spin() -> None:
+    class Full:
+        accepts = 0
+
+        def accept(self) -> Any:
+            self.accepts += 1
+            raise OSError(errno.EMFILE, "too many open files")
+
+    class Loop:
+        def __init__(self) -> None:
+            self.reading = True
+            self.later: list[tuple[float, Any]] = []
+
+        def remove_reader(self, listener: Any) -> None:
+            self.reading = False
+
+        def add_reader(self, listener: Any, *callback: Any) -> None:
+            self.reading = True
+
+        def call_later(self, delay: float, *callback: Any) -> None:
+            self.later.append((delay, callback))
+
+    listener, loop = Full(), Loop()
+    server = HttpServer(APP)._server
+    server._listener, server._loop = listener, loop  # type: ignore[assignment]
+    server._accept(listener)  # type: ignore[arg-type]
+    assert (listener.accepts, loop.reading) == (1, False)
+    delay, (callback, *arguments) = loop.later[0]
+    assert delay >= 0.05
+    callback(*arguments)
+    assert loop.reading

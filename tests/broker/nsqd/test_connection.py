@@ -109,3 +109,49 @@ def test_a_client_that_reads_on_gets_more_than_fits_at_once(room: int) -> None:
     frames = FrameParser().feed(bytes(sock.taken))
     assert [kind for kind, _ in frames] == [FrameType.RESPONSE] + [FrameType.MESSAGE] * 30
     assert (writes > 0) is (room < 1 << 30)
+
+
+def _connect(node: Node, sock: _Socket, loop: _Loop, server: _Host) -> Connection:
+    session = Session(node, "127.0.0.1:1000", dialect_of(node))
+    connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
+    server.connections[session] = connection
+    connection.open()
+    return connection
+
+
+def test_a_full_read_is_run_in_turns_and_read_on_after_them() -> None:
+    node = make_node()
+    sock, loop, server = _Socket(1 << 30), _Loop(), _Host(node)
+    _connect(node, sock, loop, server)
+    host(node)
+    _send(sock, loop, b"  V2" + sized("PUB t", b"x") * 2000)
+    turns = 1
+    while loop.soon:
+        assert loop.readable is None, "the socket is not read before its commands were run"
+        assert len(sock.taken) <= turns * 256 * 10
+        loop.soon.pop()()
+        turns += 1
+    assert (turns, len(sock.taken)) == (8, 2000 * 10)
+    assert loop.readable is not None
+
+
+def test_a_client_that_does_not_read_is_not_read_from() -> None:
+    node = make_node(max_unsent=100_000)
+    host(node)
+    sock, loop, server = _Socket(1 << 30), _Loop(), _Host(node)
+    connection = _connect(node, sock, loop, server)
+    _send(sock, loop, b"  V2SUB t ch 0\n")
+    sock.room = 0
+    sent = 0
+    while loop.readable is not None and sent < 10_000:
+        _send(sock, loop, b"FIN 0123456789abcdef\n" * 200)
+        sent += 200
+        while loop.soon:
+            loop.soon.pop()()
+    assert 0 < sent < 10_000, "reading has to stop"
+    assert connection.session.output.size < 200_000
+    sock.room = 1 << 30
+    while loop.writable is not None or loop.soon:
+        (loop.soon.pop() if loop.soon else loop.writable)()  # type: ignore[misc]
+    assert len(FrameParser().feed(bytes(sock.taken))) == 1 + sent
+    assert loop.readable is not None

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from nsqext.broker.metrics import Metric, render_metrics
 from nsqext.broker.nsqd.http.go_json import write_json
 from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -443,3 +444,39 @@ async def test_an_old_topic_drops_internal_headers_where_that_is_allowed() -> No
     entry = hosted.partition.log.at(1)
     assert entry is not None
     assert entry.record.header == b""
+
+
+async def test_metrics_in_the_format_of_prometheus() -> None:
+    node = make_node()
+    host(node).partition.channel("ch")
+    web = _Web(node)
+    await web.post("/mpub?topic=t", b"a\nb\n")
+    answer = await web.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.text.splitlines()
+    assert 'nsqd_topic_messages_total{topic="t",partition="0"} 2' in lines
+    assert 'nsqd_channel_depth{topic="t",partition="0",channel="ch"} 2' in lines
+    assert "# TYPE nsqd_channel_messages_total counter" in lines
+    described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")} == described
+
+
+def test_label_values_are_escaped() -> None:
+    metric = Metric("m", "gauge", "Text.", [({"a": 'q"\\\n'}, 1.5)])
+    assert render_metrics([metric]) == '# HELP m Text.\n# TYPE m gauge\nm{a="q\\"\\\\\\n"} 1.5\n'
+
+
+@pytest.mark.parametrize("path", ["/pub?topic=t", "/mpub?topic=t", "/config/log_level"])
+@pytest.mark.parametrize("limits", [ServerLimits(), ServerLimits.original()], ids=["redesigned", "original"])
+async def test_a_body_in_chunks_is_bounded(path: str, limits: ServerLimits) -> None:
+    node = make_node(limits=limits)
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            yield b"x" * 99_999 + b"\n"
+
+    host(node)
+    web = _Web(node)
+    answer = await (web.put(path, body()) if "config" in path else web.post(path, body()))  # type: ignore[arg-type]
+    assert answer.status_code == 413 or (limits.generation == "ha" and answer.status_code in (406, 500))
+    assert node.hosted["t", 0].partition.log.end_count == 0

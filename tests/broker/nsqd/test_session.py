@@ -16,7 +16,7 @@ from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import NsqError
 from nsqext.protocol.client.commands import trace_body
-from nsqext.protocol.frames import HEARTBEAT, FrameType, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, FrameParser, FrameType, encode_frame
 from nsqext.protocol.layers import DeflateLayer
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import Fault
@@ -559,3 +559,66 @@ def test_what_an_ordered_channel_sends_is_not_held_back() -> None:
     client.send(b"RDY 5\n")
     assert Client(node).ask(sized("PUB t 0", b"one")) == "OK"
     assert len(client.messages()) == 1
+
+
+@pytest.mark.parametrize("limits", [ServerLimits(), ServerLimits.original()], ids=["redesigned", "original"])
+@pytest.mark.parametrize("deflate", [False, True])
+def test_the_answer_to_sub_leaves_alone_before_the_first_message(limits: ServerLimits, deflate: bool) -> None:
+    node = make_node(limits=limits)
+    if limits.generation == "ha":
+        host(node).partition.channel("ch")
+    Client(node).ask(sized("PUB t", b"first"))
+    client = Client(node)
+    layer = DeflateLayer()
+    if deflate:
+        client.send(sized("IDENTIFY", orjson.dumps({"feature_negotiation": True, "deflate": True})))
+        first = client.writes()
+        assert len(FrameParser().feed(first[0][: first[0].index(b"}") + 1])) == 1
+        layer.decode(first[0][first[0].index(b"}") + 1 :])
+    client.send(layer.encode(b"SUB t ch\nRDY 1\n") if deflate else b"SUB t ch\nRDY 1\n")
+    writes = [layer.decode(data) if deflate else data for data in client.writes()]
+    assert writes[0] == encode_frame(FrameType.RESPONSE, b"OK")
+    assert [kind for kind, _ in FrameParser().feed(b"".join(writes[1:]))] == [FrameType.MESSAGE]
+
+
+def test_snappy_is_not_offered_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = sized("IDENTIFY", orjson.dumps({"feature_negotiation": True, "snappy": True}))
+    offering = Client(make_node())
+    offering.send(asked)
+    assert b'"snappy":true' in offering.writes()[0]
+    monkeypatch.setattr("nsqext.broker.nsqd.node.find_spec", lambda _: None)
+    client = Client(make_node())
+    assert orjson.loads(client.ask(asked))["snappy"] is False
+    assert client.open
+
+
+def test_one_turn_of_a_connection_runs_a_bounded_number_of_commands() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    command = sized("PUB t", b"x")
+    client.session.receive(command * 5000)
+    turns, answered = 0, 0
+    while client.session.pending or not turns:
+        assert client.session.step() is None
+        turns += 1
+        more = len(client.receive())
+        assert more <= 256
+        answered += more
+    assert (answered, turns) == (5000, 20)
+
+
+def test_commands_wait_while_replies_are_not_read() -> None:
+    node = make_node(max_unsent=10_000)
+    host(node)
+    client = Client(node)
+    client.ask(b"SUB t ch\n")
+    client.session.receive(b"FIN 0123456789abcdef\n" * 2000)
+    assert client.session.step() is None
+    assert client.session.pending
+    assert client.session.output.size < 10_000 + 300
+    received = 0
+    while client.session.pending:
+        received += len(client.receive())
+        client.session.step()
+    assert received + len(client.receive()) == 2000

@@ -1,4 +1,4 @@
-"""The HTTP API of the original nsqd."""
+"""HTTP routes of the original nsqd, except statistics and options."""
 
 from __future__ import annotations
 
@@ -47,12 +47,7 @@ class _Publisher(RequestArgs):
         return topic
 
     async def pub(self, call: Call) -> str:
-        limits = self.node.limits
-        if int(call.headers.get("content-length") or 0) > limits.max_msg_size:
-            raise HttpFault(413, "MSG_TOO_BIG")
-        body = await call.body()
-        if len(body) > limits.max_msg_size:
-            raise HttpFault(413, "MSG_TOO_BIG")
+        body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpFault(400, "MSG_EMPTY")
         hosted = self.node.create_topic(self._topic_of(call))
@@ -75,7 +70,7 @@ class _Publisher(RequestArgs):
         if int(call.headers.get("content-length") or 0) > limits.max_body_size:
             raise HttpFault(413, "BODY_TOO_BIG")
         hosted = self.node.create_topic(self._topic_of(call))
-        body = await call.body()
+        body = await call.body(limits.max_body_size)
         if "binary" in call.args and call.arg("binary") not in _FALSE:
             try:
                 items = parse_publish(b"MPUB", body, limits, Target(hosted.partition.topic))
@@ -122,7 +117,7 @@ class _Topics(RequestArgs):
         change(self.existing(call).partition)
 
     def _named(self, call: Call) -> tuple[Hosted, str]:
-        """Return the topic and the name of a channel that may be missing."""
+        """Return the topic, and the name of a channel that may be unknown."""
         if "topic" not in call.args:
             raise HttpFault(400, "MISSING_ARG_TOPIC")
         if not is_valid_topic(call.arg("topic")):
@@ -173,7 +168,7 @@ class _Operator(RequestArgs):
 
     def set_block_rate(self, call: Call) -> None:
         check_block_rate(call.arg("rate"))
-        raise HttpPanic  # the original program acts, and then finds that it has no text to send
+        raise HttpPanic  # the original program acts, and then crashes because it has no text to send
 
     def free_memory(self, _: Call) -> None:
         raise HttpPanic  # as above
@@ -204,7 +199,7 @@ def classic_routes(site: RequestArgs) -> list[Route]:
 
 
 def refusing_routes(site: RequestArgs) -> list[Route]:
-    """Return one route for everything: the client is sent to the HTTPS port."""
+    """Return one route for all requests, which refers the client to the HTTPS port."""
 
     async def refuse(_: Request) -> Response:
         address = site.addresses.https_address
@@ -214,5 +209,5 @@ def refusing_routes(site: RequestArgs) -> list[Route]:
         return Response(body, 403, headers, "application/json; charset=utf-8")
 
     made = Route("/{path:path}", refuse)
-    made.methods = None  # whatever the method is
+    made.methods = None  # every method
     return [made]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from nsqext.broker.go_format import build
 from nsqext.broker.http_api import Call, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.broker.nsqd.http.stats import client_state, go_duration
@@ -37,7 +37,7 @@ _MEMORY = (
 
 
 def _memory() -> dict[str, int]:
-    """Return what Python can tell of the members that the real server has; the rest is 0."""
+    """Return the real server's members; those that Python does not know are 0."""
     return dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
 
 
@@ -69,7 +69,7 @@ def _client(session: ConnectedClient, stats: ClientStats | None, topic: str) -> 
         if topic in ("", name)
     ]
     if counts:
-        found["pub_counts"] = counts[:1]  # the real server tells one topic of each client, too
+        found["pub_counts"] = counts[:1]  # the real server shows only one topic of each client, too
     return found | {
         "tls": settings.tls,
         "tls_cipher_suite": "",
@@ -102,7 +102,7 @@ class _Stats(RequestArgs):
         return answer | {"producers": producers}
 
     def _topics(self, topic: str, channel: str, *, clients: bool) -> list[dict[str, Any]] | None:
-        """Return the topics; None when one was asked for that is not there, an empty list when its channel is not."""
+        """Return the topics; None for an unknown topic, an empty list for an unknown channel of a topic."""
         if topic and (topic, 0) not in self.node.hosted:
             return None
         chosen = sorted(
@@ -158,7 +158,7 @@ class _Stats(RequestArgs):
         now = self.node.options.wall()
         started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
-            f"nsqd v{self.node.limits.version} (built w/python{platform.python_version()})",
+            f"nsqd v{build(self.node.limits.version)}",
             f"start_time {started}",
             f"uptime {go_duration(now - self.node.started)}",
             "",

@@ -1,4 +1,4 @@
-"""/ping, /info, /config and what else an operator asks of a node of the redesigned generation."""
+"""/ping, /info and the other routes for operators of the redesigned generation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Admin(RequestArgs):
             raise HttpFault(400, "BAD_LEVEL_STRING") from None
 
     def checked_topic(self, call: Call) -> None:
-        """Answer a request to clean up a topic: there is nothing to clean, but its arguments are checked."""
+        """Check the arguments of a request to clean up a topic; this server has nothing to clean."""
         self.topic(call)
 
     def fix_data(self, call: Call) -> None:
@@ -76,7 +76,7 @@ class _Admin(RequestArgs):
             raise HttpFault(500, fault.text) from None
 
     def backup(self, call: Call) -> None:
-        """Refuse to stream a delayed queue: it is no file of the format that the real server streams."""
+        """Refuse to stream a delayed queue: this server stores it in another format."""
         try:
             partition = parse_int(call.arg("partition"))
         except ValueError:
@@ -86,7 +86,7 @@ class _Admin(RequestArgs):
         raise HttpFault(400, "No delayed queue on this topic")
 
     def clean_unused(self, call: Call) -> None:
-        """Answer a request to remove data of topics that are gone: there is none, but its arguments are checked."""
+        """Check the arguments of a request to remove data of deleted topics; this server has none."""
         if call.arg("partition"):
             try:
                 parse_int(call.arg("partition"))
@@ -94,11 +94,11 @@ class _Admin(RequestArgs):
                 raise HttpFault(400, "INVALID_REQUEST") from None
 
     def read_only(self, call: Call) -> None:
-        """Answer a switch of something that this server has not; its query has to be readable."""
+        """Check the query of a request to switch a feature that this server does not have."""
         len(call.args)
 
     def nothing(self, _: Call) -> None:
-        """Answer what this server has no use for, whatever its query says."""
+        """Answer a request without effect in this server; its query is not checked."""
 
 
 def admin_routes(site: RequestArgs) -> list[Route]:

@@ -1,4 +1,4 @@
-"""/channel/… of the redesigned generation."""
+"""HTTP routes /channel/… of the redesigned generation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Channels(RequestArgs):
         partition.delete_channel(name)
 
     def switch(self, change: Callable[[Channel], None], call: Call, *, led: bool = False) -> None:
-        """Do something to a channel; to one of a partition that this node leads, where ``led`` says so."""
+        """Change a channel; with ``led``, only one of a partition that this node leads."""
         channel = self.led_channel(call) if led else self.channel(call)[1]
         try:
             change(channel)

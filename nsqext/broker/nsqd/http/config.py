@@ -196,8 +196,8 @@ class _Config(RequestArgs):
         return _SETTABLE_ORIGINAL if self.node.options.original else frozenset(_SETTABLE)
 
     async def change(self, call: Call) -> object:
-        body = await call.body()
-        if not 0 < len(body) <= self.node.limits.max_msg_size:
+        body = await call.body(self.node.limits.max_msg_size, "INVALID_VALUE")
+        if not body:
             raise HttpFault(413, "INVALID_VALUE")
         name = call.path["opt"]
         if name not in self._settable():

@@ -1,6 +1,6 @@
-"""JSON as the redesigned server reads and writes a header that came over HTTP: every number a double, names in order.
+"""JSON of headers that were received over HTTP, as the redesigned server parses and writes it.
 
-What cannot be text is replaced, in two ways: in JSON, bytes that are not UTF-8 and halves of a surrogate pair turn into
+Numbers are doubles, members are sorted by name. In JSON, bytes that are not UTF-8 and halves of a surrogate pair become
 U+FFFD; such bytes of an X-NSQEXT- header are written as the escape of U+FFFD (captured: http_pub_ext_delivered).
 """
 
@@ -24,7 +24,7 @@ _ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\
 
 
 def _one_each(error: UnicodeError) -> tuple[str, int]:
-    """Replace each byte that is no UTF-8; Python's own ``replace`` takes some of them together."""
+    """Replace each byte that is not UTF-8; Python's ``replace`` joins some of them."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\ufffd" * (error.end - error.start), error.end
@@ -44,7 +44,7 @@ def read_object(data: bytes) -> dict[str, Any] | None:
     """Return the object that ``ext=`` holds, None for null.
 
     Raises:
-        HttpFault: it is no JSON, or neither an object nor null.
+        HttpFault: it is not JSON, or neither an object nor null.
     """
     text = data.decode("utf-8", "nsqext.one_each")
     try:
@@ -53,17 +53,17 @@ def read_object(data: bytes) -> dict[str, Any] | None:
         raise HttpFault(400, "E_INVALID_JSON_HEADER") from None
     if value is not None and not isinstance(value, dict):
         raise HttpFault(400, "E_INVALID_JSON_HEADER")
-    whole: dict[str, Any] | None = _mended(value) if "\\ud" in text.lower() else value
+    whole: dict[str, Any] | None = _replaced(value) if "\\ud" in text.lower() else value
     return whole
 
 
-def _mended(value: Any) -> Any:
+def _replaced(value: Any) -> Any:
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, list):
-        return [_mended(item) for item in value]
+        return [_replaced(item) for item in value]
     if isinstance(value, dict):
-        return {_mended(name): _mended(content) for name, content in value.items()}
+        return {_replaced(name): _replaced(content) for name, content in value.items()}
     return value
 
 

@@ -91,7 +91,7 @@ class _Messages(RequestArgs):
             raise HttpFault(500, f"{kind}{refusal.text}") from None
 
     def trace(self, enabled: bool, call: Call) -> None:
-        """Switch the tracing of a topic or a channel; unknown ones are nothing to complain about."""
+        """Switch the tracing of a topic or a channel; unknown ones are ignored."""
         channel = call.arg("channel")
         for hosted in self.node.partitions(call.arg("topic")):
             if not channel:

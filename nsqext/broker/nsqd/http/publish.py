@@ -30,7 +30,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 def read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[PublishItem]:
-    """Cut the body of /mpub into lines; empty ones are dropped.
+    """Split the body of /mpub into lines, without empty ones.
 
     Raises:
         HttpFault: the body or a line is too big.
@@ -74,7 +74,7 @@ def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str
         return PublishItem(body, trace_id), trace
     encoded = write_json(header)
     if len(encoded) > _MAX_HEADER:
-        raise HttpFault(400, "E_INVALID_JSON_HEADER")  # its length has two bytes; the real server dies of it
+        raise HttpFault(400, "E_INVALID_JSON_HEADER")  # its length has two bytes; the real server crashes
     return PublishItem(body, trace_id, encoded, EXT_JSON), trace
 
 
@@ -103,7 +103,7 @@ class _Publisher(RequestArgs):
         except HttpFault:
             raise HttpFault(404, "E_TOPIC_NOT_EXIST") from None
         self._check_waiting(hosted, size + 1)
-        body = await call.body()
+        body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
         self._check_write(hosted)
         target = Target(hosted.partition.topic, hosted.partition.extend, self.node.switches.allow_ext_compatible)
         item, trace = read(body, target)
@@ -125,7 +125,7 @@ class _Publisher(RequestArgs):
             raise HttpFault(413, "BODY_TOO_BIG")
         hosted = self.topic(call)
         self._check_waiting(hosted, size)
-        body = await call.body()
+        body = await call.body(limits.max_body_size)
         if "binary" in call.args:
             try:
                 items = parse_publish(b"MPUB", body, limits, Target(hosted.partition.topic))

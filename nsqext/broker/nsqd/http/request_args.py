@@ -1,4 +1,4 @@
-"""What the HTTP routes of a node share: how arguments lead to a topic and a channel."""
+"""Arguments of HTTP requests: the topic, partition and channel that they name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
 
 
 class Addresses(Protocol):
-    """Where a node listens."""
+    """Addresses that a node listens on."""
 
     @property
     def tcp_address(self) -> str:
@@ -39,16 +39,16 @@ class Addresses(Protocol):
 
 
 def refuse(refusal: Refusal) -> NoReturn:
-    """Answer a refusal of the engine: status 500 and its text."""
+    """Raise the fault for a refusal of the engine, with status 500 and its text."""
     raise HttpFault(500, refusal.text) from None
 
 
 class RequestArgs:
-    """A node as its routes see it.
+    """Finds what a request names, for the routes of a node.
 
     Args:
         node: the node.
-        addresses: where it listens.
+        addresses: addresses that it listens on.
     """
 
     def __init__(self, node: Node, addresses: Addresses) -> None:
@@ -59,12 +59,12 @@ class RequestArgs:
         """Return the partition that the arguments ``topic`` and ``partition`` name; without one the node's default.
 
         Raises:
-            HttpFault: 400 for bad arguments, 404 for a partition that is not here.
+            HttpFault: 400 for bad arguments, 404 for a partition that the node does not host.
         """
         return self._find(*self._topic_args(call))
 
     def channel_args(self, call: Call) -> tuple[Hosted, str]:
-        """Return the partition, and the name of a channel that may be missing."""
+        """Return the partition, and the name of a channel that may be unknown."""
         topic, partition = self._topic_args(call)
         channel = call.arg("channel", "MISSING_ARG_CHANNEL")
         if not is_valid_channel(channel):
@@ -86,7 +86,7 @@ class RequestArgs:
         return channel
 
     def check_leader(self, hosted: Hosted) -> None:
-        """Refuse what only the leader does."""
+        """Raise the fault for a request that only the leader serves."""
         if not hosted.leader:
             raise HttpFault(400, NOT_LEADER)
 

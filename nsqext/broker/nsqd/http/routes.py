@@ -11,6 +11,7 @@ from nsqext.broker.nsqd.http.admin import admin_routes
 from nsqext.broker.nsqd.http.channels import channel_routes
 from nsqext.broker.nsqd.http.config import config_routes
 from nsqext.broker.nsqd.http.messages import message_routes
+from nsqext.broker.nsqd.http.metrics import metrics_routes
 from nsqext.broker.nsqd.http.publish import publish_routes
 from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 from nsqext.broker.nsqd.http.stats import stats_routes
@@ -28,12 +29,17 @@ def application(node: Node, addresses: Addresses, *, secure: bool = False) -> St
 
     Args:
         node: the node.
-        addresses: where it listens.
+        addresses: addresses that it listens on.
         secure: it is served over HTTPS.
     """
     site = RequestArgs(node, addresses)
     if node.options.original:
-        routes = [*classic_routes(site), *config_routes(site), *classic_stats_routes(site)]
+        routes = [
+            *classic_routes(site),
+            *config_routes(site),
+            *classic_stats_routes(site),
+            *metrics_routes(site),
+        ]
         refuse_all = node.options.https_only and not secure
         return web.application(refusing_routes(site) if refuse_all else routes, original=True)
     return web.application(
@@ -44,5 +50,6 @@ def application(node: Node, addresses: Addresses, *, secure: bool = False) -> St
             *channel_routes(site),
             *message_routes(site),
             *stats_routes(site),
+            *metrics_routes(site),
         ]
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nsqext.broker.go_format import parse_bool, parse_int
+from nsqext.broker.go_format import build, parse_bool, parse_int
 from nsqext.broker.http_api import Call, Form, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -233,7 +232,7 @@ class _Stats(RequestArgs):
         now = self.node.options.wall()
         started = datetime.fromtimestamp(self.node.started // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = [
-            f"nsqd v{self.node.limits.version} (built w/python{platform.python_version()})",
+            f"nsqd v{build(self.node.limits.version)}",
             f"start_time {started}",
             f"uptime {go_duration(now - self.node.started)}",
         ]

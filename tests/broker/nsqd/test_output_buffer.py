@@ -1,0 +1,105 @@
+"""When messages leave the output buffer, and in which writes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext.broker.nsqd.output_buffer import OutputBuffer
+from nsqext.protocol.server.negotiate import ClientSettings
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _buffer(*, ticking: bool, timeout: float = 0.25) -> tuple[_Clock, OutputBuffer]:
+    clock = _Clock()
+    settings = ClientSettings(output_buffer_size=16384, output_buffer_timeout=timeout)
+    return clock, OutputBuffer(settings, clock, ticking=ticking)
+
+
+def test_the_original_sends_the_first_message_after_an_idle_time_at_once() -> None:
+    clock, buffer = _buffer(ticking=True)
+    clock.now += 1.1
+    assert not buffer.hold(b"first", full=False)
+    assert (buffer.urgent, buffer.take()) == (True, b"first")
+    clock.now += 0.1  # 1.2 s after the start: the next tick is at 1.25 s
+    assert buffer.hold(b"second", full=False)
+    assert (buffer.urgent, round(buffer.due - 1000, 6)) == (False, 1.25)
+    assert not buffer.hold(b"third", full=False), "the same tick sends both"
+    clock.now = 1001.25
+    buffer.expire(clock.now)
+    assert (buffer.urgent, buffer.take(), buffer.due) == (True, b"secondthird", 0.0)
+    clock.now += 0.2
+    assert buffer.hold(b"fourth", full=False), "that tick was used up"
+
+
+def test_the_original_starts_its_ticks_at_identify() -> None:
+    clock, buffer = _buffer(ticking=True)
+    clock.now += 0.9
+    buffer.restart_ticks()
+    assert buffer.hold(b"message", full=False)
+    assert round(buffer.due - 1000, 6) == 1.15
+
+
+def test_the_redesigned_server_waits_the_timeout_from_the_first_message_on() -> None:
+    clock, buffer = _buffer(ticking=False, timeout=0.05)
+    clock.now += 10
+    assert buffer.hold(b"first", full=False)
+    clock.now += 0.03
+    assert not buffer.hold(b"second", full=False)
+    assert round(buffer.due - 1010, 6) == 0.05
+
+
+def test_a_response_in_a_segment_of_its_own_leaves_first() -> None:
+    _, buffer = _buffer(ticking=False)
+    buffer.write(b"OK")
+    buffer.end_segment()
+    buffer.hold(b"message", full=True)
+    writes = []
+    while buffer.urgent:
+        writes.append(buffer.take())
+    assert writes == [b"OK", b"message"]
+
+
+_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(1, 20000)),
+        st.tuples(st.just("hold"), st.integers(1, 20000)),
+        st.tuples(st.just("segment"), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 600)),
+        st.tuples(st.just("take"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(_ACTIONS, st.booleans())
+def test_every_byte_leaves_once_and_in_order(actions: list[tuple[str, int]], ticking: bool) -> None:
+    clock, buffer = _buffer(ticking=ticking)
+    given_, sent = b"", b""
+    for number, (action, value) in enumerate(actions):
+        frame = bytes([number % 256]) * value
+        if action == "write":
+            buffer.write(frame)
+            given_ += frame
+        elif action == "hold":
+            buffer.hold(frame, full=False)
+            given_ += frame
+        elif action == "segment":
+            buffer.end_segment()
+        elif action == "wait":
+            clock.now += value / 1000
+            buffer.expire(clock.now)
+        elif buffer.urgent:
+            sent += buffer.take()
+    clock.now += 1  # longer than the timeout: nothing may be left
+    buffer.expire(clock.now)
+    while buffer.urgent:
+        sent += buffer.take()
+    assert sent == given_

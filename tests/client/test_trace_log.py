@@ -12,7 +12,7 @@ from nsqext.client.trace_log import TraceLog
 from nsqext.errors import InvalidName
 from tests.support.consumers import quick
 from tests.support.fake_nsqd import message, scripted_lookup, scripted_node
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import trustme
 from attrs import frozen
 
 from tests.cli.test_programs import LOCAL, running
-from tests.support.environments import python_of
+from tests.support.interop_clients import python_of
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a client installs it
 CLIENTS = Path(__file__).parent / "clients"

@@ -11,8 +11,7 @@ import pytest
 from nsqext.errors import InvalidInput, InvalidName, LookupFailed, TopicNotFound
 from nsqext.lookup.admin import LookupAdmin
 from nsqext.lookup.client import LookupClient
-from tests.support.fake_lookupd import LookupNodes, not_found
-from tests.support.lookup_responses import lookup_json
+from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,7 @@ from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidStat
 from nsqext.lookup.client import LookupClient, failure
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
-from tests.support.fake_lookupd import LookupNodes, not_found
-from tests.support.lookup_responses import lookup_json, recorded
+from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found, recorded
 
 pytestmark = pytest.mark.anyio
 

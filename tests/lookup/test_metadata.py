@@ -14,8 +14,7 @@ from nsqext.errors import InvalidName, InvalidSetting, InvalidState, LookupFaile
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address, TopicMeta
-from tests.support.fake_lookupd import LookupNodes, answering, eventually, http, not_found, serving
-from tests.support.lookup_responses import lookup_json
+from tests.support.fake_lookupd import LookupNodes, answering, eventually, http, lookup_json, not_found, serving
 
 if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, diff
 from nsqext.types import Address, TopicMeta
-from tests.support.lookup_responses import failed, tcp, told, unknown
+from tests.support.fake_lookupd import failed, tcp, told, unknown
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer

@@ -11,8 +11,7 @@ from anyio.lowlevel import checkpoint
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.poller import Poller
 from nsqext.lookup.refresher import Refresher
-from tests.support.fake_lookupd import eventually
-from tests.support.lookup_responses import told
+from tests.support.fake_lookupd import eventually, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.refresher import Pace, Refresher
-from tests.support.lookup_responses import failed, tcp, told, unknown
+from tests.support.fake_lookupd import failed, tcp, told, unknown
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nsqext.errors import LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.responses import LookupAnswer, LookupNode, read_lookup, read_lookup_nodes, unwrap
 from nsqext.types import Address, TopicMeta
-from tests.support.lookup_responses import list_json, lookup_json, recorded
+from tests.support.fake_lookupd import list_json, lookup_json, recorded
 
 SOURCE = Address("lookup", 4161)
 REDESIGNED = recorded("redesigned.json")

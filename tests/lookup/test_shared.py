@@ -15,8 +15,7 @@ from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.shared import find_directory
 from nsqext.types import Address
-from tests.support.fake_lookupd import LookupNodes, eventually, not_found
-from tests.support.lookup_responses import lookup_json
+from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json, not_found
 
 pytestmark = pytest.mark.anyio
 

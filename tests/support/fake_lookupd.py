@@ -1,26 +1,127 @@
-"""Small servers on real sockets, and lookup nodes without any, for the tests of this room."""
+"""Lookup nodes for tests: responses as values and as JSON, a mocked HTTP transport, servers on real sockets."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
+import orjson
 import respx
 from anyio import TypedAttributeProvider
 from anyio.abc import SocketAttribute, SocketStream
 
-from nsqext.types import Address
-from tests.support.lookup_responses import list_json
+from nsqext.errors import LookupFailed, TopicNotFound
+from nsqext.lookup.responses import LookupAnswer, NodeInfo
+from nsqext.types import Address, TopicMeta
+
+DATA = Path(__file__).parents[1] / "lookup" / "data"
+
+
+def recorded(file: str) -> list[dict[str, Any]]:
+    """Return the recorded responses of a server: path, Accept header, status and body."""
+    answers: list[dict[str, Any]] = orjson.loads((DATA / file).read_bytes())
+    return answers
+
+
+def node(name: str) -> NodeInfo:
+    """Return a node ``n1`` with its usual ports."""
+    return NodeInfo(tcp(name), Address(name, 4151))
+
+
+def tcp(name: str) -> Address:
+    """Return a node's TCP address."""
+    return Address(name, 4150)
+
+
+def told(
+    source: str,
+    partitions: Mapping[int, str] | None = None,
+    *,
+    num: int = 0,
+    nodes: Sequence[str] = (),
+    epoch: int = 0,
+    extend: bool = False,
+) -> LookupAnswer:
+    """Return the response of a lookup node that knows the topic."""
+    meta = TopicMeta(partition_num=num, replica=1, extend_support=extend) if num else None
+    leaders = {partition: node(name) for partition, name in (partitions or {}).items()}
+    return LookupAnswer(Address(source, 4161), epoch, meta, leaders, tuple(map(node, nodes)))
+
+
+def failed(source: str) -> LookupAnswer:
+    """Return the result for a lookup node that did not respond."""
+    return LookupAnswer(Address(source, 4161), error=LookupFailed("no answer"))
+
+
+def unknown(source: str) -> LookupAnswer:
+    """Return the response of a lookup node that does not know the topic."""
+    return LookupAnswer(Address(source, 4161), error=TopicNotFound("unknown"))
+
+
+def lookup_json(
+    partitions: Mapping[int, str] | None = None,
+    *,
+    num: int = 0,
+    nodes: Sequence[str] = (),
+    extend: bool = False,
+) -> dict[str, Any]:
+    """Return the data of ``/lookup`` as the redesigned server sends it; node names are ``host:port``."""
+    leaders = {str(key): node_json(name) for key, name in (partitions or {}).items()}
+    producers = {node["broadcast_address"] + str(node["tcp_port"]): node for node in leaders.values()}
+    return {
+        "channels": ["ch"] if leaders or nodes else [],
+        "meta": {
+            "disable_channel_auto_create": False,
+            "extend_support": extend,
+            "multi_part": False,
+            "ordered": False,
+            "partition_num": num,
+            "replica": 1 if num else 0,
+        },
+        "partitions": leaders,
+        "producers": [*producers.values(), *map(node_json, nodes)],
+    }
+
+
+def node_json(address: str) -> dict[str, Any]:
+    """Return a node as lookup sends it."""
+    host, _, port = address.rpartition(":")
+    return {
+        "broadcast_address": host,
+        "hostname": host,
+        "tcp_port": int(port),
+        "http_port": int(port) + 1,
+        "version": "0.3.7-HA.1.13.0",
+    }
+
+
+def list_json(*addresses: str, leader: str = "", epochs: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return the data of ``/listlookup``."""
+    nodes = [
+        {
+            "ID": address,
+            "NodeIP": address.rpartition(":")[0],
+            "TcpPort": "4160",
+            "HttpPort": address.rpartition(":")[2],
+            "RpcPort": "4260",
+            "Epoch": (epochs or {}).get(address, 0),
+        }
+        for address in addresses
+    ]
+    first = next((node for node in nodes if node["ID"] == leader), {})
+    return {"lookupdleader": first, "lookupdnodes": nodes}
+
 
 Handler = Callable[[SocketStream], Awaitable[None]]
 
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[Address]:
-    """Run a server whose connections are handled so; gives its address. Connections are cut at the end."""
+    """Run a server that calls a handler for each connection; yields its address. Connections are closed at the end."""
 
     async def handle(stream: SocketStream) -> None:
         async with stream:
@@ -34,7 +135,7 @@ async def serving(handler: Handler) -> AsyncIterator[Address]:
 
 
 def answering(payload: bytes) -> Handler:
-    """Return a handler that answers a request with these bytes and closes."""
+    """Return a handler that sends these bytes as the response to a request and closes."""
 
     async def handle(stream: SocketStream) -> None:
         await stream.receive()
@@ -44,7 +145,7 @@ def answering(payload: bytes) -> Handler:
 
 
 def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
-    """Return the bytes of an HTTP answer."""
+    """Return the bytes of an HTTP response."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
@@ -54,23 +155,23 @@ def _address(listener: TypedAttributeProvider) -> Address:
 
 
 class LookupNodes:
-    """Lookup nodes that answer through respx: set what they say, see what they were asked."""
+    """Lookup nodes behind a mocked HTTP transport (respx): set their responses, inspect the requests."""
 
     def __init__(self) -> None:
         self.router = respx.MockRouter(assert_all_called=False)
         self.client = httpx.AsyncClient(transport=httpx.MockTransport(self.router.async_handler))
 
     def lists(self, name: str, *listed: str, **options: Any) -> respx.Route:
-        """Let a node answer listlookup; without any listed it is one of the original NSQ."""
+        """Set the response to listlookup; without listed nodes, the node is of the original NSQ."""
         answer = httpx.Response(200, json=list_json(*listed, **options)) if listed else not_found()
         return self.route(name, "/listlookup", answer)
 
     def finds(self, name: str, answer: Any) -> respx.Route:
-        """Let a node answer lookup with data, a response, an exception or a function."""
+        """Set the response to lookup: data, a response, an exception or a function."""
         return self.route(name, "/lookup", answer)
 
     def route(self, name: str, path: str, answer: Any, method: str = "GET") -> respx.Route:
-        """Let a node answer a path."""
+        """Set the response to a path."""
         route = self.router.route(
             method=method, host=name.partition(":")[0], port=int(name.partition(":")[2]), path=path
         )
@@ -85,7 +186,7 @@ def _again(response: httpx.Response) -> httpx.Response:
 
 
 def not_found(text: str = "NOT_FOUND") -> httpx.Response:
-    """Return a 404 as NSQ gives it."""
+    """Return a 404 as NSQ sends it."""
     return httpx.Response(404, json={"message": text})
 
 

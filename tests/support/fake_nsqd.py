@@ -27,7 +27,7 @@ from nsqext.errors.server import server_error
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser
 from nsqext.types import Address
-from tests.support.lookup_responses import lookup_json
+from tests.support.fake_lookupd import lookup_json
 
 if TYPE_CHECKING:
     from nsqext.protocol.server.publish_bodies import BatchReader

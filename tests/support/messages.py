@@ -1,24 +1,37 @@
-"""Taking messages from a consumer, with a deadline instead of sleeps."""
+"""Messages: received from a consumer with a deadline, or made without a connection."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from struct import pack
 from typing import TYPE_CHECKING
 
 import anyio
 
-if TYPE_CHECKING:
-    from nsqext import Consumer, Message
+from nsqext.client.consumer.message import Message
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
-__all__ = ("DEADLINE", "finish_all", "nothing_for", "subscribed", "take")
+if TYPE_CHECKING:
+    from nsqext import Consumer
+
+__all__ = (
+    "DEADLINE",
+    "RecordingOwner",
+    "finish_all",
+    "make_message",
+    "nothing_for",
+    "subscribed",
+    "take",
+)
 
 DEADLINE = 20.0
 """Seconds; the real server shows the last message of a partition up to some seconds late."""
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Return the next messages, unanswered."""
+    """Return the next messages without finishing them."""
     messages: list[Message] = []
     with anyio.fail_after(DEADLINE):
         while len(messages) < count:
@@ -36,7 +49,7 @@ async def finish_all(consumer: Consumer, count: int) -> list[Message]:
 
 
 async def nothing_for(consumer: Consumer, seconds: float) -> bool:
-    """Return whether no message comes for so long."""
+    """Tell whether no message is received for some seconds."""
     with anyio.move_on_after(seconds):
         await anext(consumer)
         return False
@@ -45,9 +58,75 @@ async def nothing_for(consumer: Consumer, seconds: float) -> bool:
 
 @asynccontextmanager
 async def subscribed(*consumers: Consumer) -> AsyncIterator[None]:
-    """Open consumers, so that their channels begin here."""
+    """Open consumers, so that their channels start at the present end of the topic."""
     if not consumers:
         yield
         return
     async with consumers[0], subscribed(*consumers[1:]):
         yield
+
+
+class RecordingOwner:
+    """Stand-in for a subscription; records the commands for its messages."""
+
+    topic: str = "t"
+    partition: int = 3
+    node: str = "127.0.0.1:4150"
+
+    def __init__(self, *, in_order: bool = False) -> None:
+        self.in_order: bool = in_order
+        self.horizon: float = float("-inf")
+        self.msg_timeout: float = 60.0
+        self.max_msg_timeout: float = 900.0
+        self.ignore_lost: bool = False
+        self.commands: list[str] = []
+        self.refusal: Exception | None = None
+
+    def _record(self, line: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.commands.append(line)
+
+    def finish(self, message: Message) -> None:
+        """Record FIN."""
+        self._record(f"FIN {message.internal_id}")
+
+    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+        """Record REQ, with ``!`` after a failed handler."""
+        self._record(f"REQ {message.internal_id} {delay:g}{'!' if backoff else ''}")
+
+    def touch(self, message: Message) -> None:
+        """Record TOUCH."""
+        self._record(f"TOUCH {message.internal_id}")
+
+    def record_outcome(self, failed: bool) -> None:
+        """Record the outcome of a handler."""
+        self._record("failed" if failed else "passed")
+
+    def expired(self, message: Message) -> bool:
+        """Tell whether the message was received before the horizon."""
+        return message.received < self.horizon
+
+
+def make_message(
+    owner: RecordingOwner,
+    number: int = 1,
+    body: bytes = b"body",
+    *,
+    attempts: int = 1,
+    offset: int = -1,
+    headers: dict[str, str] | None = None,
+    tag: str | None = None,
+    trace_id: int = 0,
+    timestamp: int = 0,
+) -> Message:
+    """Return a received message."""
+    message = Message(owner)
+    message.id = pack(">QQ", number, trace_id)
+    message.timestamp = timestamp
+    message.attempts = attempts
+    message.version = EXT_JSON if headers or tag else EXT_NONE
+    message.header = encode_headers(headers, tag=tag) if headers or tag else b""
+    message.offset, message.size = offset, 0 if offset < 0 else 30 + len(body)
+    message.body = body
+    return message

@@ -10,14 +10,14 @@ from secrets import token_hex
 import anyio
 from attrs import define, field
 
-from nsqext import LookupOptions
+from nsqext import ConsumerOptions, LookupOptions
 from nsqext.broker import Cluster
 from nsqext.cli.flights_topic import TopicPlan, make_writable
 from nsqext.lookup.admin import LookupAdmin
 from nsqext.lookup.client import LookupClient
-from nsqext.sync import Producer
+from nsqext.sync import Consumer, Message, Producer
 
-__all__ = ("REAL", "Servers", "running_servers")
+__all__ = ("REAL", "Servers", "collect", "running_servers")
 
 REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
@@ -119,3 +119,17 @@ async def _delete(lookupd: Sequence[str], topics: Sequence[str]) -> None:
     async with LookupClient(lookupd, _OPTIONS) as client:
         for topic in topics:
             await LookupAdmin(client).delete_topic(topic)
+
+
+def collect(servers: Servers, topic: str, count: int) -> list[Message]:
+    """Return the first messages of a topic, read without Spark."""
+    found: list[Message] = []
+    options = ConsumerOptions(queue_position=True)
+    with Consumer(topic, servers.channel, lookupd=list(servers.lookupd), options=options) as consumer:
+        for message in consumer:
+            message.finish()
+            if message.body != servers.probe:
+                found.append(message)
+            if len(found) == count:
+                break
+    return found

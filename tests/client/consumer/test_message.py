@@ -8,7 +8,7 @@ import pytest
 
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 pytestmark = pytest.mark.anyio
 

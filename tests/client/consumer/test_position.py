@@ -12,7 +12,7 @@ from nsqext.client.consumer.position import channel_exists, move_channel
 from nsqext.errors import InvalidInput, PartitionUnavailable
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 
 def test_the_words_of_the_protocol() -> None:

@@ -30,6 +30,7 @@ from nsqext.errors import (
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.trace_reply import encode_trace_reply
+from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import (
     PLAIN,
     Answer,
@@ -40,7 +41,6 @@ from tests.support.fake_nsqd import (
     scripted_node,
     until,
 )
-from tests.support.lookup_responses import node_json
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, options_of, producing
 

@@ -18,7 +18,7 @@ from nsqext.spark.write.publisher import Tally, publish_chunks
 from nsqext.spark.write.row_mapper import Chunk
 from nsqext.sync import Consumer
 from nsqext.types import Receipt, TopicMeta
-from tests.support.spark_topics import collect
+from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:
     from tests.support.spark_cluster import Servers

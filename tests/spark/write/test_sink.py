@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 from nsqext.spark import dedupe
 from nsqext.spark.write.row_id import trace_id_of
-from tests.support.spark_topics import collect
+from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsqext.client.consumer.handlers.auto_touch import AutoTouch
 from nsqext.errors import MessageNotInFlight
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 
 def test_half_of_the_timeout_is_when_to_touch() -> None:

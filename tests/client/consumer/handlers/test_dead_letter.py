@@ -12,7 +12,7 @@ from nsqext import ProducerOptions
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.errors import NsqError
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

@@ -15,7 +15,7 @@ from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import quick, take
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError

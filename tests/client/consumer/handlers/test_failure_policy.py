@@ -10,7 +10,7 @@ import pytest
 from nsqext import FailureOptions, Finish, Reject, Requeue
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.errors import InvalidInput, InvalidSetting
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

@@ -13,7 +13,7 @@ from nsqext.client.consumer.handlers.stall import StallWatch
 from tests.support.consumers import eventually, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import PauseWatch
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 
 def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, Fail
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import Workers
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import Handler

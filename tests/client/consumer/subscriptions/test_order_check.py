@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.errors import OrderViolation
-from tests.support.owned_messages import RecordingOwner, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 
 def test_growing_is_right_and_the_same_is_a_redelivery() -> None:

@@ -65,7 +65,7 @@ def test_stop_ends_requests_that_wait_without_a_traceback(
         for address in [*cluster.lookupd, cluster.nodes["n1"].http]:
             clients += [socket.create_connection(("127.0.0.1", port(address)), 5) for _ in range(3)]
         for client in clients:
-            client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+            client.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
         eventually(lambda: cluster._run(_waiting_requests), lambda count: count == len(clients))
         cluster.stop()
     for client in clients:

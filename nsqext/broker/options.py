@@ -37,7 +37,9 @@ class ClusterOptions:
         tombstone_lifetime: original generation: how long a tombstone hides a node.
         lookup_ping: original generation: seconds between two PINGs of a node to lookup; the real server's is 15.
         limits: limits of the nodes; None for the real server's defaults.
-        memory_bound: bytes of messages that a partition keeps in memory.
+        memory_bound: bytes of unfinished messages that a partition keeps in memory; publishes beyond it are refused.
+        node_memory_bound: bytes of messages that all partitions of a node together keep in memory. Without a data path,
+            finished messages are removed first, then publishes are refused; with one, messages are read from disk.
         tls: certificate of the nodes' TCP side.
         auth_addresses: ``host:port`` of HTTP auth servers.
         http_guard: refuse HTTP requests that a foreign web page caused: an unknown ``Host``, or another ``Origin``.
@@ -61,6 +63,7 @@ class ClusterOptions:
     lookup_ping: float = 0.5
     limits: ServerLimits | None = None
     memory_bound: int = 256 * MIB
+    node_memory_bound: int = 1024 * MIB
     tls: ssl.SSLContext | None = None
     auth_addresses: tuple[str, ...] = ()
     http_guard: bool = True
@@ -73,6 +76,8 @@ class ClusterOptions:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a time in seconds")
         if not self.memory_bound > 0:
             raise InvalidSetting(f"memory_bound={self.memory_bound!r} is not a number of bytes")
+        if not self.node_memory_bound > 0:
+            raise InvalidSetting(f"node_memory_bound={self.node_memory_bound!r} is not a number of bytes")
 
 
 @frozen

@@ -129,6 +129,7 @@ class Runtime(ABC):
             http_guard=self.http_guard,
             data_path=self.shape.data_path / name if self.shape.data_path else None,
             memory_bound=options.memory_bound,
+            node_memory_bound=options.node_memory_bound,
             seed=options.seed,
         )
 

@@ -30,7 +30,7 @@ from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer, tagged
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Stored
     from nsqext.protocol.messages import RawMessage
 
@@ -91,6 +91,7 @@ class Schedule(RuleBasedStateMachine):
             clock=self.bench.clock,
             wall=self.bench.wall,
             memory_bytes=self.memory_bytes,
+            cache_bytes=self.memory_bytes,
             data_path=self.folder / folder,
             disk=DiskOptions(max_file_bytes=200, retention_bytes=0),
         )
@@ -138,13 +139,13 @@ class Schedule(RuleBasedStateMachine):
     def settle(self) -> None:
         """Forget what timed out: nobody holds it any more."""
         self.forget_dropped()
-        self.moved = self.moved and self.channel.backlog._rewind is not None
+        self.moved = self.moved and self.channel.cursor.rewinds
         for consumer in self.consumers.values():
             consumer.take()
 
     def forget_dropped(self) -> None:
         """Have consumers hold what the engine gave them and took not back."""
-        flights = self.channel.backlog.flights.table
+        flights = self.channel.cursor.in_flight.table
         for consumer in self.consumers.values():
             mine = {
                 internal_id
@@ -183,7 +184,7 @@ class Schedule(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         """Let time pass; messages that time out are no longer held."""
         self.bench.now += seconds
-        flights = self.channel.backlog.flights.table
+        flights = self.channel.cursor.in_flight.table
         for consumer in self.consumers.values():
             late = {key for key in consumer.held if key in flights and flights[key].deadline <= self.bench.now}
             consumer.held -= late
@@ -198,7 +199,7 @@ class Schedule(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Make the channel before anything is published."""
-        assert self.channel.confirmed.count == 0
+        assert self.channel.acked.count == 0
 
     @rule(tags=st.lists(st.sampled_from(["", "", "a", "b"]), min_size=1, max_size=5))
     def publish(self, tags: list[str]) -> None:
@@ -308,6 +309,6 @@ class Schedule(RuleBasedStateMachine):
         self.settle()
         for number, consumer in self.consumers.items():
             assert self.channel.clients[number].in_flight == len(consumer.held)
-        confirmed = self.channel.confirmed
+        confirmed = self.channel.acked
         assert confirmed.count <= self.partition.readable <= self.partition.log.end_count
         assert confirmed.starts == sorted(confirmed.starts)

@@ -14,7 +14,7 @@ from nsqext.protocol.messages import EXT_JSON, RawMessage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
 
 __all__ = ("Bench", "Consumer", "tagged")
 

@@ -9,7 +9,7 @@ import anyio
 
 from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
-from nsqext.broker.engine.channel_types import ChannelKind, admit, check_kind
+from nsqext.broker.engine.channel_types import admit, check_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_valid_topic
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replication import ReplicaSet
+    from nsqext.broker.engine.channel.kind import ChannelKind
 
 __all__ = (
     "KEY_NOT_FOUND",

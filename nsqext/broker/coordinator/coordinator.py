@@ -229,10 +229,10 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def _prefer_longest(self, replicas: ReplicaSet) -> None:
-        """Elect another in-sync replica if the leader's file was cut off: the longest one has every message."""
+        """Elect another in-sync replica if the leader lost messages on disk: the longest whole one has all of them."""
         before, state = replicas.leader, replicas.state
         counts = {
-            name: replicas.hosts[name].partition.log.end_count for name in state.in_sync if name in replicas.hosts
+            name: replicas.hosts[name].partition.log.whole_count for name in state.in_sync if name in replicas.hosts
         }
         longest = max(counts, key=lambda name: counts[name])
         if counts[longest] > counts[state.leader]:

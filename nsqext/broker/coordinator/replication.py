@@ -29,10 +29,10 @@ def cut_tail(source: Partition, target: Partition) -> None:
     """Remove records of a replica that its leader does not have: publishes that were never acknowledged.
 
     Two records are equal when position, ids, time stamp and bytes are. Everything behind the first difference is
-    removed.
+    removed. So is everything behind records that the replica lost on disk and the leader has: they are copied again.
     """
     leader, log = source.log, target.log
-    number = log.end_count
+    number = log.whole_count if leader.whole_count > log.whole_count else log.end_count
     while number > max(log.start_count, leader.start_count):
         mine, twin = log.at(number), leader.at(number)
         if mine is twin or (mine and twin and (mine.offset, mine.record) == (twin.offset, twin.record)):
@@ -51,10 +51,12 @@ def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bo
     """
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
+    while gap := leader.gap_at(first):
+        first = gap.count + 1
     stop = min(leader.end_count, first + most - 1)
     entries = [entry for number in range(first, stop + 1) if (entry := leader.at(number)) is not None]
     if entries:
-        target.append_replica(entries)
+        target.append_replica(entries, leader_start=leader.start_offset)
     return target.log.end_count >= leader.end_count
 
 
@@ -75,10 +77,14 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
         state = channel.state()
         is_new = name not in follower.channels
         twin = set_kind(follower, name, channel.kind)
-        if is_new or twin.state() != state:
-            twin.hand = None
+        current = twin.state()
+        state.delayed = current.delayed  # delayed queues are handed over with the leadership
+        if is_new or current != state:
+            twin.read_ahead = None
             twin.restore(state, ())
             follower.note_progress()
+    if follower.log.start_offset < leader.log.start_offset:
+        follower.log.trim(leader.log.start_offset)
 
 
 def hand_over_channels(old: Partition, new: Partition) -> None:
@@ -87,7 +93,7 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
     for name, channel in old.channels.items():
         if channel.ephemeral:
             continue
-        mine, theirs = new.channels[name].backlog, channel.backlog
+        mine, theirs = new.channels[name].cursor, channel.cursor
         mine.ordered = theirs.ordered
         mine.delayed.clear()
         for delayed in theirs.delayed.messages.values():
@@ -96,7 +102,7 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
             except Refusal as refusal:
                 _LOG.warning("a delayed message is kept in memory only: %s", refusal.text)
                 mine.delayed.restore(delayed)
-        new.channels[name].hand = None
+        new.channels[name].read_ahead = None
         mine.rewind(forget=False)
 
 

@@ -1,65 +1,24 @@
-"""Types of channels: who chooses, and what happens to a channel whose type is chosen anew."""
+"""Create channels of a type, and change the type of existing ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
+from nsqext.broker.engine.channel.kind import PLAIN, ChannelKind
 from nsqext.broker.engine.errors import Refusal
-from nsqext.protocol.headers import KEY_HEADER
-from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER, SHARED
+from nsqext.protocol.identify import KEY_FAILOVER
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Partition
 
-__all__ = ("PLAIN", "ChannelKind", "admit", "check_kind", "make_kind", "set_kind")
-
-
-@frozen
-class ChannelKind:
-    """How a channel gives out messages.
-
-    Attributes:
-        type: ``shared``, or ``key_failover``.
-        key_header: the extend header that carries the key.
-        fixed: it was chosen when the channel was created; otherwise the first subscriber chooses.
-    """
-
-    type: str = SHARED
-    key_header: str = KEY_HEADER
-    fixed: bool = False
-
-    def __str__(self) -> str:
-        other = f" with keys in {self.key_header}" if self.key_header != KEY_HEADER else ""
-        return self.type + other
-
-    def same(self, other: ChannelKind) -> bool:
-        """Return whether messages are given out in the same way."""
-        return self.type == other.type and (self.type == SHARED or self.key_header == other.key_header)
-
-
-PLAIN = ChannelKind()
-
-
-def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> ChannelKind | None:
-    """Return the type that is asked for, None when nothing is.
-
-    Raises:
-        Refusal: there is no such type.
-    """
-    if not dispatch:
-        return None
-    if dispatch not in DISPATCH_TYPES:
-        raise Refusal(f"dispatch type {dispatch} is not known, use {' or '.join(DISPATCH_TYPES)}")
-    return ChannelKind(dispatch, (dispatch == KEY_FAILOVER and key_header) or KEY_HEADER, fixed)
+__all__ = ("admit", "check_kind", "set_kind")
 
 
 def set_kind(partition: Partition, name: str, kind: ChannelKind) -> Channel:
-    """Make a channel one of this type; it is made where it is not there, and goes on where it is.
+    """Return a channel of this type: created if it is missing, otherwise converted at its acknowledged position.
 
-    What was on its way comes again, so nobody may be subscribed.
+    Messages in flight are redelivered, so the channel must have no subscriber.
     """
     old = partition.channels.get(name)
     if old is None or old.kind == kind:
@@ -68,14 +27,14 @@ def set_kind(partition: Partition, name: str, kind: ChannelKind) -> Channel:
         old.kind = kind
         partition.note_channels()
         return old
-    return partition.remake(old, kind)
+    return partition.replace_channel(old, kind)
 
 
 def check_kind(partition: Partition, name: str, wanted: ChannelKind) -> None:
-    """Look whether a channel, which may be missing, can be of a type.
+    """Check that a channel, which may not exist yet, can have a type.
 
     Raises:
-        Refusal: it is of another type, and somebody relies on that, or the order of messages does not allow it.
+        Refusal: the channel has another type and subscribers, or is ordered.
     """
     channel = partition.channels.get(name)
     kind = channel.kind if channel else PLAIN
@@ -90,11 +49,11 @@ def check_kind(partition: Partition, name: str, wanted: ChannelKind) -> None:
 def admit(partition: Partition, name: str, wanted: ChannelKind | None) -> Channel:
     """Return the channel for a subscriber, or for a request to create it.
 
-    Who asks for no type takes what there is. Who comes while nobody is subscribed chooses, unless the type was chosen
-    when the channel was created.
+    Without a wanted type the channel keeps its own. The first subscriber chooses the type, unless it was chosen when
+    the channel was created.
 
     Raises:
-        Refusal: the channel is of another type, and somebody relies on that.
+        Refusal: the channel has another type and subscribers, or is ordered.
     """
     channel = partition.channel(name)
     if wanted is None or (channel.kind.same(wanted) and (channel.kind.fixed or not wanted.fixed)):

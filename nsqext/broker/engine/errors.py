@@ -1,4 +1,4 @@
-"""What the engine answers to a request that it does not grant."""
+"""The error of the engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ __all__ = ("Refusal",)
 
 
 class Refusal(Exception):
-    """A request that the engine refuses.
+    """The engine refuses a request.
 
     Attributes:
-        text: the words of the real server, without an error code: who asked knows which code it is.
+        text: the real server's text, without an error code; the caller adds the code of its command.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a partition is told when it is made."""
+"""Settings of partitions and their channels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ChannelRules:
     """Numbers of the redesigned server's channels.
 
     Attributes:
-        delayed_threshold: REQ with more seconds than this moves the message to the delayed queue.
-        confirm_window: a channel reads no further while so many intervals are finished behind an unfinished message.
-        delayed_batch: messages of the delayed queue that come back at a time.
-        delayed_most: messages that the delayed queue of a channel takes.
-        replay_limit: messages that a channel of type key_failover reads ahead of consumers that take none.
+        delayed_threshold: seconds; REQ with a longer delay moves the message to the delayed queue.
+        confirm_window: a channel stops reading while so many intervals are finished behind an unfinished message.
+        delayed_batch: messages that are taken from the delayed queue at a time.
+        delayed_most: bound of a channel's delayed queue.
+        replay_limit: messages that a channel of type key_failover reads ahead of its clients.
     """
 
     delayed_threshold: float = 900.0
@@ -47,13 +47,14 @@ class PartitionOptions:
         extend: messages carry extend headers.
         ordered: channels are consumed with SUB_ORDERED only.
         generation: ``ha`` (redesigned server) or ``nsq`` (original).
-        clock: seconds that never go backwards.
+        clock: monotonic seconds.
         wall: nanoseconds since 1970, for time stamps.
-        limits: what the server allows.
+        limits: limits of the server.
         rules: numbers of the redesigned server's channels.
-        memory_bytes: bound of what is kept in memory. Without ``data_path`` finished messages are dropped first; when
-            the rest is too much, publishes are refused.
-        mem_queue_size: messages that the original server keeps in memory before it takes the disk.
+        memory_bytes: without ``data_path``, bound of unfinished messages; a publish beyond it is refused.
+        finished_bytes: without ``data_path``, finished messages that stay in memory for consumers that seek backwards.
+        cache_bytes: with ``data_path``, messages that stay in memory; others are read from disk.
+        mem_queue_size: messages that the original server keeps in memory before it uses the disk.
         coordinated: the node belongs to a cluster.
         extend_compatible: tells whether consumers without extend support are served on extend topics now.
         data_path: folder of the queue; None keeps it in memory.
@@ -70,6 +71,8 @@ class PartitionOptions:
     limits: ServerLimits = field(factory=ServerLimits)
     rules: ChannelRules = field(factory=ChannelRules)
     memory_bytes: int = 256 * _MIB
+    finished_bytes: int = 16 * _MIB
+    cache_bytes: int = 16 * _MIB
     mem_queue_size: int = 10_000
     coordinated: bool = True
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
@@ -79,5 +82,5 @@ class PartitionOptions:
 
     @property
     def segment_bytes(self) -> int:
-        """Memory of a segment of the queue, a small part of the bound."""
-        return min(max(self.memory_bytes // 16, 4096), _MIB)
+        """Memory of a segment of the queue, a small part of the bounds."""
+        return min(max(min(self.memory_bytes, self.finished_bytes, self.cache_bytes) // 16, 4096), _MIB)

@@ -1,160 +1,206 @@
-"""A partition: its queue, its channels, and what of the queue they may read."""
+"""A partition: its queue, its channels, and the part of the queue that channels may read."""
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.channel import Channel
-from nsqext.broker.engine.channel_key_failover import KeyFailoverChannel
-from nsqext.broker.engine.channel_types import PLAIN, ChannelKind
-from nsqext.broker.engine.classic import ClassicChannel
+from nsqext.broker.engine.channel.channel import Channel
+from nsqext.broker.engine.channel.classic import ClassicChannel
+from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
+from nsqext.broker.engine.channel.kind import PLAIN, ChannelKind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PartitionOptions
-from nsqext.broker.engine.publish import FIRST_COUNTER, NewMessage, Stored, as_entries, counter_of
-from nsqext.broker.engine.storage.log import Entry, Log
-from nsqext.broker.engine.storage.partition_store import PartitionState, PartitionStore
+from nsqext.broker.engine.publish import NewMessage, Stored, as_entries, counter_of
+from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log
+from nsqext.broker.engine.storage.partition_store import ChannelState, PartitionState, PartitionStore
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from nsqext.broker.engine.schedule import Schedule
     from nsqext.broker.engine.storage.delayed_queue import Delayed, Journal
+    from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.broker.engine.storage.segments import Recovery
 
 __all__ = ("NewMessage", "Partition", "PartitionOptions", "Stored")
+
+_LOG = logging.getLogger(__name__)
 
 
 class Partition:
     """One partition of a topic on one node.
 
     Args:
-        topic: the topic.
-        partition: its number.
-        options: its settings; with a ``data_path`` the partition is opened as it is there.
+        topic: name of the topic.
+        partition: number of the partition.
+        options: settings; with a ``data_path`` the partition is loaded from there.
+        schedule: ticks the partition when something is due; None if the caller ticks it.
+        budget: memory bound of the node; None for none.
 
     Attributes:
-        topic: the topic.
-        partition: its number.
-        options: its settings.
+        topic: name of the topic.
+        partition: number of the partition.
+        options: settings.
         extend: messages carry extend headers.
         ordered: channels are consumed with SUB_ORDERED only.
-        log: its queue.
-        channels: its channels by name.
-        committed: number of the last message that counts as stored.
+        log: the queue.
+        channels: channels by name.
+        committed: number of the last committed message.
         readable: number of the last message that channels may read.
-        readable_offset: where what they may read ends.
-        suspended: another node leads it; nobody is served here.
+        readable_offset: offset behind that message.
+        suspended: another node leads the partition, so consumers are refused.
         paused: messages are not passed to channels (original server).
-        message_count: messages that were stored since the partition was opened.
+        touched: a deadline may have changed since the last `tick`.
+        message_count: messages stored since the partition was opened.
         message_bytes: bytes of their bodies.
-        on_channel_deleted: called with the name of a channel that went away; None for nobody.
+        on_channel_deleted: called with the name of a deleted channel; None for no callback.
 
     Raises:
-        InvalidSetting: what is in ``data_path`` is damaged.
+        InvalidSetting: the data in ``data_path`` cannot be used.
     """
 
-    def __init__(self, topic: str, partition: int, options: PartitionOptions | None = None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        options: PartitionOptions | None = None,
+        *,
+        schedule: Schedule | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.options: PartitionOptions = options or PartitionOptions()
         self.extend: bool = self.options.extend
         self.ordered: bool = self.options.ordered
-        self.log: Log = Log(segment_bytes=self.options.segment_bytes)
+        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=budget)
         self.channels: dict[str, Channel] = {}
         self.committed: int = 0
         self.readable: int = 0
         self.readable_offset: int = 0
         self.suspended: bool = False
         self.paused: bool = False
+        self.touched: bool = False
         self.message_count: int = 0
         self.message_bytes: int = 0
         self.on_channel_deleted: Callable[[str], None] | None = None
-        self._original = self.options.generation == "nsq"
+        self._schedule = schedule
+        self._budget = budget
+        self._classic = self.options.generation == "nsq"
         self._counter = FIRST_COUNTER
         self._delays: dict[int, float] = {}
         self._closed = False
-        self._owes = False
+        self._new_on_replica = False
+        self._saved_end = 0  # end of the queue when the state was written
         self._storage: PartitionStore | None = None
+        if budget is not None:
+            budget.add(self)
         if self.options.data_path is not None and not is_ephemeral(topic):
             self._storage = PartitionStore(self.options.data_path, topic, partition, self.options.disk)
             self._open(self._storage)
+        self.touch()
 
     def _open(self, storage: PartitionStore) -> None:
-        self.log = log = storage.open_log(self.options.memory_bytes, self.options.segment_bytes)
+        state = storage.load()
+        options = self.options
+        self.log = log = storage.open_log(state, options.cache_bytes, options.segment_bytes, self._budget)
         self._continue_counter()
         self.committed, self.readable, self.readable_offset = log.end_count, log.end_count, log.end_offset
-        state = storage.load()
         if state is None:
             self.note_channels()
             return
-        delayed = storage.load_delayed()
+        delayed = storage.load_delayed(state)
         self.extend = self.extend or state.extend
         self.paused = state.paused
-        for kept in state.channels:
-            kind = ChannelKind(kept.dispatch, kept.key_header, kept.fixed_dispatch)
-            channel = self._make_channel(kept.name, kept.offset, kept.count, kind)
-            channel.restore(kept, delayed.get(kept.name, {}).values())
-        if self._original:
+        for stored in state.channels:
+            if storage.store.recovery.is_damaged:
+                self._renumber(stored)
+            kind = ChannelKind(stored.dispatch, stored.key_header, stored.fixed_dispatch)
+            channel = self._make_channel(stored.name, stored.offset, stored.count, kind)
+            channel.restore(stored, delayed.get(stored.name, {}).values())
+        if self._classic:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
             self.readable_offset = log.find_count(self.readable)
             for channel in self._each():
                 if isinstance(channel, ClassicChannel):
-                    channel.begin_anew()
-            self._pass_on()
+                    channel.reset_counters()
+            self._pass_to_channels()
+
+    def _renumber(self, state: ChannelState) -> None:
+        """Count the messages before a stored position again, because the numbers of lost messages are estimated.
+
+        Without that, a channel could continue behind messages that are published later.
+        """
+        log = self.log
+        if state.offset < log.start_offset:
+            _LOG.warning(
+                "channel %s of topic %s partition %d: the queue starts at offset %d, behind its position %d; "
+                "%d bytes of unfinished messages are lost",
+                state.name, self.topic, self.partition, log.start_offset, state.offset, log.start_offset - state.offset,
+            )  # fmt: skip
+        state.offset = log.find_offset(state.offset)
+        state.count = log.count_before(state.offset)
+        state.intervals = [(first, end, log.count_before(end)) for first, end, _ in state.intervals]
 
     @property
     def recovery(self) -> Recovery | None:
-        """What was found on the disk; None without one."""
+        """What was found on disk; None without a data path."""
         return None if self._storage is None else self._storage.store.recovery
 
     # the queue
 
     def put(self, messages: list[NewMessage]) -> Stored:
-        """Append messages to the queue; channels see them when they are committed.
+        """Append messages to the queue; channels read them after `commit`.
 
         Raises:
-            Refusal: what the slowest channel has before it fills the memory, the disk is full, or the
-                partition is closed.
+            Refusal: unfinished messages take all the memory, the disk is full, or the partition is closed.
         """
         if self._closed:
             raise Refusal("exiting")
-        if self.log.held > self.options.memory_bytes:
+        budget = self._budget
+        if self.log.held > self.options.memory_bytes or (budget is not None and budget.is_exceeded):
             self._make_room()
         first = self.partition, self._counter, self.options.wall()
         entries = as_entries(messages, self.log, first, self.extend)
         self.log.append(entries)
         self._counter += len(entries)
-        if self._original:
+        if self._classic:
             self._delays.update(
                 {entry.count: new.delay for new, entry in zip(messages, entries, strict=True) if new.delay > 0}
             )
+        if self._storage is not None and self.log.end_offset - self._saved_end > self.options.disk.max_file_bytes:
+            self._save(self._storage)
+        if not self.touched:
+            self.touch()
         return Stored(
             entries[0].record.internal_id, entries[0].offset, self.log.end_offset - entries[0].offset, entries
         )
 
-    def use_up(self, count: int) -> None:
-        """Give no message so many of the next ids, because messages that had them were refused."""
+    def skip_ids(self, count: int) -> None:
+        """Leave out so many ids, because messages that had them were refused."""
         self._counter += count
 
     def commit(self, stored: Stored) -> None:
-        """Let channels read up to here, because all in-sync replicas have it."""
+        """Let channels read up to these messages, because all in-sync replicas have them."""
         last = stored.entries[-1]
         if last.count <= self.committed:
             return
         self.committed = last.count
         self.message_count += len(stored.entries)
         self.message_bytes += sum([len(entry.record.body) for entry in stored.entries])
-        if self._original:
-            self._pass_on()
+        if self._classic:
+            self._pass_to_channels()
         else:
             self.readable, self.readable_offset = last.count, last.offset + last.size
             for channel in self._each():
                 channel.pump()
 
-    def _pass_on(self) -> None:
-        """Pass what is stored to the channels; the original server's topic does when it has some and is not paused."""
+    def _pass_to_channels(self) -> None:
+        """Pass committed messages to the channels, unless the topic is paused or has none (original server)."""
         if self.paused or not self.channels:
             return
         first, self.readable = self.readable, self.committed
@@ -171,31 +217,40 @@ class Partition:
             channel.pump()
 
     def rollback(self, stored: Stored) -> None:
-        """Take away what was put and never committed, with all that came behind it."""
+        """Remove messages that were put and not committed, with all messages behind them."""
         if stored.entries[0].count > self.committed:
             self.truncate(stored.offset)
 
-    def append_replica(self, entries: list[Entry]) -> None:
-        """Append what the leader has; a gap means that the leader has nothing older, so the queue begins there.
+    def append_replica(self, entries: list[Entry], *, leader_start: int | None = None) -> None:
+        """Append records of the leader; if the leader starts behind the end of this queue, the queue restarts there.
 
-        A copy takes whatever its leader took, and lets go only what the leader let go: it hears late how far the
-        channels are, and may stand for all of them tomorrow.
+        Args:
+            entries: the records, in order; a jump between them is a gap of the leader's queue.
+            leader_start: offset where the leader's queue starts; None if the first record is its start.
+
+        A replica accepts what its leader accepted, and removes only what the leader removed: it learns late how far the
+        channels are, and may become the leader.
 
         Raises:
-            Refusal: the disk does not take it.
+            Refusal: the disk cannot be written.
         """
-        if entries[0].offset != self.log.end_offset:
-            self.log.restart(entries[0].offset, entries[0].count - 1)
-        if self.log.held > self.options.memory_bytes:
-            self.log.shrink(self.options.memory_bytes // 2)
-        self.log.append(entries)
+        log, first = self.log, 0
+        if entries[0].offset != log.end_offset and (leader_start is None or leader_start > log.end_offset):
+            log.restart(entries[0].offset, entries[0].count - 1)
+        for stop in range(1, len(entries) + 1):
+            if stop == len(entries) or entries[stop].offset != entries[stop - 1].offset + entries[stop - 1].size:
+                if entries[first].offset != log.end_offset:
+                    log.append_gap(entries[first].offset, entries[first].count - 1)
+                log.append(entries[first:stop] if stop - first < len(entries) else entries)
+                first = stop
         self._continue_counter()
         self._follow_end()
+        self.touch()
         for channel in self._each():
             channel.pump()
 
     def truncate(self, offset: int) -> None:
-        """Drop what lies at or behind an offset: a replica drops what its new leader does not have."""
+        """Remove everything at or behind an offset, because a new leader does not have it."""
         self.log.truncate(offset)
         self._continue_counter()
         if self.committed > self.log.end_count:
@@ -212,47 +267,69 @@ class Partition:
         if last is not None:
             self._counter = counter_of(last) + 1
 
+    # memory
+
     def _make_room(self) -> None:
-        """Let go what nobody needs any more; with a disk, also from memory alone what is needed later."""
-        bound, storage = self.options.memory_bytes, self._storage
-        if storage is None:
-            self._trim(0)
-        else:
-            self._save(storage)
-        self.log.shrink(bound // 2)
-        if self.log.held > bound and storage is None:
+        """Free memory.
+
+        Raises:
+            Refusal: the unfinished messages of the partition, or of the node, exceed the bound.
+        """
+        self.free_memory()
+        bound, budget = self.options.memory_bytes, self._budget
+        if self.log.held > bound and self._storage is None:
             raise Refusal(
                 f"topic {self.topic} partition {self.partition} holds {self.log.held} bytes that are not consumed, "
                 f"more than {bound}"
             )
+        if budget is None or not budget.is_exceeded:
+            return
+        budget.reclaim()
+        if budget.is_exceeded and self._storage is None:
+            raise Refusal(
+                f"the node holds {budget.held} bytes that are not consumed, more than {budget.limit}; "
+                f"topic {self.topic} partition {self.partition} holds {self.log.held} of them"
+            )
+
+    def free_memory(self) -> None:
+        """Remove finished messages from memory; with a data path, remove everything that can be read from disk."""
+        if self._storage is None:
+            self._trim(0)
+        else:
+            self.log.shrink(0)
 
     def _trim(self, keep: int) -> None:
+        """Remove finished messages.
+
+        Args:
+            keep: bytes of the end of the queue that stay.
+        """
         if self.suspended:
             return
-        slowest = min((channel.confirmed.offset for channel in self.channels.values()), default=self.readable_offset)
+        slowest = min((channel.acked.offset for channel in self.channels.values()), default=self.readable_offset)
         self.log.trim(min(slowest, self.readable_offset, max(self.log.end_offset - keep, 0)))
 
     # channels
 
     def channel(self, name: str, kind: ChannelKind = PLAIN) -> Channel:
-        """Return a channel, of this type when it is new.
+        """Return a channel; a new one has this type and starts at the end of the queue.
 
-        A new one begins at the end of the queue; at the original server the first one gets what the topic held.
+        At the original server, the first channel receives the messages that the topic holds.
         """
         channel = self.channels.get(name)
         if channel is None:
             channel = self._make_channel(name, self.readable_offset, self.readable, kind)
             if self.suspended:
-                self._owes = True  # a replica is told where the channel is at once: its end is no place to come back to
+                self._new_on_replica = True  # its position follows at once; the end would be a wrong one to store
             else:
                 self.note_channels()
-            if self._original:
-                self._pass_on()
+            if self._classic:
+                self._pass_to_channels()
         return channel
 
     def _make_channel(self, name: str, offset: int, count: int, kind: ChannelKind) -> Channel:
         channel: Channel
-        if self._original:
+        if self._classic:
             channel = ClassicChannel(self, name, offset, count)
         elif kind.type == KEY_FAILOVER:
             channel = KeyFailoverChannel(self, name, offset, count, kind)
@@ -262,21 +339,21 @@ class Partition:
         self.channels[name] = channel
         return channel
 
-    def remake(self, channel: Channel, kind: ChannelKind) -> Channel:
-        """Make a channel without clients one of another type; it goes on from what is finished."""
-        state, delayed = channel.state(), list(channel.backlog.delayed.messages.values())
-        fresh = self._make_channel(channel.name, state.offset, state.count, kind)
-        fresh.restore(state, delayed)
+    def replace_channel(self, channel: Channel, kind: ChannelKind) -> Channel:
+        """Replace a channel without clients by one of another type, at the same acknowledged position."""
+        state, delayed = channel.state(), list(channel.cursor.delayed.messages.values())
+        new = self._make_channel(channel.name, state.offset, state.count, kind)
+        new.restore(state, delayed)
         self.note_channels()
-        return fresh
+        return new
 
     def delete_channel(self, name: str) -> None:
-        """Remove a channel and close its clients; nothing happens when it is not there."""
+        """Remove a channel, if it exists, and close its clients."""
         channel = self.channels.pop(name, None)
         if channel is None:
             return
         channel.close()
-        channel.backlog.delayed.clear()
+        channel.cursor.delayed.clear()
         self.note_channels()
         if self.on_channel_deleted is not None:
             self.on_channel_deleted(name)
@@ -285,9 +362,9 @@ class Partition:
         return list(self.channels.values())
 
     def upgrade_extend(self) -> None:
-        """Make the topic an extend topic, for ever.
+        """Make the topic an extend topic permanently.
 
-        Older records stay as they are and are delivered as version 0 (captured: upgrade_old_records).
+        Older records are not changed and are delivered as version 0 (captured: upgrade_old_records).
         """
         self.extend = True
         self.note_channels()
@@ -300,7 +377,7 @@ class Partition:
         return self.committed - self.readable
 
     def pause(self) -> None:
-        """Pass nothing to channels."""
+        """Stop passing messages to channels."""
         self.paused = True
         self.note_channels()
 
@@ -308,49 +385,57 @@ class Partition:
         """Pass messages to channels again."""
         self.paused = False
         self.note_channels()
-        self._pass_on()
+        self._pass_to_channels()
 
     def empty(self) -> None:
-        """Drop what was not passed to channels; they keep what they have."""
+        """Discard messages that were not passed to channels; channels keep theirs."""
         for count in [count for count in self._delays if count <= self.committed]:
             del self._delays[count]
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
         for channel in self._each():
             if isinstance(channel, ClassicChannel):
-                channel.pass_over(first)
+                channel.discard_after(first)
         self.note_channels()
 
     # time and end
 
+    def touch(self) -> None:
+        """Schedule a tick, because a deadline may have changed."""
+        self.touched = True
+        if self._schedule is not None:
+            self._schedule.add(self)
+
     def tick(self) -> float | None:
-        """Let what is due happen in every channel and on the disk.
+        """Process what is due in the channels and on disk, and free memory of finished messages.
 
         Returns:
-            The clock time of the next call that is needed, None when nothing waits.
+            Clock time of the next call that is needed; None until `touch` is called.
         """
+        self.touched = True  # what the channels change now is part of the result
         due = min((channel.tick() for channel in self._each()), default=inf)
         storage = self._storage
         if storage is not None:
             if storage.is_due(self.options.clock()):
                 self._save(storage)
                 storage.compact(self._delayed)
-            if self.log.held > self.options.memory_bytes:  # consumers read again what only the disk had
-                self._make_room()
             due = min(due, storage.next_deadline)
+        elif self.log.held > self.options.finished_bytes:
+            self._trim(self.options.finished_bytes)
+        self.touched = False
         return None if due == inf else due
 
     def _delayed(self) -> list[tuple[str, Iterable[Delayed]]]:
-        return [(channel.name, channel.backlog.delayed.messages.values()) for channel in self._each()]
+        return [(channel.name, channel.cursor.delayed.messages.values()) for channel in self._each()]
 
     def suspend(self) -> None:
-        """Serve nobody any more, because another node leads: clients are closed, what is on its way is forgotten."""
+        """Refuse consumers, because another node leads: clients are closed, messages in flight are discarded."""
         self.suspended = True
         for channel in self._each():
             channel.suspend()
 
     def resume(self) -> None:
-        """Serve again, from the confirmed positions."""
+        """Serve consumers again, from the acknowledged positions."""
         self.suspended = False
         for channel in self._each():
             channel.pump()
@@ -360,11 +445,15 @@ class Partition:
 
         Args:
             destroy: the topic is deleted: remove the files.
-            save: write where the channels are; without it the files are as a killed process leaves them.
+            save: write the channels' positions; without it the files are left as by a killed process.
         """
         self._closed = True
         for channel in self._each():
             channel.close()
+        if self._schedule is not None:
+            self._schedule.remove(self)
+        if self._budget is not None:
+            self._budget.remove(self)
         storage, self._storage = self._storage, None
         if storage is not None and destroy:
             storage.destroy()
@@ -372,38 +461,43 @@ class Partition:
             if save:
                 storage.save(self.state())
             storage.close()
+        self.log.release()
 
-    # what is kept on disk
+    # state on disk
 
     def state(self) -> PartitionState:
-        """Return what is kept besides the queue."""
+        """Return the persistent state besides the queue."""
         channels = [channel.state() for channel in self._each() if not channel.ephemeral]
+        end = self.log.end_offset, self.log.end_count
         return PartitionState(
-            self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels
+            self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels, *end
         )
 
     def _save(self, storage: PartitionStore) -> None:
-        """Write the state, and then let go what no channel needs; where there is no room for it, that makes some."""
+        """Write the state, then remove finished messages; if the disk is full, that makes room."""
         storage.save(self.state())
+        self._saved_end = self.log.end_offset
         self._trim(self.options.disk.retention_bytes)
 
     def journal(self, channel: str) -> Journal | None:
-        """Return where changes of a channel's delayed queue are kept; None without a disk."""
+        """Return the journal of a channel's delayed queue; None without a disk."""
         return None if self._storage is None else self._storage.journal(channel)
 
     def note_progress(self) -> None:
-        """Hear that a message was finished or the position moved: it is written with the next interval."""
+        """Write the channels' positions with the next interval."""
         if self._storage is not None:
             self._storage.dirty = True
+            if not self.touched:
+                self.touch()
 
     def note_restored(self) -> None:
-        """Hear that a channel was told where it is: that is written at once when it is new."""
+        """Write the channels' positions: at once after a channel was created on a replica, else with the interval."""
         self.note_progress()
-        if self._owes:
+        if self._new_on_replica:
             self.note_channels()
 
     def note_channels(self) -> None:
-        """Hear that channels came, went or were switched: that is written at once."""
-        self._owes = False
+        """Write the channels' state at once, because channels were created, deleted or switched."""
+        self._new_on_replica = False
         if self._storage is not None:
             self._save(self._storage)

@@ -1,4 +1,4 @@
-"""What is put into a queue: messages as publishers give them, and the records that become of them."""
+"""New messages, and the records that they are stored as."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from nsqext.protocol.record import Record, raw_size
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Log
 
-__all__ = ("FIRST_COUNTER", "NewMessage", "Stored", "as_entries", "counter_of")
-
-FIRST_COUNTER = 2
-"""Counter of the first message of a partition (captured in partition_ids)."""
+__all__ = ("NewMessage", "Stored", "as_entries", "counter_of")
 
 _SHIFT = 50
 _COUNTERS = (1 << _SHIFT) - 1
@@ -23,14 +20,14 @@ _COUNTERS = (1 << _SHIFT) - 1
 
 @define(eq=False)
 class NewMessage:
-    """A message that is to be stored.
+    """A message to store.
 
     Attributes:
-        body: its bytes.
-        trace_id: what the publisher gave; 0 for none.
+        body: the body.
+        trace_id: trace id of the publisher; 0 for none.
         header: extend header; empty for none.
         version: version of the extend part: 0 none, 4 JSON.
-        delay: seconds that channels wait with it (DPUB of the original server).
+        delay: seconds before it is delivered (DPUB of the original server).
     """
 
     body: bytes
@@ -42,12 +39,12 @@ class NewMessage:
 
 @define(eq=False)
 class Stored:
-    """What was put into a queue.
+    """The stored messages of one publish.
 
     Attributes:
         message_id: internal id of the first message.
         offset: offset of the first message.
-        size: raw bytes of all.
+        size: raw bytes of all messages.
         entries: the messages.
     """
 
@@ -63,8 +60,8 @@ def as_entries(messages: list[NewMessage], log: Log, first: tuple[int, int, int]
     Args:
         messages: the messages.
         log: the queue; it is not changed.
-        first: partition, counter and time stamp of the first message; each further one gets the next numbers.
-        extend: the topic is extended.
+        first: partition, counter and time stamp of the first message; counter and time stamp grow by one per message.
+        extend: messages of the topic carry extend headers.
     """
     partition, counter, timestamp = first
     internal_id = partition << _SHIFT | counter

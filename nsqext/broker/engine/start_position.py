@@ -1,4 +1,4 @@
-"""Where a channel is told to read: ``virtual_queue:70``, ``msgcount:3``, ``timestamp:1700000000`` or ``special:-1``."""
+"""Start positions: ``virtual_queue:70``, ``msgcount:3``, ``timestamp:1700000000`` or ``special:-1``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("AT_END", "StartPosition")
 
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
 _SEGMENT = 500_000
-"""Entries of one file of the real server's log, in which it looks for a position; there is none before the first."""
+"""Entries of one file of the real server's commit log; a position before the first file is not found."""
 _NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
@@ -32,7 +32,7 @@ def _parse_int64(text: str) -> int:
 
 @frozen
 class StartPosition:
-    """A position as SUB_ADVANCED and ``/channel/setoffset`` name it.
+    """A position of SUB_ADVANCED and ``/channel/setoffset``.
 
     Attributes:
         kind: ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or
@@ -56,11 +56,11 @@ class StartPosition:
         return cls(kind, _parse_int64(number))
 
     def find(self, log: Log, *, coordinated: bool = True) -> tuple[int, int]:
-        """Return the offset and the number of messages before it; positions between records go to the next record.
+        """Return the offset and the number of messages before it; a position inside a record selects the next record.
 
         Args:
             log: the queue.
-            coordinated: the node belongs to a cluster; a node on its own finds nothing but the end.
+            coordinated: the node belongs to a cluster; a standalone node only finds the end.
 
         Raises:
             Refusal: with the real server's text.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.channel_types import ChannelKind, make_kind
+from nsqext.broker.engine.channel.kind import ChannelKind, make_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.go_format import parse_int
 from nsqext.broker.http_api import HttpFault

@@ -6,7 +6,8 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqext.broker.engine.channel_types import admit, make_kind
+from nsqext.broker.engine.channel.kind import make_kind
+from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.go_format import base10, byte_list, decode, parse_int, quote, wrap
@@ -19,8 +20,8 @@ from nsqext.protocol.server.request_error import Fault
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from nsqext.broker.engine.channel import Channel
-    from nsqext.broker.engine.consumer_state import Subscriber
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.engine.channel.client import Subscriber
     from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.server.command_parser import Command

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import define, evolve, field
 
 from nsqext.broker.engine.partition import Partition, PartitionOptions
+from nsqext.broker.engine.schedule import Schedule
+from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.options import NodeOptions
@@ -21,7 +23,7 @@ from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.auth import Authorizations
     from nsqext.broker.nsqd.publish_stats import Publisher
@@ -157,6 +159,8 @@ class Node:
         started: time of its creation, in nanoseconds since 1970.
         id_base: added to internal ids by the original generation, so that they look like the real server's.
         hosted: partitions by topic and number.
+        schedule: deadlines of the partitions.
+        memory: memory bound of all queues together.
         sessions: connected clients by number.
         dirty: clients that have something to send, or that are to be closed.
         on_topic_created: called with the name of a topic that a client's command created.
@@ -184,6 +188,8 @@ class Node:
         self.started: int = self.options.wall()
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}
+        self.schedule: Schedule = Schedule()
+        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)
         self.sessions: dict[int, ConnectedClient] = {}
         self.dirty: list[ConnectedClient] = []
         self.on_topic_created: Callable[[str], None] = _nothing
@@ -219,7 +225,7 @@ class Node:
                 disk=self.options.disk,
                 random=self._random(topic, partition),
             )
-            found = Hosted(Partition(topic, partition, options), meta)
+            found = Hosted(Partition(topic, partition, options, schedule=self.schedule, budget=self.memory), meta)
             found.auto_create_channels = not meta.disable_channel_auto_create
             found.partition.on_channel_deleted = partial(self._channel_deleted, found)
             self.hosted[key] = found
@@ -328,7 +334,7 @@ class Node:
         channel = partition.channel(name)
         _log.info("TOPIC(%s): new channel(%s)", partition.topic, name)
         if first and self._flushes_late:
-            channel.backlog.jump(*hosted.flushed)
+            channel.cursor.jump(*hosted.flushed)
         self.on_channel_created(partition.topic, partition.partition, name)
         return channel
 
@@ -384,8 +390,7 @@ class Node:
         if self.faults.frozen:
             return
         now = self.options.clock()
-        for hosted in list(self.hosted.values()):
-            hosted.partition.tick()
+        self.schedule.run(now)
         if self._flushes_late:
             self._flush(now)
         for session in list(self.sessions.values()):

@@ -50,7 +50,8 @@ class NodeOptions:
         flush_interval: seconds between two flushes of a redesigned node without a cluster, where the first channel of a
             topic starts at the last flush. The real one flushes every fourth ``--sync-timeout``.
         mem_queue_size: messages of a topic and of a channel that the original generation counts as in memory.
-        memory_bound: bytes of messages that a partition keeps in memory.
+        memory_bound: bytes of unfinished messages that a partition keeps in memory.
+        node_memory_bound: bytes of messages that all partitions together keep in memory.
         seed: repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
         reported: values that ``/config`` of the original generation shows for options without effect in this server.
     """
@@ -77,6 +78,7 @@ class NodeOptions:
     flush_interval: float = 8.0
     mem_queue_size: int = 10_000
     memory_bound: int = 256 * MIB
+    node_memory_bound: int = 1024 * MIB
     seed: int | None = None
     reported: Mapping[str, Any] = field(factory=dict)
 

@@ -74,7 +74,7 @@ def _check_sizes(node: Node, hosted: Hosted, items: list[PublishItem], code: str
         if size > longest:
             hosted.failed += 1
             node.publish_failed += 1
-            hosted.partition.use_up(len(items))
+            hosted.partition.skip_ids(len(items))
             text = f"ErrType:7 ErrCode:0 : invalid message write size ({size}) maxMsgSize={longest}"
             raise Fault(code, text, fatal=False)
 

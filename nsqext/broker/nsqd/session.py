@@ -26,8 +26,8 @@ from nsqext.protocol.server.negotiate import ClientSettings
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
-    from nsqext.broker.engine.consumer_state import Subscriber
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.engine.channel.client import Subscriber
     from nsqext.broker.nsqd.node import Hosted, Node
     from nsqext.broker.nsqd.publish_stats import Publisher
     from nsqext.broker.nsqd.validation import CommandValidator

@@ -7,8 +7,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
-    from nsqext.broker.engine.consumer_state import Client
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.engine.channel.client import Client
     from nsqext.broker.nsqd.session import Session
     from nsqext.protocol.messages import RawMessage
 

@@ -183,7 +183,7 @@ def test_a_rebuilt_cluster_names_the_partitions_without_files(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_copy_that_is_whole_makes_good_for_one_that_was_cut_off(tmp_path: Path, damaged: int) -> None:
+def test_an_intact_replica_replaces_the_messages_that_a_damaged_one_lost(tmp_path: Path, damaged: int) -> None:
     sent = [b"%d" % number for number in range(10)]
     with Cluster(3, data_path=tmp_path) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
@@ -200,7 +200,8 @@ def test_a_copy_that_is_whole_makes_good_for_one_that_was_cut_off(tmp_path: Path
         assert consume(cluster, "t", 8) == sent[2:]
     with Cluster(3, data_path=tmp_path) as cluster:
         assert sorted(cluster.in_sync("t")) == ["n1", "n2", "n3"]
-    assert file.stat().st_size == len(data)
+    assert sum(path.stat().st_size for path in file.parent.glob("*.dat")) == len(data)
+    assert file.with_name(file.name + ".damaged").read_bytes() == bytes(data)
 
 
 @pytest.mark.parametrize("away", [1, 2])

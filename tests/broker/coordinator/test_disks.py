@@ -59,7 +59,7 @@ async def test_a_copy_that_joins_keeps_what_channels_have_before_them(tmp_path: 
             await publish(coordinator, body)
         await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
         assert bodies(coordinator, "n2") == sent
-        assert hosted(coordinator, "n2").partition.channels["ch"].confirmed.count == 0
+        assert hosted(coordinator, "n2").partition.channels["ch"].acked.count == 0
 
 
 async def test_a_copy_writes_down_at_once_which_channels_there_are(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ async def test_the_delayed_queue_moves_to_a_leader_whose_disk_is_full(
 
         monkeypatch.setattr("nsqext.broker.engine.storage.delayed_journal.DelayedJournal.write", refuse)
         await admin.move_partition(coordinator, "t", 0, "n1", "n2", leader=True)
-        assert len(hosted(coordinator, "n2").partition.channels["ch"].backlog.delayed.messages) == 1
+        assert len(hosted(coordinator, "n2").partition.channels["ch"].cursor.delayed.messages) == 1

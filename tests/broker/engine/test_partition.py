@@ -86,7 +86,7 @@ def test_the_old_leader_forgets_what_the_new_one_does_not_have() -> None:
     bench.finish(consumer, [2, 3])
     bench.partition.suspend()
     bench.partition.truncate(32)
-    assert (bench.partition.log.end_count, bench.partition.readable, bench.channel().confirmed.count) == (1, 1, 1)
+    assert (bench.partition.log.end_count, bench.partition.readable, bench.channel().acked.count) == (1, 1, 1)
     bench.partition.resume()
     assert bench.publish("other").message_id == 3
     assert bench.consume(2, ready=5).bodies() == ["other"]

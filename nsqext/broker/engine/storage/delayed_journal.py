@@ -1,4 +1,4 @@
-"""The delayed queues of a partition on disk: a line for each change, written anew when it was opened."""
+"""The delayed queues of a partition on disk: a file with one line per change, compacted when it is opened."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed
 from nsqext.broker.engine.storage.files import write_atomically
 from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.recovery import keep_aside
+from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -30,89 +32,94 @@ class DelayedJournal:
 
     Args:
         path: the file.
+
+    Attributes:
+        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path: Path = path
         self._out = -1
         self._size = 0
-        self._kept = 0  # bytes after it was written anew
+        self._compact_size = 0  # bytes after the last compaction
         self._closed = False
 
     def load(self) -> dict[str, dict[int, Delayed]]:
-        """Return what the delayed queues hold, by channel and internal id."""
+        """Return the content of the delayed queues, by channel and internal id.
+
+        The last line may be torn. Any other unreadable line is damage: it is logged, and a copy of the file is kept.
+        """
         held: dict[str, dict[int, Delayed]] = {}
-        if not self._path.exists():
+        if not self.path.exists():
             return held
-        for line in self._path.read_bytes().split(b"\n"):
+        lines = self.path.read_bytes().split(b"\n")
+        damaged = 0
+        for line in lines[:-1]:
             try:
-                change = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue  # empty, or the torn last line
-            messages = held.setdefault(change["channel"], {})
-            if "record" in change:
-                record, _ = decode_record(b64decode(change["record"]))
-                entry = Entry(record, change["offset"], change["size"], change["count"])
-                messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])
-            elif "removed" in change:
-                messages.pop(change["removed"], None)
-            else:
-                messages.clear()
+                _apply(held, orjson.loads(line))
+            except (ValueError, TypeError, KeyError, ProtocolError):
+                damaged += 1
+        if damaged:
+            kept = keep_aside(self.path, "damaged", move=False)
+            _LOG.warning(
+                "%s is damaged: %d of %d changes of delayed queues are lost; the file is kept as %s",
+                self.path, damaged, len(lines) - 1, kept.name,
+            )  # fmt: skip
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
-        """Write only what is still there, and go on from it.
+        """Compact the file: write only the current content.
 
         Raises:
-            OSError: the disk does not take it; the file is as it was.
+            OSError: the disk cannot be written; the file is unchanged.
         """
-        data = b"".join(_put(channel, delayed) for channel, messages in held for delayed in messages)
-        write_atomically(self._path, data, sync=False)
+        data = b"".join(_encode_put(channel, delayed) for channel, messages in held for delayed in messages)
+        write_atomically(self.path, data, sync=False)
         self._release()
-        self._size = self._kept = len(data)
+        self._size = self._compact_size = len(data)
 
     @property
     def is_overgrown(self) -> bool:
-        """Whether most of the file tells of messages that are gone."""
-        return self._size > max(_OVERGROWN, 4 * self._kept)
+        """Whether most of the file is about removed messages."""
+        return self._size > max(_OVERGROWN, 4 * self._compact_size)
 
     def write(self, line: bytes) -> None:
         """Write one change.
 
         Raises:
-            Refusal: the disk does not take it, and has nothing of it; or the partition is closed.
+            Refusal: the disk cannot be written, and contains nothing of the line; or the partition is closed.
         """
         if self._closed:
             raise Refusal("exiting")
         written = 0
         try:
             if self._out < 0:
-                self._out = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                self._out = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 self._size = os.fstat(self._out).st_size
             while written < len(line):
                 written += os.write(self._out, line[written:])
         except OSError as error:
             if written:
                 self._cut_back()
-            raise Refusal(f"{self._path} cannot be written: {error.strerror}") from error
+            raise Refusal(f"{self.path} cannot be written: {error.strerror}") from error
         self._size += written
 
     def _cut_back(self) -> None:
-        """Take half a line away; where that fails, nothing may follow on it."""
+        """Remove a partly written line; if that fails, the journal is closed so that nothing follows on it."""
         try:
             os.ftruncate(self._out, self._size)
         except OSError:
             self._closed = True
 
     def try_write(self, line: bytes) -> None:
-        """Write one change that may be forgotten: the message comes once more after a restart then."""
+        """Write a change whose loss only causes a redelivery after a restart."""
         try:
             self.write(line)
         except Refusal as refusal:
             _LOG.warning("%s", refusal.text)
 
     def close(self) -> None:
-        """Close the file; nothing is written to it any more."""
+        """Close the file; further writes are refused."""
         self._closed = True
         self._release()
 
@@ -124,16 +131,28 @@ class DelayedJournal:
     def destroy(self) -> None:
         """Close and remove the file."""
         self.close()
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
-def _line(change: dict[str, Any]) -> bytes:
+def _apply(held: dict[str, dict[int, Delayed]], change: dict[str, Any]) -> None:
+    messages = held.setdefault(change["channel"], {})
+    if "record" in change:
+        record, _ = decode_record(b64decode(change["record"]))
+        entry = Entry(record, change["offset"], change["size"], change["count"])
+        messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])
+    elif "removed" in change:
+        messages.pop(change["removed"], None)
+    else:
+        messages.clear()
+
+
+def _encode(change: dict[str, Any]) -> bytes:
     return orjson.dumps(change) + b"\n"
 
 
-def _put(channel: str, delayed: Delayed) -> bytes:
+def _encode_put(channel: str, delayed: Delayed) -> bytes:
     entry = delayed.entry
-    return _line(
+    return _encode(
         {
             "channel": channel,
             "record": b64encode(encode_record(entry.record)).decode(),
@@ -147,11 +166,11 @@ def _put(channel: str, delayed: Delayed) -> bytes:
 
 
 class ChannelJournal:
-    """One channel's part of the journal.
+    """The part of a journal that belongs to one channel.
 
     Args:
         journal: the file.
-        channel: the channel.
+        channel: name of the channel.
     """
 
     def __init__(self, journal: DelayedJournal, channel: str) -> None:
@@ -159,17 +178,17 @@ class ChannelJournal:
         self._channel = channel
 
     def put(self, delayed: Delayed) -> None:
-        """Note that a message came into the delayed queue.
+        """Record an added message.
 
         Raises:
-            Refusal: the disk does not take it.
+            Refusal: the disk cannot be written.
         """
-        self._journal.write(_put(self._channel, delayed))
+        self._journal.write(_encode_put(self._channel, delayed))
 
     def removed(self, internal_id: int) -> None:
-        """Note that a message left it."""
-        self._journal.try_write(_line({"channel": self._channel, "removed": internal_id}))
+        """Record a removed message."""
+        self._journal.try_write(_encode({"channel": self._channel, "removed": internal_id}))
 
     def cleared(self) -> None:
-        """Note that all left it."""
-        self._journal.try_write(_line({"channel": self._channel}))
+        """Record that all messages were removed."""
+        self._journal.try_write(_encode({"channel": self._channel}))

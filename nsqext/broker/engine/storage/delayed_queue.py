@@ -1,4 +1,4 @@
-"""The delayed queue of a channel: messages that a client wants to see much later (captured: delayed_req_to_queue)."""
+"""The delayed queue of a channel: messages that were requeued with a long delay (captured: delayed_req_to_queue)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import define
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.log import Entry
 
-__all__ = ("Delayed", "DelayedQueue")
+__all__ = ("Delayed", "DelayedQueue", "Journal")
 
 
 @define(eq=False)
@@ -18,9 +18,9 @@ class Delayed:
     """A message in the delayed queue.
 
     Attributes:
-        entry: the stored message; the queue may have dropped it meanwhile.
+        entry: the stored message; the queue may have removed it meanwhile.
         attempts: deliveries so far.
-        due: when it is wanted, in nanoseconds since 1970.
+        due: nanoseconds since 1970.
     """
 
     entry: Entry
@@ -29,26 +29,26 @@ class Delayed:
 
 
 class Journal(Protocol):
-    """Where the changes of a delayed queue are kept."""
+    """Persistent record of the changes of a delayed queue."""
 
     def put(self, delayed: Delayed) -> None:
-        """Note that a message came in."""
+        """Record an added message."""
 
     def removed(self, internal_id: int) -> None:
-        """Note that a message left."""
+        """Record a removed message."""
 
     def cleared(self) -> None:
-        """Note that all left."""
+        """Record that all messages were removed."""
 
 
 class DelayedQueue:
-    """Messages by the time at which they are due; a message stays until it is finished.
+    """Messages by due time; a message stays until it is finished.
 
     Args:
-        journal: is told of every change; None for nobody.
+        journal: records every change; None for none.
 
     Attributes:
-        messages: what is in it, by internal id.
+        messages: messages by internal id.
     """
 
     __slots__ = ("_journal", "_order", "messages")
@@ -59,24 +59,28 @@ class DelayedQueue:
         self._journal = journal
 
     def put(self, delayed: Delayed) -> None:
-        """Take a message in."""
+        """Add a message.
+
+        Raises:
+            Refusal: the journal cannot be written.
+        """
         if self._journal is not None:
             self._journal.put(delayed)
         self.restore(delayed)
 
     def restore(self, delayed: Delayed) -> None:
-        """Take a message in that the journal knows."""
+        """Add a message that the journal contains already."""
         internal_id = delayed.entry.record.internal_id
         self.messages[internal_id] = delayed
         heappush(self._order, (delayed.due, internal_id))
 
     def remove(self, internal_id: int) -> None:
-        """Take a message out, if it is there."""
+        """Remove a message, if it is in the queue."""
         if self.messages.pop(internal_id, None) is not None and self._journal is not None:
             self._journal.removed(internal_id)
 
     def clear(self) -> None:
-        """Take all messages out."""
+        """Remove all messages."""
         if self.messages and self._journal is not None:
             self._journal.cleared()
         self.messages.clear()
@@ -84,29 +88,29 @@ class DelayedQueue:
 
     @property
     def first_due(self) -> int:
-        """When the first message is due, in nanoseconds since 1970; 0 for none."""
+        """Due time of the first message, in nanoseconds since 1970; 0 for none."""
         order = self._order
         while order and (order[0][1] not in self.messages or self.messages[order[0][1]].due != order[0][0]):
             heappop(order)
         return order[0][0] if order else 0
 
     def due(self, now: int, most: int) -> list[Delayed]:
-        """Return the first messages that are due; they stay in the queue.
+        """Return the first due messages; they stay in the queue.
 
         Args:
             now: nanoseconds since 1970.
-            most: how many at most.
+            most: bound of the result.
         """
         if not 0 < self.first_due <= now:
             return []
         found: list[Delayed] = []
-        back: list[tuple[int, int]] = []
+        keep: list[tuple[int, int]] = []
         while self._order and self._order[0][0] <= now and len(found) < most:
             key = heappop(self._order)
             delayed = self.messages.get(key[1])
             if delayed is not None and delayed.due == key[0]:
                 found.append(delayed)
-                back.append(key)
-        self._order += back
+                keep.append(key)
+        self._order += keep
         heapify(self._order)
         return found

@@ -1,4 +1,4 @@
-"""Where the files of partitions are, and how they are replaced."""
+"""Names of the files of partitions, and atomic writes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ("topic_folder", "usable", "write_atomically")
 
 
 def topic_folder(data_path: Path, topic: str) -> Path:
-    """Return the folder of a topic's partitions; topics may be called ``.`` and ``..``, folders may not."""
+    """Return the folder of a topic's partitions; ``.`` and ``..`` are valid topics, but not valid folders."""
     return data_path / (topic if topic.strip(".") else topic.replace(".", "%2E"))
 
 
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Turn an error of the disk, while what is there is opened, into one that says what to do.
+    """Turn an OSError while stored data is opened into an error that says what to do.
 
     Raises:
-        InvalidSetting: there was one.
+        InvalidSetting: an OSError was raised inside.
     """
     try:
         yield
@@ -36,12 +36,12 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file as a whole; a reader sees the old one or the new one, never a part.
+    """Replace a file as a whole; a reader sees the old content or the new one, never a part.
 
     Args:
         path: the file.
-        data: what it is to hold.
-        sync: wait for the medium.
+        data: the new content.
+        sync: wait until the medium has it.
     """
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:

@@ -1,7 +1,7 @@
 """The queue of one partition: records in the order of their virtual byte offsets.
 
-Records are kept in segments. What every channel has behind it may be dropped (`Log.trim`); with a store behind the log,
-segments that nobody reads leave the memory and are read again from there (`Log.shrink`).
+Records are kept in segments, the smallest part that is removed at a time. With a store behind the log, segments leave
+the memory and are read from the store again when they are needed. A gap stands for records that were lost on disk.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from attrs import define
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nsqext.broker.engine.storage.memory_budget import MemoryBudget
     from nsqext.protocol.record import Record
 
-__all__ = ("ENTRY_COST", "Entry", "Log", "LogStore")
+__all__ = ("ENTRY_COST", "FIRST_COUNTER", "Entry", "Gap", "Log", "LogStore")
+
+FIRST_COUNTER = 2
+"""Counter in the internal id of the first message of a partition (captured in partition_ids)."""
 
 ENTRY_COST = 512
-"""Bytes that a record takes in memory besides its own, as counted against the memory bound."""
+"""Bytes of memory that a record takes besides its own size."""
 
 _SEGMENT_ENTRIES = 1024
 _SEGMENT_BYTES = 1024 * 1024
@@ -43,8 +47,23 @@ class Entry:
     count: int
 
 
+@define
+class Gap:
+    """Records that were lost on disk.
+
+    Attributes:
+        offset: offset of the first one.
+        size: bytes.
+        count: number of the last one.
+    """
+
+    offset: int
+    size: int
+    count: int
+
+
 class LogStore(Protocol):
-    """Where the records of a log are kept besides its memory."""
+    """Persistent storage of a log."""
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Store records at the end."""
@@ -53,25 +72,26 @@ class LogStore(Protocol):
         """Return the records from a position (offset, messages before it) to an end offset."""
 
     def trim(self, offset: int) -> None:
-        """Forget what lies before an offset, as far as that is easy."""
+        """Remove records before an offset, in whole files."""
 
     def truncate(self, offset: int) -> None:
-        """Forget what lies at or behind an offset."""
+        """Remove records at and behind an offset."""
 
     def restart(self, offset: int, count: int) -> None:
-        """Forget everything and go on at a position."""
+        """Remove everything and continue at a position."""
 
 
 class _Segment:
-    """Neighbouring records; without them when they are only in the store."""
+    """Adjacent records; ``entries`` is None while they are only in the store, and for a gap."""
 
-    __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset")
+    __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset", "is_gap")
 
     def __init__(self, first_offset: int, first_count: int) -> None:
         self.first_offset = self.end_offset = first_offset
         self.first_count = self.end_count = first_count
         self.entries: list[Entry] | None = []
         self.cost = 0
+        self.is_gap = False
 
 
 _offset = attrgetter("offset")
@@ -83,17 +103,19 @@ class Log:
     """Records of one partition.
 
     Args:
-        store: keeps the records too; None for memory alone.
+        store: persistent storage; None for memory alone.
         offset: offset of the first record.
-        count: messages that were there before it.
-        segment_bytes: memory of a segment, the smallest part that is dropped at a time.
+        count: messages before it.
+        segment_bytes: memory of a segment.
+        cache_bytes: with a store, bytes that stay in memory; None for no bound.
+        budget: memory bound of the node; None for none.
 
     Attributes:
-        start_offset: offset of the first record that is still there.
+        start_offset: offset of the first record.
         start_count: messages before it.
         end_offset: offset behind the last record.
         end_count: number of the last message.
-        held: bytes in memory, as counted against the memory bound.
+        held: bytes in memory.
     """
 
     def __init__(
@@ -103,6 +125,8 @@ class Log:
         count: int = 0,
         *,
         segment_bytes: int = _SEGMENT_BYTES,
+        cache_bytes: int | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.start_offset: int = offset
         self.end_offset: int = offset
@@ -111,93 +135,153 @@ class Log:
         self.held: int = 0
         self._store = store
         self._segment_bytes = segment_bytes
+        self._cache_bytes = cache_bytes
+        self._budget = budget
         self._segments = [_Segment(offset, count)]
         self._hot = self._segments[0]
-        self._batches: list[tuple[int, int]] = []  # first and last count of what was published together
+        self._batches: list[tuple[int, int]] = []  # first and last number of messages that were published together
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        if self._budget is not None:
+            self._budget.held += size
+
+    def release(self) -> None:
+        """Give the memory back to the budget, because the log is no longer used."""
+        self._hold(-self.held)
+
+    # writing
 
     def append(self, entries: Sequence[Entry], *, stored: bool = False) -> None:
-        """Add records that were published together; their offsets and counts have to follow on the last one's.
+        """Append records that were published together; the first one has to continue the log.
 
         Args:
             entries: the records.
-            stored: they come from the store.
+            stored: they were read from the store.
         """
         if self._store is not None and not stored:
             self._store.append(entries)
         segment = self._segments[-1]
+        total = 0
         for entry in entries:
             held = segment.entries
             if held is None or len(held) >= _SEGMENT_ENTRIES or segment.cost >= self._segment_bytes:
-                segment = _Segment(entry.offset, entry.count - 1)
-                self._segments.append(segment)
+                segment = self._begin_segment(entry.offset, entry.count - 1)
                 held = segment.entries
             if held is not None:
                 held.append(entry)
             cost = entry.size + ENTRY_COST
             segment.cost += cost
-            self.held += cost
+            total += cost
             segment.end_offset = entry.offset + entry.size
             segment.end_count = entry.count
+        self._hold(total)
         if len(entries) > 1 and not stored:
             self._batches.append((entries[0].count, entries[-1].count))
         self.end_offset, self.end_count = segment.end_offset, segment.end_count
 
+    def _begin_segment(self, offset: int, count: int) -> _Segment:
+        if self._cache_bytes is not None:
+            self.shrink(self._cache_bytes)
+        segment = _Segment(offset, count)
+        self._segments.append(segment)
+        return segment
+
+    def append_gap(self, offset: int, count: int) -> None:
+        """Append a gap up to a position (offset, messages before it), where the next record follows."""
+        if self.end_count == self.start_count:
+            self.start_offset = self.end_offset = offset
+            self.start_count = self.end_count = count
+            self._segments = [_Segment(offset, count)]
+            self._hot = self._segments[0]
+            return
+        gap = _Segment(self.end_offset, self.end_count)
+        gap.entries, gap.is_gap = None, True
+        gap.end_offset, gap.end_count = self.end_offset, self.end_count = offset, count
+        self._segments.append(gap)
+
+    # reading
+
     def at(self, count: int) -> Entry | None:
-        """Return the message with this number; None when it is not there."""
+        """Return the message with this number; None before the start, behind the end and in a gap."""
         hot = self._hot
         if not hot.first_count < count <= hot.end_count:
             if not self.start_count < count <= self.end_count:
                 return None
-            place = bisect_left(self._segments, count, key=_first_count) - 1
-            self._hot = hot = self._segments[place]
+            self._hot = hot = self._segment_of(count)
         entries = hot.entries
         if entries is None:
+            if hot.is_gap:
+                return None
             entries = self._load(hot)
         return entries[count - hot.first_count - 1]
+
+    def _segment_of(self, count: int) -> _Segment:
+        return self._segments[bisect_left(self._segments, count, key=_first_count) - 1]
+
+    def gap_at(self, count: int) -> Gap | None:
+        """Return the gap that contains this number; None for none."""
+        if not self.start_count < count <= self.end_count:
+            return None
+        segment = self._segment_of(count)
+        if not segment.is_gap:
+            return None
+        return Gap(segment.first_offset, segment.end_offset - segment.first_offset, segment.end_count)
+
+    @property
+    def whole_count(self) -> int:
+        """Number of the last message before the first gap."""
+        return next((segment.first_count for segment in self._segments if segment.is_gap), self.end_count)
+
+    def _at_or_after(self, count: int) -> Entry | None:
+        entry, gap = self.at(count), self.gap_at(count)
+        return entry if gap is None else self.at(gap.count + 1)
 
     def read(self, offset: int) -> Entry | None:
         """Return the first record at or behind an offset; None at the end."""
         if offset >= self.end_offset:
             return None
-        place = max(bisect_right(self._segments, offset, key=_first_offset) - 1, 0)
-        while self._segments[place].end_offset <= offset:
-            place += 1
-        segment = self._segments[place]
+        index = max(bisect_right(self._segments, offset, key=_first_offset) - 1, 0)
+        while self._segments[index].end_offset <= offset:
+            index += 1
+        segment = self._segments[index]
+        if segment.is_gap:
+            return self.at(segment.end_count + 1)
         entries = segment.entries if segment.entries is not None else self._load(segment)
         number = bisect_left(entries, offset, key=_offset)
-        return entries[number] if number < len(entries) else self.at(segment.end_count + 1)
+        return entries[number] if number < len(entries) else self._at_or_after(segment.end_count + 1)
 
     def count_before(self, offset: int) -> int:
-        """Return how many messages lie before the record at an offset."""
+        """Return how many messages lie before the first record at or behind an offset."""
         entry = self.read(offset)
         return self.end_count if entry is None else entry.count - 1
 
     def find_offset(self, offset: int) -> int:
-        """Return the offset of the first record at or behind an offset; the end's when there is none."""
+        """Return the offset of the first record at or behind an offset; the end of the log for none."""
         entry = self.read(offset)
         return self.end_offset if entry is None else entry.offset
 
     def find_count(self, before: int) -> int:
-        """Return the offset of the record with so many messages before it; the nearest one that is there."""
-        entry = self.at(max(before, self.start_count) + 1)
+        """Return the offset of the record with so many messages before it, or of the nearest record behind."""
+        entry = self._at_or_after(max(before, self.start_count) + 1)
         return self.end_offset if entry is None else entry.offset
 
     def find_timestamp(self, timestamp: int) -> int:
-        """Return the offset of the first message of this time (ns) or later; the end's when there is none."""
+        """Return the offset of the first message of this time (ns) or later; the end of the log for none."""
         low, high = self.start_count, self.end_count
         while low < high:
             middle = (low + high) // 2
-            entry = self.at(middle + 1)
+            entry = self._at_or_after(middle + 1)
             if entry is not None and entry.record.timestamp < timestamp:
-                low = middle + 1
+                low = entry.count
             else:
                 high = middle
         return self.find_count(low)
 
     def find_id(self, internal_id: int) -> Entry | None:
-        """Return what the real server finds for an id: the first message of the publish that it came with.
+        """Return what the real server finds for an id: the first message of the publish that contained it.
 
-        An id below the first one gives the first message, one above the last gives the last publish; None only in an
+        An id below the first one selects the first message, one above the last selects the last publish; None in an
         empty queue (captured: message_get).
         """
         if self.end_count == self.start_count:
@@ -205,25 +289,40 @@ class Log:
         low, high = self.start_count + 1, self.end_count
         while low < high:
             middle = (low + high + 1) // 2
-            entry = self.at(middle)
+            entry = self._at_or_after(middle)
             if entry is not None and entry.record.internal_id > internal_id:
                 high = middle - 1
             else:
                 low = middle
-        place = bisect_right(self._batches, low, key=lambda batch: batch[0]) - 1
-        if place >= 0 and self._batches[place][1] >= low:
-            low = max(self._batches[place][0], self.start_count + 1)
-        return self.at(low)
+        index = bisect_right(self._batches, low, key=lambda batch: batch[0]) - 1
+        if index >= 0 and self._batches[index][1] >= low:
+            low = max(self._batches[index][0], self.start_count + 1)
+        return self._at_or_after(low)
+
+    def _load(self, segment: _Segment) -> list[Entry]:
+        if self._store is None:
+            return []
+        entries = self._store.load((segment.first_offset, segment.first_count), segment.end_offset)
+        segment.entries = entries
+        self._hot = segment
+        self._hold(segment.cost)
+        if self._cache_bytes is not None:
+            self.shrink(self._cache_bytes)
+        return entries
+
+    # removing
 
     def trim(self, offset: int) -> None:
-        """Drop records before an offset, in whole segments; what is left begins at `start_offset`."""
-        place = 0
-        while place < len(self._segments) - 1 and self._segments[place].end_offset <= offset:
-            if self._segments[place].entries is not None:
-                self.held -= self._segments[place].cost
-            place += 1
-        if place:
-            del self._segments[:place]
+        """Remove records before an offset, in whole segments; the log then begins at `start_offset`."""
+        index = 0
+        while index < len(self._segments) - 1 and (
+            self._segments[index].end_offset <= offset or (index and self._segments[index].is_gap)
+        ):
+            if self._segments[index].entries is not None:
+                self._hold(-self._segments[index].cost)
+            index += 1
+        if index:
+            del self._segments[:index]
             self._hot = first = self._segments[0]
             self.start_offset, self.start_count = first.first_offset, first.first_count
             del self._batches[: bisect_left(self._batches, self.start_count, key=lambda batch: batch[1])]
@@ -231,21 +330,21 @@ class Log:
             self._store.trim(self.start_offset)
 
     def truncate(self, offset: int) -> None:
-        """Drop the records at and behind an offset."""
-        place = len(self._segments) - 1
-        while place and self._segments[place].first_offset >= offset:
-            place -= 1
-        segment = self._segments[place]
+        """Remove the records at and behind an offset."""
+        index = len(self._segments) - 1
+        while index and (self._segments[index].first_offset >= offset or self._segments[index].is_gap):
+            index -= 1
+        segment = self._segments[index]
         entries = segment.entries if segment.entries is not None else self._load(segment)
         if self._store is not None:
-            self._store.truncate(offset)
-        while len(self._segments) > place + 1:
-            gone = self._segments.pop()
-            self.held -= gone.cost if gone.entries is not None else 0
+            self._store.truncate(min(offset, segment.end_offset))
+        while len(self._segments) > index + 1:
+            removed = self._segments.pop()
+            self._hold(-removed.cost if removed.entries is not None else 0)
         while entries and entries[-1].offset >= offset:
             cost = entries.pop().size + ENTRY_COST
             segment.cost -= cost
-            self.held -= cost
+            self._hold(-cost)
         last = entries[-1] if entries else None
         segment.end_offset = last.offset + last.size if last else segment.first_offset
         segment.end_count = last.count if last else segment.first_count
@@ -255,34 +354,26 @@ class Log:
             self._batches.pop()
 
     def restart(self, offset: int, count: int) -> None:
-        """Drop everything and go on at a position, as a replica does whose leader has nothing older."""
+        """Remove everything and continue at a position, as a replica does whose leader has nothing older."""
         if self._store is not None:
             self._store.restart(offset, count)
         self.start_offset = self.end_offset = offset
         self.start_count = self.end_count = count
-        self.held = 0
+        self._hold(-self.held)
         self._segments = [_Segment(offset, count)]
         self._hot = self._segments[0]
         self._batches.clear()
 
     def shrink(self, bound: int) -> None:
-        """Let segments leave the memory, the oldest first, until no more than so many bytes are held.
+        """With a store, drop segments from memory, oldest first, until at most so many bytes are held.
 
-        Only a log with a store does; the last segment and the one that was read last stay.
+        The last segment and the one that was read last are kept, unless the bound is 0.
         """
         if self._store is None:
             return
-        for segment in self._segments[:-1]:
+        for segment in self._segments if bound == 0 else self._segments[:-1]:
             if self.held <= bound:
                 return
-            if segment.entries is not None and segment is not self._hot:
+            if segment.entries and (bound == 0 or segment is not self._hot):
                 segment.entries = None
-                self.held -= segment.cost
-
-    def _load(self, segment: _Segment) -> list[Entry]:
-        if self._store is None:
-            return []
-        entries = self._store.load((segment.first_offset, segment.first_count), segment.end_offset)
-        segment.entries = entries
-        self.held += segment.cost
-        return entries
+                self._hold(-segment.cost)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -21,27 +23,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nsqext.broker.engine.storage.delayed_queue import Delayed
+    from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 
 __all__ = ("ChannelState", "PartitionState", "PartitionStore", "stored_partitions")
 
 _LOG = logging.getLogger(__name__)
 _STATE = ".channels.json"
+_QUEUE = re.compile(r"(.+)-([0-9]+)\.diskqueue\.[0-9]+\.dat")
 
 
 @define
 class ChannelState:
-    """What is kept of a channel.
+    """Persistent state of a channel.
 
     Attributes:
-        name: the channel.
-        offset: everything before it is finished.
+        name: name of the channel.
+        offset: the acknowledged position.
         count: messages before it.
-        intervals: what was finished behind it: first offset, end offset, last message's number.
-        paused: nothing is given out.
-        skipped: everything is dropped.
-        dispatch: its type.
-        key_header: the extend header that carries keys.
+        intervals: finished out of order: first offset, end offset, number of the last message.
+        paused: nothing is delivered.
+        skipped: every message is discarded.
+        dispatch: type of the channel.
+        key_header: extend header that carries keys.
         fixed_dispatch: the type was chosen when the channel was created.
+        delayed: messages in the delayed queue.
     """
 
     name: str
@@ -53,20 +58,23 @@ class ChannelState:
     dispatch: str = SHARED
     key_header: str = KEY_HEADER
     fixed_dispatch: bool = False
+    delayed: int = 0
 
 
 @define
 class PartitionState:
-    """What is kept of a partition besides its queue.
+    """Persistent state of a partition besides its queue.
 
     Attributes:
-        topic: the topic.
-        partition: its number.
+        topic: name of the topic.
+        partition: number of the partition.
         extend: messages carry extend headers.
         ordered: channels are consumed with SUB_ORDERED only.
         paused: messages are not passed to channels (original server).
-        readable: number of the last message that went to channels (original server).
-        channels: its channels.
+        readable: number of the last message that was passed to channels (original server).
+        channels: the channels.
+        end_offset: end of the queue when the state was written.
+        end_count: messages before it.
     """
 
     topic: str
@@ -76,9 +84,11 @@ class PartitionState:
     paused: bool = False
     readable: int = 0
     channels: list[ChannelState] = field(factory=list)
+    end_offset: int = 0
+    end_count: int = 0
 
     def encode(self) -> bytes:
-        """Return it as JSON."""
+        """Return the state as JSON."""
         members: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
         members["channels"] = [
             {name: getattr(channel, name) for name in channel.__slots__ if not name.startswith("_")}
@@ -88,7 +98,7 @@ class PartitionState:
 
     @classmethod
     def decode(cls, data: bytes) -> PartitionState:
-        """Read it from JSON; a member that is missing or odd is a KeyError, TypeError or ValueError."""
+        """Read the state from JSON; a missing or invalid member raises KeyError, TypeError or ValueError."""
         members = orjson.loads(data)
         members["channels"] = [
             ChannelState(
@@ -109,13 +119,23 @@ def _read_state(path: Path) -> PartitionState:
 
 
 def stored_partitions(data_path: Path) -> Iterator[PartitionState]:
-    """Return what is kept in a folder, a partition at a time.
+    """Return the states of all partitions in a folder.
+
+    A partition whose file of channels is missing is returned without channels, and a warning is logged.
 
     Raises:
         InvalidSetting: a file is damaged.
     """
+    found: set[Path] = set()
     for path in sorted(data_path.glob(f"*/*{_STATE}")):
+        found.add(path)
         yield _read_state(path)
+    for path in sorted(data_path.glob("*/*.diskqueue.*.dat")):
+        match = _QUEUE.fullmatch(path.name)
+        state = path.with_name(f"{match[1]}-{match[2]}{_STATE}") if match else None
+        if match and state is not None and state not in found:
+            found.add(state)
+            yield PartitionState(match[1], int(match[2]))
 
 
 class PartitionStore:
@@ -123,82 +143,103 @@ class PartitionStore:
 
     Args:
         data_path: folder of the node; the partition's files are in a folder of its topic.
-        topic: the topic.
-        partition: its number.
+        topic: name of the topic.
+        partition: number of the partition.
         options: how to use the disk.
 
     Attributes:
         store: the files of the queue.
-        dirty: the state of channels changed since it was written.
+        dirty: the state changed since it was written.
     """
 
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"
-        self.store: SegmentStore = SegmentStore(folder, name, options)
+        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)
         self.dirty: bool = False
         self._path = folder / (name + _STATE)
         self._options = options
         self._journal = DelayedJournal(folder / f"{name}.delayed.jsonl")
         self._next = 0.0
 
-    def open_log(self, memory_bytes: int, segment_bytes: int) -> Log:
-        """Return the queue as it is on the disk; a torn tail is cut off and reported to the log of the program.
-
-        Args:
-            memory_bytes: what is kept in memory at once while it is read.
-            segment_bytes: see `Log`.
-        """
-        log: Log | None = None
-        for run in self.store.recover():
-            if log is None:
-                log = Log(self.store, run[0].offset, run[0].count - 1, segment_bytes=segment_bytes)
-            log.append(run, stored=True)
-            log.shrink(memory_bytes)
-        found = self.store.recovery
-        if found.cut_file:
-            _LOG.warning("%s: cut off a torn tail of %d bytes", found.cut_file, found.cut_bytes)
-        for lost in found.lost_files:
-            _LOG.warning("%s: does not continue the file before it, renamed to .lost", lost)
-        return log if log is not None else Log(self.store, *self.store.beginning, segment_bytes=segment_bytes)
-
     def load(self) -> PartitionState | None:
-        """Return the state that was kept; None for a new partition.
+        """Return the stored state; None for a new partition.
 
         Raises:
             InvalidSetting: the file is damaged.
         """
         return _read_state(self._path) if self._path.exists() else None
 
-    def load_delayed(self) -> dict[str, dict[int, Delayed]]:
-        """Return what the delayed queues held, and write the journal anew.
+    def open_log(
+        self, state: PartitionState | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
+    ) -> Log:
+        """Return the queue; damage is repaired as far as possible, and logged.
+
+        Args:
+            state: the stored state.
+            cache_bytes: see `Log`.
+            segment_bytes: see `Log`.
+            budget: see `Log`.
+        """
+
+        def make(offset: int, count: int) -> Log:
+            sizes = {"segment_bytes": segment_bytes, "cache_bytes": cache_bytes}
+            return Log(self.store, offset, count, **sizes, budget=budget)
+
+        log: Log | None = None
+        for run in self.store.recover((state.end_offset, state.end_count) if state else (0, 0)):
+            first = run[0]
+            if log is None:
+                log = make(first.offset, first.count - 1)
+            elif first.offset != log.end_offset:
+                log.append_gap(first.offset, first.count - 1)
+            log.append(run, stored=True)
+        if state is None and log is not None:
+            self.store.recovery.damaged_files.append(self._path.name)
+            _LOG.warning(
+                "%s is missing: the channels of %d messages are unknown; new channels start at the end", self._path,
+                log.end_count - log.start_count,
+            )  # fmt: skip
+        return log if log is not None else make(*self.store.beginning)
+
+    def load_delayed(self, state: PartitionState) -> dict[str, dict[int, Delayed]]:
+        """Return the content of the delayed queues, and compact the journal.
+
+        Args:
+            state: the stored state, which contains how many messages there were.
 
         Raises:
-            InvalidSetting: the disk does not take it.
+            InvalidSetting: the disk cannot be written.
         """
         with usable(self._path.parent):
+            is_missing = not self._journal.path.exists()
             held = self._journal.load()
             self._journal.rewrite((channel, messages.values()) for channel, messages in held.items())
+        if is_missing and any(channel.delayed for channel in state.channels):
+            lost = {channel.name: channel.delayed for channel in state.channels if channel.delayed}
+            self.store.recovery.damaged_files.append(self._journal.path.name)
+            self.store.recovery.lost_messages += sum(lost.values())
+            _LOG.warning("%s is missing: delayed messages are lost, by channel: %s", self._journal.path, lost)
         return held
 
     def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
-        """Write the journal anew when most of it is of no use any more.
+        """Compact the journal if most of it is about removed messages.
 
         Args:
-            held: returns what the delayed queues hold, by channel.
+            held: returns the content of the delayed queues, by channel.
         """
         if self._journal.is_overgrown:
             try:
                 self._journal.rewrite(held())
             except OSError as error:
-                _LOG.warning("%s: the journal cannot be written anew: %s", self._path.name, error.strerror)
+                _LOG.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
 
     def journal(self, channel: str) -> ChannelJournal:
         """Return the journal of a channel's delayed queue."""
         return ChannelJournal(self._journal, channel)
 
     def save(self, state: PartitionState) -> None:
-        """Write the state; what the disk does not take is tried again with the next interval."""
+        """Write the state; if the disk cannot be written, that is logged and tried again with the next interval."""
         try:
             write_atomically(self._path, state.encode(), sync=self._options.fsync != "never")
         except OSError as error:
@@ -208,7 +249,7 @@ class PartitionStore:
         self.dirty = False
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to write what changed; then the next interval begins."""
+        """Start the next interval if it is time to, and return whether the state has to be written."""
         if now < self._next:
             return False
         self._next = now + self._options.sync_interval
@@ -217,8 +258,8 @@ class PartitionStore:
 
     @property
     def next_deadline(self) -> float:
-        """Clock time of the next writing."""
-        return self._next
+        """Clock time of the next write; infinity if nothing changed."""
+        return self._next if self.dirty or self.store.is_dirty else inf
 
     def close(self) -> None:
         """Close the files."""

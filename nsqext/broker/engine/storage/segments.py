@@ -1,8 +1,9 @@
-"""The queue on disk: files of records one after the other, named as the real server names them.
+"""The queue on disk: files of records, named as the real server names them.
 
-``TOPIC-PARTITION.diskqueue.000000.dat`` holds records (captured: disk_records); ``….000000.base.json`` beside it tells
-at which offset and number the file begins. Everything that was put is handed to the operating system before the publish
-is answered, so it survives the end of the process; `DiskOptions.fsync` decides what survives the end of the machine.
+``TOPIC-PARTITION.diskqueue.000000.dat`` contains records (captured: disk_records); ``….000000.base.json`` beside it
+contains the offset and the number of messages at which the file begins. Every record is passed to the operating system
+before the publish is acknowledged, so it survives the end of the process; `DiskOptions.fsync` decides what survives a
+power failure.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import re
 from typing import TYPE_CHECKING
 
 import orjson
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.files import usable, write_atomically
 from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.recovery import Recovery, Run, keep_aside, scan
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 
@@ -37,33 +39,16 @@ class DiskOptions:
     """How a partition uses the disk.
 
     Attributes:
-        fsync: ``never``, ``interval`` or ``always``: when the machine is told to write to the medium.
-        sync_interval: seconds between two writings of the channels' positions, and of ``interval`` for fsync.
-        max_file_bytes: size at which a new file is begun.
-        retention_bytes: finished messages that are kept, for consumers that go back.
+        fsync: ``never``, ``interval`` or ``always``: when the operating system is told to write to the medium.
+        sync_interval: seconds between two writes of the channels' positions, and of ``interval`` for fsync.
+        max_file_bytes: size at which a new file is started.
+        retention_bytes: finished messages that are kept for consumers that seek backwards.
     """
 
     fsync: str = "never"
     sync_interval: float = 0.5
     max_file_bytes: int = 100 * _MIB
     retention_bytes: int = 64 * _MIB
-
-
-@define
-class Recovery:
-    """What was found on the disk.
-
-    Attributes:
-        messages: records that are there.
-        cut_bytes: bytes of a torn tail that were cut off.
-        cut_file: the file that had them; empty for none.
-        lost_files: files behind a damaged one; they were renamed to ``….lost``.
-    """
-
-    messages: int = 0
-    cut_bytes: int = 0
-    cut_file: str = ""
-    lost_files: list[str] = field(factory=list)
 
 
 @define(eq=False)
@@ -83,22 +68,26 @@ class SegmentStore:
     """The files of one partition's queue.
 
     Args:
-        folder: where they are; it is made.
-        name: ``TOPIC-PARTITION``.
+        folder: folder of the files; it is created.
+        topic: name of the topic.
+        partition: number of the partition.
         options: how to use the disk.
 
     Attributes:
         recovery: what `recover` found.
     """
 
-    def __init__(self, folder: Path, name: str, options: DiskOptions) -> None:
+    def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
         self.recovery: Recovery = Recovery()
         self._folder = folder
-        self._name = name
+        self._name = f"{topic}-{partition}"
+        self._partition = partition
         self._options = options
         self._files: list[_File] = []
+        self._last_number = -1
         self._out = -1
         self._dirty = False
+        self._was_empty = False
         with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -107,72 +96,154 @@ class SegmentStore:
 
     # opening
 
-    def recover(self) -> Iterator[list[Entry]]:
-        """Return all records in runs; a torn tail is cut off. Has to be consumed before anything else is done.
+    def recover(self, known_end: tuple[int, int] = (0, 0)) -> Iterator[list[Entry]]:
+        """Return all records in runs; an offset that does not follow on the last one stands for lost records.
+
+        Has to be consumed before any other method is called. Everything but whole files is logged.
+
+        Args:
+            known_end: offset and number of messages where the queue ended at least; only bytes behind it may be torn.
 
         Raises:
-            InvalidSetting: the folder cannot be used, or what is in it is damaged.
+            InvalidSetting: the folder cannot be used, or it is unknown where a file begins.
         """
         with usable(self._folder):
-            yield from self._recover()
+            yield from self._recover(known_end)
+            self._report(known_end)
 
-    def _recover(self) -> Iterator[list[Entry]]:
+    def _recover(self, known_end: tuple[int, int]) -> Iterator[list[Entry]]:
         pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\.dat")
         matches = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
-        for number in sorted(int(match[1]) for match in matches if match):
-            file = self._base_of(number)
-            before = self._files[-1] if self._files else None
-            if before is not None and (self.recovery.cut_file or file.offset != before.end):
-                self._lose(file)
+        numbers = sorted(int(match[1]) for match in matches if match)
+        self._last_number = max(numbers, default=-1)
+        self._was_empty = not numbers
+        end: Entry | None = None
+        for file in self._begins_of(numbers):
+            if end is not None and file.offset < end.offset + end.size:
+                self._set_aside(file)
                 continue
-            self._files.append(file)
-            yield from self._scan(file)
+            runs = self._scan(file, known_end)
+            self._note_gap(end, file)
+            for run in runs:
+                self.recovery.messages += len(run.entries)
+                for first in range(0, len(run.entries), _CHUNK):
+                    yield run.entries[first : first + _CHUNK]
+                end = run.entries[-1]
         if not self._files:
-            self._begin(0, 0, 0)
+            self._begin(*max((end.offset + end.size, end.count) if end else (0, 0), known_end))
         else:
             self._open(self._files[-1])
 
-    def _base_of(self, number: int) -> _File:
-        base = self._path(number, "base.json")
-        try:
-            values = orjson.loads(base.read_bytes())
-            return _File(self._path(number), number, values["offset"], values["count"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InvalidSetting(
-                f"{base} cannot be read: {error!r}", hint="restore it; it tells where the records beside it begin"
-            ) from error
-
-    def _lose(self, file: _File) -> None:
-        file.path.replace(file.path.with_name(file.path.name + ".lost"))
-        self.recovery.lost_files.append(file.path.name)
-
-    def _scan(self, file: _File) -> Iterator[list[Entry]]:
-        data = file.path.read_bytes()
-        position, count, run = 0, file.count, []
-        while position < len(data):
+    def _begins_of(self, numbers: list[int]) -> list[_File]:
+        """Return the files in the order of their offsets; a file without a readable begin follows the one before it."""
+        files: dict[int, _File] = {}
+        for number in numbers:
+            base = self._path(number, "base.json")
             try:
-                record, stop = decode_record(data, position)
-            except ProtocolError:
-                self.recovery.cut_bytes = len(data) - position
-                self.recovery.cut_file = file.path.name
-                os.truncate(file.path, position)
-                break
-            count += 1
-            run.append(Entry(record, file.offset + position, stop - position, count))
-            position = stop
-            if len(run) == _CHUNK:
-                yield run
-                run = []
-        file.size = position
-        self.recovery.messages += count - file.count
-        if run:
-            yield run
+                values = orjson.loads(base.read_bytes())
+                files[number] = _File(self._path(number), number, int(values["offset"]), int(values["count"]))
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                files[number] = file = self._follow(number, files.get(number - 1))
+                _LOG.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
+                self._write_base(file)
+                self.recovery.damaged_files.append(base.name)
+        return sorted(files.values(), key=lambda file: file.offset)
 
-    def _begin(self, number: int, offset: int, count: int) -> None:
-        """Begin a file; what it begins with is written first."""
-        base = orjson.dumps({"offset": offset, "count": count})
-        write_atomically(self._path(number, "base.json"), base, sync=self._options.fsync != "never")
-        self._open(_File(self._path(number), number, offset, count))
+    def _follow(self, number: int, before: _File | None) -> _File:
+        """Return a file that begins where the one before it ends."""
+        if before is not None:
+            runs, size = scan(before.path.read_bytes(), (before.offset, before.count), self._partition)
+            count = runs[-1].count + len(runs[-1].entries) if runs else before.count
+            return _File(self._path(number), number, before.offset + size, count)
+        if number == 0:
+            return _File(self._path(number), number, 0, 0)
+        raise InvalidSetting(
+            f"{self._path(number, 'base.json')} cannot be read, and the file before it is missing",
+            hint="restore one of them; it is unknown at which offset the records begin",
+        )
+
+    def _set_aside(self, file: _File) -> None:
+        """Rename a file that overlaps with the one before it."""
+        kept = keep_aside(file.path, "lost", move=True)
+        self.recovery.damaged_files.append(kept.name)
+        _LOG.warning("%s overlaps with the file before it; renamed to %s", file.path, kept.name)
+
+    def _note_gap(self, end: Entry | None, file: _File) -> None:
+        if end is not None and self._files and file.offset > end.offset + end.size:
+            lost, messages = file.offset - end.offset - end.size, max(file.count - end.count, 0)
+            self.recovery.lost_bytes += lost
+            self.recovery.lost_messages += messages
+            _LOG.warning("%s: %d bytes with %d messages before this file are missing", file.path, lost, messages)
+
+    def _scan(self, file: _File, known_end: tuple[int, int]) -> list[Run]:
+        """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept."""
+        data = file.path.read_bytes()
+        runs, end = scan(data, (file.offset, file.count), self._partition)
+        torn = len(data) - end
+        starts_late = bool(runs) and runs[0].position > 0
+        is_damaged = len(runs) > 1 or starts_late or (torn > 0 and file.offset + end < known_end[0])
+        if not is_damaged:
+            file.size = end
+            if torn:
+                os.truncate(file.path, end)
+                self.recovery.torn_file, self.recovery.torn_bytes = file.path.name, torn
+                _LOG.warning(
+                    "%s: removed a torn record of %d bytes at the end, which was not acknowledged", file.path, torn
+                )
+            self._files.append(file)
+            return runs
+        kept = keep_aside(file.path, "damaged", move=False)
+        self.recovery.damaged_files.append(kept.name)
+        messages = runs[-1].entries[-1].count - file.count - sum(len(run.entries) for run in runs) if runs else 0
+        lost = len(data) - sum(run.end - run.position for run in runs)
+        self.recovery.lost_bytes += lost
+        self.recovery.lost_messages += messages
+        _LOG.warning(
+            "%s is damaged: %d bytes with about %d messages are lost, %d messages are readable; the file is kept as %s",
+            file.path, lost, messages, sum(len(run.entries) for run in runs), kept.name,
+        )  # fmt: skip
+        self._split(file, data, runs)
+        return runs
+
+    def _split(self, file: _File, data: bytes, runs: list[Run]) -> None:
+        """Replace a damaged file by one file per run; they are written before the damaged one is removed."""
+        fresh: list[_File] = []
+        for run in runs:
+            self._last_number += 1
+            part = _File(
+                self._path(self._last_number), self._last_number, file.offset + run.position, run.count,
+                run.end - run.position,
+            )  # fmt: skip
+            self._write_base(part)
+            write_atomically(part.path, data[run.position : run.end], sync=self._options.fsync != "never")
+            fresh.append(part)
+        self._remove(file)
+        self._files += fresh
+
+    def _report(self, known_end: tuple[int, int]) -> None:
+        last = self._files[-1]
+        if known_end[0] and not self.recovery.messages and not self.recovery.damaged_files and last.end == known_end[0]:
+            if self._was_empty:
+                self.recovery.lost_bytes += known_end[0]
+                _LOG.warning("%s: all files of the queue are missing; it had %d messages", self._folder, known_end[1])
+            return
+        if last.end < known_end[0]:
+            self.recovery.lost_bytes += known_end[0] - last.end
+            _LOG.warning(
+                "%s: the queue ends at offset %d, although it was acknowledged up to %d (message %d)",
+                last.path, last.end, *known_end,
+            )  # fmt: skip
+
+    def _write_base(self, file: _File) -> None:
+        base = orjson.dumps({"offset": file.offset, "count": file.count})
+        write_atomically(self._path(file.number, "base.json"), base, sync=self._options.fsync != "never")
+
+    def _begin(self, offset: int, count: int) -> None:
+        """Start a file; its begin is written first."""
+        file = _File(self._path(self._last_number + 1), self._last_number + 1, offset, count)
+        self._write_base(file)
+        self._open(file)
+        self._last_number = file.number
 
     def _open(self, file: _File) -> None:
         """Write to a file from now on; it becomes the last one."""
@@ -184,7 +255,7 @@ class SegmentStore:
 
     @property
     def beginning(self) -> tuple[int, int]:
-        """Offset and number of messages before the first record."""
+        """Offset of the first record, and messages before it."""
         return self._files[0].offset, self._files[0].count
 
     # the log's side
@@ -193,15 +264,15 @@ class SegmentStore:
         """Store records at the end.
 
         Raises:
-            Refusal: the disk does not take them; nothing of them is kept.
+            Refusal: the disk cannot be written; none of the records is stored.
         """
         if self._out < 0:
             raise Refusal(f"{self._files[-1].path} is closed after an error" if self._files else "exiting")
         data = b"".join([encode_record(entry.record) for entry in entries])
         file = self._files[-1]
         try:
-            if file.size >= self._options.max_file_bytes:
-                self._begin(file.number + 1, entries[0].offset, entries[0].count - 1)
+            if file.size >= self._options.max_file_bytes or file.end != entries[0].offset:
+                self._begin(entries[0].offset, entries[0].count - 1)
                 file = self._files[-1]
             written = 0
             while written < len(data):
@@ -215,14 +286,14 @@ class SegmentStore:
         self._dirty = True
 
     def _cut_back(self, file: _File) -> None:
-        """Take away what was written of records that were refused; where that fails, nothing may follow on it."""
+        """Remove the bytes of refused records; if that fails, the file is closed so that nothing follows on them."""
         try:
             os.ftruncate(self._out, file.size)
         except OSError:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Take nothing more, because nobody knows what is in the files."""
+        """Refuse further records, because the content of the files is unknown."""
         if self._out >= 0:
             os.close(self._out)
             self._out = -1
@@ -231,7 +302,7 @@ class SegmentStore:
         """Return the records from a position (offset, messages before it) to an end offset.
 
         Raises:
-            Refusal: they cannot be read any more.
+            Refusal: the records cannot be read.
         """
         offset, count = first
         entries: list[Entry] = []
@@ -255,7 +326,7 @@ class SegmentStore:
         return entries
 
     def trim(self, offset: int) -> None:
-        """Remove the files that end before an offset; one that cannot be removed stays behind."""
+        """Remove the files that end before an offset; a file that cannot be removed is logged and kept."""
         while len(self._files) > 1 and self._files[0].end <= offset:
             file = self._files.pop(0)
             try:
@@ -264,10 +335,10 @@ class SegmentStore:
                 _LOG.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Forget what lies at or behind an offset.
+        """Remove everything at or behind an offset.
 
         Raises:
-            Refusal: the disk does not do it; nothing may follow then.
+            Refusal: the disk cannot be changed; further records are refused.
         """
         try:
             while len(self._files) > 1 and self._files[-1].offset >= offset:
@@ -281,14 +352,14 @@ class SegmentStore:
             raise Refusal(f"{self._files[-1].path} cannot be cut off: {error.strerror}") from error
 
     def restart(self, offset: int, count: int) -> None:
-        """Forget everything and go on at a position.
+        """Remove everything and continue at a position.
 
         Raises:
-            Refusal: the disk does not do it; everything is as it was, or nothing may follow.
+            Refusal: the disk cannot be changed; nothing was changed, or further records are refused.
         """
         old = list(self._files)
         try:
-            self._begin(old[-1].number + 1, offset, count)
+            self._begin(offset, count)
             for file in old:
                 self._files.remove(file)
                 self._remove(file)
@@ -303,9 +374,14 @@ class SegmentStore:
 
     # end
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether `sync` has to be called."""
+        return self._dirty and self._options.fsync == "interval"
+
     def sync(self) -> None:
-        """Wait until the medium has what was stored, when the options ask for it."""
-        if self._dirty and self._options.fsync == "interval" and self._out >= 0:
+        """Wait until the medium has everything, if the options ask for it."""
+        if self.is_dirty and self._out >= 0:
             try:
                 os.fsync(self._out)
             except OSError as error:

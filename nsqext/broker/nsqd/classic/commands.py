@@ -19,8 +19,8 @@ from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
-    from nsqext.broker.engine.consumer_state import Subscriber
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.engine.channel.client import Subscriber
     from nsqext.broker.nsqd.session import Handler, Session
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.server.command_parser import Command

@@ -22,7 +22,7 @@ from nsqext.protocol.server.request_error import Fault
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 

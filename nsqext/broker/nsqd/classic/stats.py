@@ -14,8 +14,8 @@ from nsqext.broker.nsqd.http.stats import client_state, go_duration
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-    from nsqext.broker.engine.channel import Channel
-    from nsqext.broker.engine.stats import ClientStats
+    from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.engine.channel.client import ClientStats
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
 __all__ = ("classic_stats_routes",)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.channel_types import admit, make_kind
+from nsqext.broker.engine.channel.kind import make_kind
+from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.go_format import decode, parse_int
@@ -16,7 +17,7 @@ from nsqext.broker.nsqd.http.request_args import RequestArgs, refuse
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
 
 __all__ = ("channel_routes",)
 
@@ -112,7 +113,7 @@ def channel_routes(site: RequestArgs) -> list[Route]:
         ("skip", lambda channel: channel.skip(), False),
         ("unskip", lambda channel: channel.unskip(), False),
         ("empty", lambda channel: channel.empty(), True),
-        ("fixconfirmed", lambda channel: channel.fix_confirmed(), True),
+        ("fixconfirmed", lambda channel: channel.redeliver_unfinished(), True),
         ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
         ("emptydelayed", lambda channel: channel.empty_delayed(), True),
     ]

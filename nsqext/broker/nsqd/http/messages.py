@@ -54,7 +54,7 @@ class _Messages(RequestArgs):
     def _get_delayed(self, call: Call, partition: Partition, mode: str, position: int) -> object:
         delays = not partition.ordered and (
             self.node.options.clustered
-            or any(channel.backlog.delayed.messages for channel in partition.channels.values())
+            or any(channel.cursor.delayed.messages for channel in partition.channels.values())
         )
         if not delays:
             raise HttpFault(404, "no delayed queue on the topic")
@@ -62,7 +62,7 @@ class _Messages(RequestArgs):
             raise HttpFault(400, "delayed queue search mode must be id")
         name = call.arg("channel", "delayed queue search channel must be given")
         channel = partition.channels.get(name)
-        delayed = channel.backlog.delayed.messages.get(position) if channel else None
+        delayed = channel.cursor.delayed.messages.get(position) if channel else None
         if delayed is None:
             raise HttpFault(404, "no message found in delayed queue")
         record = delayed.entry.record

@@ -9,7 +9,7 @@ from nsqext.broker.http_api import Call, HttpFault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:
-    from nsqext.broker.engine.channel import Channel
+    from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.errors import Refusal
     from nsqext.broker.nsqd.node import Hosted, Node
 

@@ -14,7 +14,8 @@ from nsqext.protocol.server.connection_state import State
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-    from nsqext.broker.engine.stats import ChannelStats, ClientStats
+    from nsqext.broker.engine.channel.client import ClientStats
+    from nsqext.broker.engine.channel.stats import ChannelStats
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
     from nsqext.broker.nsqd.publish_stats import PublishStats
 
@@ -252,7 +253,7 @@ class _Stats(RequestArgs):
         if channel is None:
             return ""
         stats = channel.stats()
-        confirmed = f"&{{{{{{0 {stats.confirmed_offset}}} {stats.confirmed_offset}}} {stats.confirmed_count}}}"
+        confirmed = f"&{{{{{{0 {stats.acked_offset}}} {stats.acked_offset}}} {stats.acked_count}}}"
         read = f"&{{{{{{0 {stats.read_offset}}} {stats.read_offset}}} {stats.read_count}}}"
         end = f"&{{{{{{0 {stats.end_offset}}} {stats.end_offset}}} {stats.end_count}}}"
         intervals = "".join(f"interval &{{{start} {stop} {count}}}, " for start, stop, count in stats.intervals)

@@ -102,7 +102,7 @@ def test_a_position_that_is_moved_does_not_lose_delayed_messages() -> None:
     channel = bench.channel()
     channel.requeue(consumer, 2, 1200)
     channel.requeue_delayed(3600)
-    channel.backlog.rewind(forget=False)
+    channel.cursor.rewind(forget=False)
     channel.pump()
     assert channel.stats().in_flight_count == 0
     bench.wait(1200)
@@ -178,7 +178,7 @@ def test_attempts_stop_at_4000() -> None:
     bench = Bench()
     consumer = bench.consume(msg_timeout=1.0)
     bench.publish("m0")
-    bench.channel().backlog.flights.table[2].attempts = 3999
+    bench.channel().cursor.in_flight.table[2].attempts = 3999
     for _ in range(3):
         bench.wait(1.1)
     assert [attempts for _, attempts in consumer.attempts()] == [1, 4000, 4000, 4000]

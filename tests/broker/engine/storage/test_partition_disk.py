@@ -32,7 +32,7 @@ def test_messages_and_positions_are_there_again(tmp_path: Path) -> None:
     bench.finish(consumer, [4])
     bench.wait(1)
     again = on_disk(tmp_path)
-    assert again.channel().confirmed.count == 1
+    assert again.channel().acked.count == 1
     consumer = again.consume(ready=10)
     assert consumer.attempts() == [("m1", 1), ("m3", 1)]
     again.publish("m4")
@@ -58,8 +58,8 @@ def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: p
         data.truncate(64 - cut)
     again = on_disk(tmp_path)
     assert again.partition.recovery is not None
-    assert (again.partition.recovery.messages, again.partition.recovery.cut_bytes) == (1, 32 - cut)
-    assert "torn tail" in caplog.text
+    assert (again.partition.recovery.messages, again.partition.recovery.torn_bytes) == (1, 32 - cut)
+    assert "torn record" in caplog.text
     assert file.stat().st_size == 32
     again.publish("next")
     assert again.consume(ready=10).bodies() == ["m0", "next"]
@@ -96,7 +96,7 @@ def test_the_delayed_queue_survives(tmp_path: Path) -> None:
     bench.channel().requeue_delayed(1200)
     bench.finish(consumer, [3])
     again = on_disk(tmp_path)
-    assert sorted(again.channel().backlog.delayed.messages) == [2, 4]
+    assert sorted(again.channel().cursor.delayed.messages) == [2, 4]
     consumer = again.consume(ready=10)
     assert consumer.bodies() == []
     again.wait(1201)
@@ -105,7 +105,7 @@ def test_the_delayed_queue_survives(tmp_path: Path) -> None:
 
 def test_files_behind_the_slowest_channel_go(tmp_path: Path) -> None:
     disk = DiskOptions(max_file_bytes=1000, retention_bytes=0)
-    bench = on_disk(tmp_path, disk=disk, memory_bytes=100_000)
+    bench = on_disk(tmp_path, disk=disk, cache_bytes=100_000)
     fast, slow = bench.consume(ready=2500), bench.consume(2, ready=2500, channel="slow")
     for _ in range(300):
         bench.publish("x" * 100)
@@ -124,7 +124,7 @@ def test_files_behind_the_slowest_channel_go(tmp_path: Path) -> None:
 
 
 def test_more_than_the_memory_holds(tmp_path: Path) -> None:
-    bench = on_disk(tmp_path, memory_bytes=200_000, disk=DiskOptions(max_file_bytes=300_000))
+    bench = on_disk(tmp_path, cache_bytes=200_000, disk=DiskOptions(max_file_bytes=300_000))
     bench.channel()
     for number in range(5000):
         bench.publish(f"{number:0200}")
@@ -142,7 +142,7 @@ def test_more_than_the_memory_holds(tmp_path: Path) -> None:
 def test_a_channel_waits_for_what_the_disk_does_not_give(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = on_disk(tmp_path, memory_bytes=20_000, disk=DiskOptions(max_file_bytes=5000))
+    bench = on_disk(tmp_path, cache_bytes=20_000, disk=DiskOptions(max_file_bytes=5000))
     bench.channel()
     for number in range(500):
         bench.publish(f"{number:0200}")
@@ -164,7 +164,7 @@ def test_a_channel_waits_for_what_the_disk_does_not_give(
 
 
 def test_a_slow_channel_does_not_keep_in_memory_what_a_fast_one_reads(tmp_path: Path) -> None:
-    bench = on_disk(tmp_path, memory_bytes=200_000)
+    bench = on_disk(tmp_path, cache_bytes=200_000)
     bench.channel("slow")
     bench.channel()
     for number in range(2000):
@@ -191,16 +191,16 @@ def test_the_journal_of_the_delayed_queue_does_not_grow_for_ever(
     for counter in range(2, 102):
         bench.channel().requeue(consumer, counter, 1200)
         if counter > 4:
-            bench.channel().backlog.delayed.remove(counter)
+            bench.channel().cursor.delayed.remove(counter)
         bench.wait(1)
     assert journal.stat().st_size < 10_000
     again = on_disk(tmp_path)
-    assert sorted(again.channel().backlog.delayed.messages) == [2, 3, 4]
+    assert sorted(again.channel().cursor.delayed.messages) == [2, 3, 4]
 
 
 def test_a_full_disk_has_room_again_when_messages_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = DiskOptions(max_file_bytes=1000, retention_bytes=0)
-    bench = on_disk(tmp_path, disk=disk, memory_bytes=20_000)
+    bench = on_disk(tmp_path, disk=disk, cache_bytes=20_000)
     consumer = bench.consume(ready=2500)
     for _ in range(100):
         bench.publish("x" * 100)
@@ -221,12 +221,12 @@ def test_a_full_disk_has_room_again_when_messages_are_finished(tmp_path: Path, m
         assert left >= set(range(80, 90)) | {101}
         assert not left & set(range(90, 101))
     bench.wait(1)
-    assert on_disk(tmp_path, disk=disk).channel().confirmed.count == 78
+    assert on_disk(tmp_path, disk=disk).channel().acked.count == 78
 
 
 def test_a_topic_that_nobody_wants_takes_no_more_of_the_disk_than_is_retained(tmp_path: Path) -> None:
     disk = DiskOptions(max_file_bytes=10_000, retention_bytes=0)
-    bench = on_disk(tmp_path, memory_bytes=100_000, disk=disk)
+    bench = on_disk(tmp_path, cache_bytes=100_000, disk=disk)
     for _ in range(2000):
         bench.publish("x" * 100)
         bench.partition.tick()

@@ -60,7 +60,9 @@ def test_files_know_where_they_begin(tmp_path: Path) -> None:
     ]
 
 
-def test_files_behind_a_damaged_one_are_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_ends_too_early_loses_only_its_last_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(data_path=tmp_path, disk=SMALL)
     for number in range(6):
         bench.publish(f"m{number}")
@@ -68,21 +70,41 @@ def test_files_behind_a_damaged_one_are_put_aside(tmp_path: Path, caplog: pytest
     middle = tmp_path / "orders/orders-0.diskqueue.000001.dat"
     middle.write_bytes(middle.read_bytes()[:-1])
     again = Bench(data_path=tmp_path, disk=SMALL)
-    assert again.partition.recovery is not None
-    assert again.partition.recovery.lost_files == ["orders-0.diskqueue.000002.dat"]
-    assert "renamed to .lost" in caplog.text
-    assert again.partition.log.end_count == 3
-    assert again.publish("next").message_id == 5
-    assert Bench(data_path=tmp_path).partition.log.end_count == 4
+    recovery = again.partition.recovery
+    assert recovery is not None
+    assert (recovery.messages, recovery.lost_messages) == (5, 1)
+    assert recovery.damaged_files == ["orders-0.diskqueue.000001.dat.damaged"]
+    assert "1 messages" in caplog.text
+    log = again.partition.log
+    bodies = [entry and entry.record.body for entry in map(log.at, range(1, 7))]
+    assert bodies == [b"m0", b"m1", b"m2", None, b"m4", b"m5"]
+    assert again.publish("next").message_id == 8
+    assert Bench(data_path=tmp_path).partition.log.end_count == 7
 
 
 @pytest.mark.parametrize("damage", [b"{", b"{}", b"[]"])
-def test_a_beginning_that_cannot_be_read_is_named(tmp_path: Path, damage: bytes) -> None:
-    Bench(data_path=tmp_path).publish("m0")
-    base = tmp_path / "orders/orders-0.diskqueue.000000.base.json"
-    base.write_bytes(damage)
-    with pytest.raises(InvalidSetting, match=r"000000\.base\.json"):
-        Bench(data_path=tmp_path)
+def test_a_damaged_begin_is_derived_from_the_file_before(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(6):
+        bench.publish(f"m{number}")
+    for number in (0, 1):
+        (tmp_path / f"orders/orders-0.diskqueue.{number:06d}.base.json").write_bytes(damage)
+    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    assert caplog.text.count("base.json cannot be read") == 2
+    assert (log.start_offset, log.end_offset, log.end_count) == (0, 192, 6)
+    assert Bench(data_path=tmp_path, disk=SMALL).partition.log.end_count == 6
+
+
+def test_an_unknown_begin_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(6):
+        bench.publish(f"m{number}")
+    (tmp_path / "orders/orders-0.diskqueue.000000.dat").unlink()
+    (tmp_path / "orders/orders-0.diskqueue.000001.base.json").unlink()
+    with pytest.raises(InvalidSetting, match=r"000001\.base\.json"):
+        Bench(data_path=tmp_path, disk=SMALL)
 
 
 @pytest.mark.parametrize("takes", [0, 7])
@@ -251,7 +273,7 @@ def test_records_are_loaded_across_files(tmp_path: Path) -> None:
     for number in range(7):
         bench.publish(f"m{number}")
     bench.partition.close()
-    store = SegmentStore(tmp_path / "orders", "orders-0", SMALL)
+    store = SegmentStore(tmp_path / "orders", "orders", 0, SMALL)
     assert sum(len(run) for run in store.recover()) == 7
     loaded = store.load((32, 1), 192)
     assert [(entry.count, entry.offset, entry.record.body) for entry in loaded] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsqext.broker.engine.classic import ClassicChannel
+from nsqext.broker.engine.channel.classic import ClassicChannel
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -51,7 +51,7 @@ def test_an_emptied_topic_forgets_what_it_holds() -> None:
     bench.publish("m2")
     assert consumer.bodies() == ["m2"]
     bench.finish(consumer, [4])
-    assert bench.channel().confirmed.count == 3
+    assert bench.channel().acked.count == 3
     assert bench.channel().stats().message_count == 1
 
 
@@ -89,7 +89,7 @@ def test_deferred_publish_overtakes_nobody_and_is_overtaken() -> None:
     bench.wait(2)
     assert consumer.bodies() == ["late"]
     bench.finish(consumer, [2])
-    assert bench.channel().confirmed.count == 2
+    assert bench.channel().acked.count == 2
 
 
 def test_the_delay_begins_when_a_channel_gets_the_message() -> None:
@@ -141,7 +141,7 @@ def test_an_ephemeral_channel_drops_what_does_not_fit() -> None:
     bench.channel("tmp#ephemeral").set_ready(consumer, 10)
     assert consumer.bodies() == ["m0", "m1"]
     bench.finish(consumer, [2, 3], "tmp#ephemeral")
-    assert bench.channel("tmp#ephemeral").confirmed.count == 4
+    assert bench.channel("tmp#ephemeral").acked.count == 4
 
 
 def test_numbers_after_a_restart(tmp_path: Path) -> None:

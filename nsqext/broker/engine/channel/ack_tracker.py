@@ -1,4 +1,4 @@
-"""How far a channel has finished: a position, and what was finished out of order behind it."""
+"""How far a channel has acknowledged its queue: a position, and intervals that were finished behind it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ("AckTracker",)
 
 
 class AckTracker:
-    """The confirmed position of a channel with the intervals that were finished behind it.
+    """The acknowledged position of a channel, with the intervals that were finished out of order.
 
     Attributes:
-        offset: everything before this offset is finished.
-        count: messages before it.
-        starts: first offsets of the intervals behind the position, in order; neighbours are merged.
+        offset: every record before this offset is finished.
+        count: messages before that offset.
+        starts: first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged.
     """
 
     __slots__ = ("_counts", "_ends", "count", "offset", "starts")
@@ -27,11 +27,11 @@ class AckTracker:
 
     @property
     def intervals(self) -> list[tuple[int, int, int]]:
-        """First offset, end offset and last message's number of each interval."""
+        """First offset, end offset and number of the last message of each interval."""
         return list(zip(self.starts, self._ends, self._counts, strict=True))
 
     def add(self, offset: int, size: int, count: int) -> bool:
-        """Note that a record is finished; returns whether the position moved."""
+        """Record a finished message; return whether the position moved."""
         starts = self.starts
         if offset == self.offset and not starts:
             self.offset = offset + size
@@ -40,9 +40,9 @@ class AckTracker:
         if offset < self.offset:
             return False
         self._merge(offset, offset + size, count)
-        return self._move_on()
+        return self._advance()
 
-    def _move_on(self) -> bool:
+    def _advance(self) -> bool:
         starts = self.starts
         if not starts or starts[0] > self.offset:
             return False
@@ -52,42 +52,42 @@ class AckTracker:
 
     def _merge(self, start: int, end: int, count: int) -> None:
         starts, ends, counts = self.starts, self._ends, self._counts
-        place = bisect_left(ends, start)
+        first = bisect_left(ends, start)
         stop = bisect_right(starts, end)
-        if place < stop:
-            start = min(start, starts[place])
+        if first < stop:
+            start = min(start, starts[first])
             end, count = max((end, count), (ends[stop - 1], counts[stop - 1]))
-        starts[place:stop], ends[place:stop], counts[place:stop] = [start], [end], [count]
+        starts[first:stop], ends[first:stop], counts[first:stop] = [start], [end], [count]
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return whether a record lies in an interval behind the position."""
-        place = bisect_right(self.starts, offset) - 1
-        return place >= 0 and self._ends[place] >= offset + size
+        """Return whether a record lies in a finished interval behind the position."""
+        index = bisect_right(self.starts, offset) - 1
+        return index >= 0 and self._ends[index] >= offset + size
 
     def reset(self, offset: int, count: int) -> None:
-        """Go to another position and forget the intervals."""
+        """Move to another position and drop the intervals."""
         self.offset, self.count = offset, count
         self.clear()
 
     def clear(self) -> None:
-        """Forget the intervals."""
+        """Drop the intervals."""
         self.starts.clear()
         self._ends.clear()
         self._counts.clear()
 
     def restore(self, offset: int, count: int, intervals: list[tuple[int, int, int]]) -> None:
-        """Take over a position and intervals that were kept elsewhere; what they have before the position is done."""
+        """Load a stored position with its intervals; parts of intervals before the position are ignored."""
         self.reset(offset, count)
         for start, end, last in intervals:
             if end > offset:
                 self._merge(max(start, offset), end, last)
-        self._move_on()
+        self._advance()
 
     def cut(self, offset: int, count: int) -> None:
-        """Forget what lies at or behind an offset, because the queue ends there now."""
+        """Drop everything at and behind an offset, because the queue was truncated there."""
         if self.offset > offset:
             self.offset, self.count = offset, count
-        place = bisect_left(self.starts, offset)
-        del self.starts[place:], self._ends[place:], self._counts[place:]
+        first = bisect_left(self.starts, offset)
+        del self.starts[first:], self._ends[first:], self._counts[first:]
         if self._ends and self._ends[-1] > offset:
             self._ends[-1], self._counts[-1] = offset, count

@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from nsqext.broker.engine.channel_key_failover import KeyFailoverChannel
-from nsqext.broker.engine.channel_types import ChannelKind, admit, make_kind
+from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
+from nsqext.broker.engine.channel.kind import ChannelKind, make_kind
+from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.partition import NewMessage

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from math import inf
 
-from nsqext.broker.engine.consumer_state import Client
-from nsqext.broker.engine.in_flight import Flight, InFlight
+from nsqext.broker.engine.channel.client import Client
+from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.protocol.record import Record
 from tests.support.engine_partition import Consumer
 
 
-def flight(number: int, deadline: float = 0.0, owner: Client | None = None) -> Flight:
-    made = Flight(Entry(Record(0, number, 0, b""), number * 30, 30, number))
+def delivery(number: int, deadline: float = 0.0, owner: Client | None = None) -> Delivery:
+    made = Delivery(Entry(Record(0, number, 0, b""), number * 30, 30, number))
     made.deadline, made.owner = deadline, owner
     return made
 
@@ -20,47 +20,47 @@ def flight(number: int, deadline: float = 0.0, owner: Client | None = None) -> F
 def test_what_is_due_comes_out_in_time() -> None:
     table = InFlight()
     for number, deadline in ((1, 30.0), (2, 10.0), (3, 20.0)):
-        table.add(flight(number, deadline))
-    assert table.due(9.9) == []
+        table.add(delivery(number, deadline))
+    assert table.pop_due(9.9) == []
     assert table.next_deadline() == 10.0
-    assert [found.entry.count for found in table.due(20.0)] == [2, 3]
+    assert [found.entry.count for found in table.pop_due(20.0)] == [2, 3]
     assert table.next_deadline() == 30.0
-    table.pop(1)
+    table.remove(1)
     assert table.next_deadline() == inf
 
 
 def test_touched_messages_stay() -> None:
     table = InFlight()
-    touched = flight(1, 10.0)
+    touched = delivery(1, 10.0)
     table.add(touched)
     touched.deadline = 50.0
-    assert table.due(10.0) == []
+    assert table.pop_due(10.0) == []
     assert table.next_deadline() == 50.0
 
 
 def test_deferred_messages_belong_to_nobody() -> None:
     table = InFlight()
     client = Client(Consumer(), "")
-    mine, deferred = flight(1, 10.0, client), flight(2, 10.0, client)
+    mine, deferred = delivery(1, 10.0, client), delivery(2, 10.0, client)
     table.add(mine)
     table.add(deferred)
     table.defer(deferred, 20.0)
     assert table.of(client) == [mine]
-    assert list(table.waiting()) == [deferred]
+    assert list(table.deferred_messages()) == [deferred]
     assert table.deferred == 1
-    assert table.due(10.0) == [mine]
-    assert table.due(20.0) == [deferred]
+    assert table.pop_due(10.0) == [mine]
+    assert table.pop_due(20.0) == [deferred]
     assert (table.deferred, table.table) == (0, {})
 
 
 def test_a_delay_that_was_cut_short_is_forgotten() -> None:
     table = InFlight()
-    first = flight(1)
+    first = delivery(1)
     table.defer(first, 20.0)
-    table.pop(1)
+    table.remove(1)
     first.deferred = False
     table.defer(first, 30.0)
     assert table.next_deadline() == 30.0
-    assert table.due(25.0) == []
+    assert table.pop_due(25.0) == []
     assert table.clear() == [first]
     assert (table.deferred, table.next_deadline()) == (0, inf)

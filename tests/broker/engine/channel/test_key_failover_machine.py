@@ -9,8 +9,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from nsqext.broker.engine.channel_key_failover import KeyFailoverChannel
-from nsqext.broker.engine.channel_types import ChannelKind
+from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
+from nsqext.broker.engine.channel.kind import ChannelKind
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.partition import NewMessage
 from nsqext.protocol.headers import KEY_HEADER, TAG_HEADER
@@ -130,7 +130,7 @@ class Schedule(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Let delays end, and let what was not answered time out."""
         due = self.bench.now + seconds
-        flights = self.channel.backlog.flights.table
+        flights = self.channel.cursor.in_flight.table
         for consumer in self.members.values():
             for internal_id in list(consumer.held):
                 if flights[internal_id].deadline <= due:
@@ -140,7 +140,7 @@ class Schedule(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish_forced(self, data: st.DataObject) -> None:
         """Finish a message whoever has it, also while it waits for its delay."""
-        ids = sorted(self.channel.backlog.flights.table)
+        ids = sorted(self.channel.cursor.in_flight.table)
         if ids:
             internal_id = data.draw(st.sampled_from(ids))
             self.finished.add(internal_id)
@@ -190,9 +190,9 @@ class Schedule(RuleBasedStateMachine):
         """No message lies in the replay set whose key is free and whose consumer can take it."""
         if self.channel.paused:
             return
-        for line in self.channel.keys._key_lines.values():
-            if line.runs:
-                client = self.channel.keys.serves(line.pending[0], line)
+        for line in self.channel.keys._key_queues.values():
+            if line.is_deliverable:
+                client = self.channel.keys.client_for(line.pending[0], line)
                 if client is not None and line.holder in (None, client):
                     assert client.in_flight >= client.window
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsqext.broker.engine.consumer_state import Client
-from nsqext.broker.engine.tag_selector import TagSelector
+from nsqext.broker.engine.channel.client import Client
+from nsqext.broker.engine.channel.tag_selector import TagSelector
 from tests.support.engine_partition import Consumer
 
 
@@ -62,7 +62,7 @@ def test_who_left_does_not_wait_anew() -> None:
     groups, member = TagSelector(), client(1, "a")
     groups.add(member)
     groups.remove(member)
-    member.leave()
+    member.stall()
     groups.renew(member)
     assert groups.pick("a") is None
 

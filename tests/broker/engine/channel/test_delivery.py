@@ -24,7 +24,7 @@ def test_tagged_messages_go_to_the_clients_that_want_them() -> None:
     assert other.bodies() == ["B1", "N1"]
     bench.channel().unsubscribe(wanting)
     bench.publish(tagged("A3", "tagA"))
-    assert other.attempts() == [("A1", 1), ("A2", 1), ("A3", 1)]
+    assert sorted(other.attempts()) == [("A1", 1), ("A2", 1), ("A3", 1)]  # requeued in random order
 
 
 def test_a_message_that_nobody_may_take_holds_up_the_rest() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.consumer_state import NO_LIMIT, Client
+from nsqext.broker.engine.channel.client import NO_LIMIT, Client
 from tests.support.engine_partition import Consumer
 
 
@@ -21,14 +21,14 @@ def client(ready: int) -> Client:
 def test_errors_narrow_the_window(ready: int, errors: int, window: int) -> None:
     found = client(ready)
     for _ in range(errors):
-        found.fail()
+        found.record_failure()
     assert found.window == window
 
 
 def test_errors_are_bounded() -> None:
     found = client(10)
     for _ in range(1000):
-        found.fail()
+        found.record_failure()
     assert found.errors == 30
 
 
@@ -36,7 +36,7 @@ def test_errors_are_bounded() -> None:
 def test_successes_take_errors_back(errors: int, left: int) -> None:
     found = client(10)
     found.errors = errors
-    found.recover()
+    found.record_success()
     assert found.errors == left
 
 
@@ -46,6 +46,6 @@ def test_a_limit_and_a_leave() -> None:
     found.limit = 3
     found.refresh()
     assert found.window == 3
-    found.leave()
+    found.stall()
     found.refresh()
     assert found.window == 0

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from nsqext.broker.coordinator.replication import copy_records, cut_tail, hand_over_channels, mirror_channels
-from nsqext.broker.engine.channel_types import ChannelKind, admit
+from nsqext.broker.engine.channel.kind import ChannelKind
+from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage, Partition
 from nsqext.broker.engine.start_position import StartPosition
@@ -130,14 +131,14 @@ class Disk(Schedule):
     def nothing_is_let_go_before_the_slowest(self) -> None:
         """The queue and its files begin where the slowest channel is, or before."""
         log, slow = self.partition.log, self.partition.channel("slow")
-        assert log.start_offset <= slow.confirmed.offset
+        assert log.start_offset <= slow.acked.offset
         assert self.partition.log.held < 2 * self.memory_bytes + 60_000
 
     @invariant()
     def the_slow_channel_has_the_rest_before_it(self) -> None:
         """What it has not finished can be read."""
         log, slow = self.partition.log, self.partition.channel("slow")
-        for count in range(slow.confirmed.count + 1, log.end_count + 1):
+        for count in range(slow.acked.count + 1, log.end_count + 1):
             assert log.at(count) is not None
 
 
@@ -151,7 +152,7 @@ class Operated(Disk):
             self.partition.close(destroy=True)
             self.extended = False
             self.partition = self.open()
-            assert self.channel.confirmed.count == 0
+            assert self.channel.acked.count == 0
 
     @rule()
     def upgrade(self) -> None:
@@ -211,7 +212,7 @@ class Operated(Disk):
         self.forget_consumers()
         self.partition.delete_channel("ch")
         self.prepare(self.partition)
-        assert self.channel.confirmed.count == self.partition.readable
+        assert self.channel.acked.count == self.partition.readable
         self.finished = set(self.committed)
         self.written = set(self.committed)
         self.doubtful.clear()
@@ -226,12 +227,12 @@ class Operated(Disk):
     def read_again(self) -> None:
         """Read from the confirmed position."""
         self.moved = True
-        self.channel.fix_confirmed()
+        self.channel.redeliver_unfinished()
 
     @rule(which=st.integers(0, 5))
     def finish_forced(self, which: int) -> None:
         """Finish a message whoever has it."""
-        ids = sorted(self.channel.backlog.flights.table)
+        ids = sorted(self.channel.cursor.in_flight.table)
         if ids:
             internal_id = ids[which % len(ids)]
             self.finished.add(internal_id)
@@ -323,7 +324,7 @@ class Leaders(Schedule):
         """It holds the same records, and not fewer than any channel has before it."""
         mine, theirs = self.partition.log, self.follower.log
         assert (mine.end_offset, mine.end_count) == (theirs.end_offset, theirs.end_count)
-        assert theirs.start_offset <= self.channel.confirmed.offset
+        assert theirs.start_offset <= self.channel.acked.offset
         for count in range(max(mine.start_count, theirs.start_count) + 1, mine.end_count + 1):
             one, other = mine.at(count), theirs.at(count)
             assert one is not None

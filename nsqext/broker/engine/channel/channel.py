@@ -1,0 +1,592 @@
+"""A channel of the redesigned server: clients, delivery, responses to messages, switches.
+
+The channel always reads one message ahead. Only a client can take it, so a message that no client can take now blocks
+the messages behind it (captured: tag_head_of_line).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.channel.client import Client, Subscriber
+from nsqext.broker.engine.channel.cursor import Cursor
+from nsqext.broker.engine.channel.kind import PLAIN
+from nsqext.broker.engine.channel.stats import ChannelStats, Latencies
+from nsqext.broker.engine.channel.tag_selector import TagSelector
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.start_position import AT_END, StartPosition
+from nsqext.broker.engine.storage.partition_store import ChannelState
+from nsqext.protocol.names import is_ephemeral
+from nsqext.protocol.record import MAX_ATTEMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqext.broker.engine.channel.ack_tracker import AckTracker
+    from nsqext.broker.engine.channel.in_flight import Delivery
+    from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.storage.delayed_queue import Delayed
+
+__all__ = ("Channel",)
+
+_MANY_ATTEMPTS = 100
+_NOT_IN_FLIGHT = "Message ID not in flight"
+
+
+def _not_owned(delivery: Delivery, subscriber: Subscriber, internal_id: str = "") -> str:
+    owner = delivery.owner.subscriber.id if delivery.owner is not None else 0
+    return f"client does not own message {internal_id}: {owner} vs {subscriber.id}"
+
+
+class Channel:
+    """One channel of one partition.
+
+    Args:
+        partition: the partition.
+        name: name of the channel.
+        offset: offset where it starts to read.
+        count: messages before that.
+
+    Attributes:
+        name: name of the channel.
+        ephemeral: the channel is deleted with its last client.
+        paused: nothing is delivered.
+        skipped: every message is discarded.
+        cursor: read position and messages in flight.
+        read_ahead: the message that was read and is not delivered yet.
+        clients: clients by their numbers.
+        timeouts: messages that timed out.
+        latencies: histograms of finished messages.
+        kind: type of the channel.
+    """
+
+    def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
+        self.name = name
+        self.ephemeral: bool = is_ephemeral(name)
+        self.paused = False
+        self.skipped = False
+        self.cursor: Cursor = self._make_cursor(partition, (offset, count))
+        self.read_ahead: Delivery | None = None
+        self.clients: dict[int, Client] = {}
+        self.timeouts: int = 0
+        self.latencies: Latencies = Latencies()
+        self.kind = PLAIN
+        self._partition = partition
+        self._options = partition.options
+        self._clock = partition.options.clock
+        self._in_flight = self.cursor.in_flight
+        self._selector = TagSelector()
+        self._pumping = False
+        self._closed = False
+
+    def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> Cursor:
+        return Cursor(partition, self.name, position, self._dropped)
+
+    @property
+    def ordered(self) -> bool:
+        """One message at a time for all clients together, in the order of the queue."""
+        return self.cursor.ordered
+
+    @property
+    def acked(self) -> AckTracker:
+        """The acknowledged position."""
+        return self.cursor.acked
+
+    # clients
+
+    def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+        """Add a client.
+
+        Args:
+            subscriber: its session.
+            ordered: SUB_ORDERED; the channel becomes ordered for all clients.
+            start: where to read; ignored unless this is the only client.
+
+        Raises:
+            Refusal: with the text for E_INVALID, or "Consume is disabled currently".
+        """
+        if self._closed or self._partition.suspended:
+            raise Refusal("Consume is disabled currently")
+        position = None
+        if start is not None and not self.clients:
+            position = start.find(self._partition.log, coordinated=self._options.coordinated)
+        client = Client(subscriber, subscriber.tag if self._partition.extend else "")
+        self.clients[subscriber.id] = client
+        if ordered:
+            self._make_ordered()
+        if position is not None:
+            self._jump(position)
+        self._selector.add(client)
+        self.pump()
+
+    def _jump(self, position: tuple[int, int]) -> None:
+        read_ahead = self.read_ahead
+        self.cursor.jump(*position)
+        if read_ahead is not None:
+            read_ahead.kept = True
+            if read_ahead.delayed:
+                self.cursor.from_delayed.add(read_ahead.entry.record.internal_id)
+
+    def _make_ordered(self) -> None:
+        """Become ordered: read again from the acknowledged position.
+
+        The message that was read ahead is delivered before, so a client with RDY above 1 receives the first message
+        twice with the same attempts (captured: sub_ordered_first_reset_duplicate), and one with RDY 1 receives it once.
+        """
+        if not self.ordered:
+            self.cursor.ordered = True
+            self.cursor.rewind(forget=True)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Remove a client; its messages in flight are requeued without counting the attempt."""
+        client = self.clients.pop(subscriber.id, None)
+        if client is None:
+            return
+        self._selector.remove(client)
+        client.stall()
+        self._requeue_all_of(client)
+        if self.ephemeral and not self.clients and not self._closed:
+            self._partition.delete_channel(self.name)
+        self.pump()
+
+    def _requeue_all_of(self, client: Client) -> None:
+        """Requeue what a client had in flight, in random order, as the real server does: it iterates over a Go map.
+
+        The server's message pump runs at the same time, so other clients may receive the first of these messages, and
+        messages that were never sent, before the last one is requeued.
+        """
+        random = self._options.random
+        deliveries = self._in_flight.of(client)
+        random.shuffle(deliveries)
+        for delivery in deliveries:
+            self._in_flight.remove(delivery.entry.record.internal_id)
+            delivery.attempts -= 1
+            self.cursor.requeue(delivery)
+            if random.random() < 0.5:
+                self.pump()
+
+    def set_ready(self, subscriber: Subscriber, count: int) -> None:
+        """Set the RDY count of a client."""
+        subscriber.ready = count
+        client = self.clients.get(subscriber.id)
+        if client is not None:
+            client.refresh()
+            self._selector.renew(client)
+            self.pump()
+
+    def set_client_limit(self, prefix: str, limit: int) -> None:
+        """Limit the messages in flight at clients whose ``host:port`` starts with a prefix, whatever their RDY."""
+        for client in self.clients.values():
+            if client.subscriber.name.startswith(prefix):
+                client.limit = limit
+                client.refresh()
+                self._selector.renew(client)
+        self.pump()
+
+    def is_stalled(self, subscriber: Subscriber) -> bool:
+        """Return whether the sending side of a client has stopped for good: no messages and no heartbeats.
+
+        That happens to a client without extend support when its topic is upgraded (captured: upgrade_ext).
+        """
+        client = self.clients.get(subscriber.id)
+        return client is not None and client.stalled
+
+    def _dropped(self, delivery: Delivery) -> None:
+        """Take a message that is not finished from its client."""
+        client = delivery.owner
+        delivery.owner = None
+        if client is not None:
+            client.in_flight -= 1
+            client.requeued += 1
+            self._selector.renew(client)
+
+    def _failed(self, client: Client) -> None:
+        client.record_failure()
+
+    # delivery
+
+    def pump(self) -> None:
+        """Deliver messages while clients can take them."""
+        if not self._partition.touched:
+            self._partition.touch()
+        if self._pumping:
+            return
+        self._pumping = True
+        selector = self._selector
+        try:
+            while True:
+                delivery = self.read_ahead
+                if delivery is None:
+                    delivery = self.read_ahead = self._take()
+                elif self.skipped:
+                    self._skip_queue()
+                if delivery is None or self.paused:
+                    return
+                client = selector.pick(delivery.tag if selector.tagged else "")
+                if client is None:
+                    return
+                self.read_ahead = None
+                self._deliver(client, delivery)
+                if client.in_flight >= client.window:
+                    self.cursor.cancel_rewind(delivery)
+                selector.offer(client)
+        finally:
+            self._pumping = False
+
+    def _take(self) -> Delivery | None:
+        if self._closed or self._partition.suspended:
+            return None
+        if self.skipped:
+            self._skip_queue()
+            return None
+        return self.cursor.take()
+
+    def _skip_queue(self) -> None:
+        """Discard the queue of a skipped channel, also behind a message that was read ahead."""
+        partition = self._partition
+        if self.cursor.count < partition.readable:
+            self.cursor.jump(partition.readable_offset, partition.readable)
+
+    def _deliver(self, client: Client, delivery: Delivery) -> None:
+        subscriber = client.subscriber
+        if not self._passes_filters(client, delivery) or self.cursor.is_finished(delivery):
+            self.cursor.acknowledge(delivery)
+            return
+        known = self._in_flight.table.get(delivery.entry.record.internal_id)
+        if known is not None:  # read again because the position was moved, and still at a client
+            if known.delayed and not delivery.delayed:
+                self.cursor.acknowledge(delivery)
+            return
+        delivery.owner = client
+        delivery.attempts = self._next_attempt(delivery.attempts)
+        delivery.delivered = now = self._clock()
+        delivery.deadline = now + subscriber.msg_timeout
+        self._in_flight.add(delivery)
+        client.in_flight += 1
+        client.messages += 1
+        if self._partition.extend and not (subscriber.extend or self._options.extend_compatible()):
+            client.stall()
+            return
+        subscriber.deliver(delivery.message())
+
+    def _next_attempt(self, attempts: int) -> int:
+        return min(attempts + 1, MAX_ATTEMPTS)
+
+    def _passes_filters(self, client: Client, delivery: Delivery) -> bool:
+        rate = client.subscriber.sample_rate
+        # the real server compares so, and delivers one percent more
+        if rate and not delivery.delayed and int(self._options.random.random() * 100) > rate:
+            return False
+        matches = client.matches
+        return matches is None or not self._partition.extend or matches(delivery.entry.record)
+
+    # responses to messages
+
+    def finish(self, subscriber: Subscriber, internal_id: int) -> None:
+        """Finish a message.
+
+        Raises:
+            Refusal: the message is not in flight, or not at this client.
+        """
+        delivery = self._in_flight.table.get(internal_id)
+        client = self.clients.get(subscriber.id)
+        if delivery is None or client is None or delivery.owner is not client:
+            raise self._refused(client, _NOT_IN_FLIGHT if delivery is None else _not_owned(delivery, subscriber))
+        self._in_flight.remove(internal_id)
+        self.cursor.acknowledge(delivery)
+        self.latencies.add(self._clock() - delivery.delivered, self._options.wall() - delivery.entry.record.timestamp)
+        client.in_flight -= 1
+        client.finished += 1
+        if client.errors:
+            client.record_success()
+        self._selector.renew(client)
+        self.pump()
+
+    def finish_forced(self, internal_id: int) -> None:
+        """Finish a message at any client, or a deferred one.
+
+        Raises:
+            Refusal: the message is not in flight.
+        """
+        delivery = self._in_flight.table.get(internal_id)
+        if delivery is None:
+            raise Refusal(_NOT_IN_FLIGHT)
+        self._in_flight.remove(internal_id)
+        self.cursor.acknowledge(delivery)
+        self._dropped(delivery)
+        self.pump()
+
+    def finish_deferred(self) -> None:
+        """Finish all messages that wait for their delay in memory."""
+        for delivery in list(self._in_flight.deferred_messages()):
+            self.finish_forced(delivery.entry.record.internal_id)
+
+    def requeue(self, subscriber: Subscriber, internal_id: int, delay: float) -> None:
+        """Requeue a message.
+
+        Args:
+            subscriber: the client that has it.
+            internal_id: the message.
+            delay: seconds until redelivery. An ordered channel ignores a request with a delay, so the message is
+                redelivered after its timeout (captured: sub_ordered_requeue).
+
+        Raises:
+            Refusal: the message is not in flight, not at this client, deferred already, or requeued too often.
+        """
+        if delay > 0 and (self.ordered or self._partition.ordered):
+            return
+        delivery = self._in_flight.table.get(internal_id)
+        client = self.clients.get(subscriber.id)
+        if delivery is None or client is None:
+            raise self._refused(client, _NOT_IN_FLIGHT)
+        now = self._clock()
+        refusal = self._requeue_refusal(delivery, client, delay, now)
+        if refusal:
+            raise self._refused(client, refusal)
+        self._in_flight.remove(internal_id)
+        self._dropped(delivery)
+        if delay <= 0:
+            self.cursor.requeue(delivery)
+        elif not (self._belongs_to_delayed(delivery, delay, now) and self.cursor.delay(delivery, delay)):
+            if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
+                delay += 1
+            self._in_flight.defer(delivery, now + delay)
+        self.pump()
+
+    def _requeue_refusal(self, delivery: Delivery, client: Client, delay: float, now: float) -> str:
+        """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts)."""
+        if delay <= 0:
+            too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
+            if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:
+                return "Message too much requeue"
+            return "" if delivery.owner is client else _not_owned(delivery, client.subscriber)
+        if delivery.deferred:
+            return "Message is deferred"
+        if delivery.owner is not client:
+            return _not_owned(delivery, client.subscriber, str(delivery.entry.record.internal_id))
+        if (
+            self.cursor.is_full()
+            and now + delay >= delivery.deadline
+            and not self._belongs_to_delayed(delivery, delay, now)
+        ):
+            return "Too much deferred messages in flight"
+        return ""
+
+    def _belongs_to_delayed(self, delivery: Delivery, delay: float, now: float) -> bool:
+        if self.ephemeral or delivery.delayed or not self.cursor.takes_delayed():
+            return False
+        longest = self._options.limits.max_req_timeout
+        return delay > self._options.rules.delayed_threshold or now + delay - delivery.delivered >= longest
+
+    def touch(self, subscriber: Subscriber, internal_id: int) -> None:
+        """Restart the timeout of a message, up to the longest time that a message may be in flight.
+
+        Raises:
+            Refusal: the message is not in flight, or not at this client.
+        """
+        delivery = self._in_flight.table.get(internal_id)
+        client = self.clients.get(subscriber.id)
+        if delivery is None or client is None:
+            raise Refusal(_NOT_IN_FLIGHT)
+        if delivery.owner is not client:
+            raise Refusal(_not_owned(delivery, subscriber))
+        longest = delivery.delivered + self._options.limits.max_msg_timeout
+        delivery.deadline = min(self._clock() + subscriber.touch_timeout, longest)
+        self._in_flight.deadline_changed(delivery)
+        self._partition.touch()
+
+    def _refused(self, client: Client | None, text: str) -> Refusal:
+        if client is not None:
+            self._failed(client)
+        return Refusal(text)
+
+    # time
+
+    def tick(self) -> float:
+        """Process timeouts, delays and the delayed queue; return the clock time of the next call."""
+        now = self._clock()
+        for delivery in self._in_flight.pop_due(now):
+            self._expire(delivery)
+        if self.clients and self.cursor.delayed_deadline() <= now:
+            self.cursor.requeue_delayed()
+        self.pump()
+        if self.cursor.blocked_by_disk:
+            return now
+        due = self._in_flight.next_deadline()
+        return min(due, self.cursor.delayed_deadline()) if self.clients else due
+
+    def _expire(self, delivery: Delivery) -> None:
+        client = delivery.owner
+        if not delivery.deferred:
+            self.timeouts += 1
+        if client is not None:
+            client.in_flight -= 1
+            client.timed_out += 1
+            self._failed(client)
+            self._selector.renew(client)
+        self.cursor.requeue(delivery)
+
+    # switches
+
+    def set_offset(self, position: StartPosition) -> None:
+        """Move the read position; messages in flight are discarded, the message that was read ahead is kept.
+
+        Raises:
+            Refusal: with the real server's text.
+        """
+        self._jump(position.find(self._partition.log, coordinated=self._options.coordinated))
+        self.pump()
+
+    def empty(self) -> None:
+        """Move to the end and empty the delayed queue."""
+        self.cursor.delayed.clear()
+        self.set_offset(AT_END)
+
+    def empty_delayed(self) -> None:
+        """Empty the delayed queue; messages that were taken from it stay in flight."""
+        self.cursor.delayed.clear()
+
+    def requeue_delayed(self, ahead: float = 0) -> None:
+        """Requeue messages of the delayed queue that are due within so many seconds."""
+        self.cursor.requeue_delayed(ahead)
+        self.pump()
+
+    def redeliver_unfinished(self) -> None:
+        """Read again from the acknowledged position (``/channel/fixconfirmed``)."""
+        if not (self.skipped or self.paused or self.ordered):
+            self.cursor.rewind(forget=False)
+            self.pump()
+
+    def set_ordered(self, ordered: bool) -> None:
+        """Make the channel ordered, or make it unordered, which closes its clients."""
+        if ordered:
+            self._make_ordered()
+        elif self.ordered:
+            self.cursor.ordered = False
+            self._close_clients()
+        self.pump()
+
+    def pause(self) -> None:
+        """Deliver nothing."""
+        self.paused = True
+        self._partition.note_channels()
+
+    def unpause(self) -> None:
+        """Deliver again."""
+        self.paused = False
+        self._partition.note_channels()
+        self.pump()
+
+    def skip(self) -> None:
+        """Discard the queue and every further message."""
+        self._set_skipped(True)
+
+    def unskip(self) -> None:
+        """Keep messages again; the channel starts at the end."""
+        self._set_skipped(False)
+
+    def _set_skipped(self, skipped: bool) -> None:
+        self.skipped = skipped
+        self._partition.note_channels()
+        self.empty()
+
+    # leader changes, close, disk
+
+    def suspend(self) -> None:
+        """Close all clients and discard messages in flight, because another node leads the partition."""
+        self._close_clients()
+        for client in self.clients.values():
+            self._selector.remove(client)
+            client.stall()
+        self.clients.clear()
+        self.read_ahead = None
+        if self.ordered:
+            self.acked.clear()
+        self.cursor.drain()
+        self.cursor.rewind(forget=False)
+        if self.ephemeral:
+            self._partition.delete_channel(self.name)
+
+    def close(self) -> None:
+        """Close the clients and deliver nothing more."""
+        self._closed = True
+        self._close_clients()
+
+    def _close_clients(self) -> None:
+        for client in list(self.clients.values()):
+            client.subscriber.closed()
+
+    def state(self) -> ChannelState:
+        """Return the persistent state."""
+        acked, kind = self.acked, self.kind
+        return ChannelState(
+            self.name,
+            acked.offset,
+            acked.count,
+            acked.intervals,
+            self.paused,
+            self.skipped,
+            kind.type,
+            kind.key_header,
+            kind.fixed,
+            len(self.cursor.delayed.messages),
+        )
+
+    def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
+        """Load a persistent state.
+
+        Args:
+            state: the state.
+            delayed: content of the delayed queue.
+        """
+        log = self._partition.log
+        # records may have been removed before the position was written, when the disk was full
+        offset, count = max((state.offset, state.count), (log.start_offset, log.start_count))
+        self.paused = state.paused
+        self.skipped = state.skipped
+        self.acked.restore(offset, count, state.intervals)
+        for message in delayed:
+            self.cursor.delayed.restore(message)
+        self.cut(log.end_offset, log.end_count)
+        self._partition.note_restored()
+
+    def cut(self, offset: int, count: int) -> None:
+        """Discard everything behind the end of a queue that was truncated."""
+        if self.read_ahead is not None and self.read_ahead.entry.offset >= offset:
+            self.read_ahead = None
+        self.cursor.cut(offset, count)
+
+    def stats(self) -> ChannelStats:
+        """Return the counters."""
+        cursor, partition = self.cursor, self._partition
+        acked, in_flight = cursor.acked, cursor.in_flight
+        depth = partition.readable - acked.count
+        return ChannelStats(
+            self.name,
+            depth=depth,
+            depth_size=partition.readable_offset - acked.offset,
+            depth_timestamp=cursor.timestamp,
+            backend_depth=depth,
+            backlogs=depth if self.ordered else in_flight.deferred + max(partition.readable - cursor.count, 0),
+            in_flight_count=len(in_flight.table),
+            deferred_count=in_flight.deferred,
+            deferred_from_delay_count=len(cursor.from_delayed),
+            message_count=partition.readable,
+            requeue_count=cursor.requeues,
+            timeout_count=self.timeouts,
+            clients=[client.stats() for client in self.clients.values()],
+            paused=self.paused,
+            skipped=self.skipped,
+            ordered=self.ordered,
+            delayed_queue_count=len(cursor.delayed.messages),
+            delayed_queue_recent=cursor.delayed.first_due,
+            read_offset=cursor.offset,
+            read_count=cursor.count,
+            acked_offset=acked.offset,
+            acked_count=acked.count,
+            end_offset=partition.readable_offset,
+            end_count=partition.readable,
+            intervals=acked.intervals,
+            consume_latency=list(self.latencies.consume),
+            delivery_latency=list(self.latencies.delivery),
+        )

@@ -1,0 +1,259 @@
+"""Channels of the original server: requeued messages go to the end, and the messages of a client that disconnects stay
+in flight until they time out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.channel.channel import Channel
+from nsqext.broker.engine.channel.cursor import Cursor
+from nsqext.broker.engine.channel.in_flight import Delivery
+from nsqext.broker.engine.channel.stats import ChannelStats
+from nsqext.broker.engine.errors import Refusal
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.channel.client import Client, Subscriber
+    from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.start_position import StartPosition
+    from nsqext.broker.engine.storage.delayed_queue import Journal
+    from nsqext.broker.engine.storage.log import Entry
+
+__all__ = ("ClassicChannel", "ClassicCursor")
+
+
+class ClassicCursor(Cursor):
+    """The messages of a channel of the original server."""
+
+    count: int
+    offset: int
+
+    def __init__(self, partition: PartitionView, position: tuple[int, int], channel: ClassicChannel) -> None:
+        super().__init__(partition, channel.name, position, channel.release)
+        self._passed_over: set[int] = set()  # numbers ahead that must not be read: deferred or discarded messages
+
+    def _journal(self, partition: PartitionView, channel: str) -> Journal | None:
+        return None
+
+    def unread(self, end: int) -> int:
+        """Return how many messages up to this number were not read yet."""
+        return end - self.count - len(self._passed_over)
+
+    def take(self) -> Delivery | None:
+        """Return the next message; a requeued one follows what was in the channel when it was requeued."""
+        if self.requeued and self.requeued[0].behind <= self.count:
+            return self.requeued.popleft()
+        while self.count + 1 in self._passed_over:
+            self._passed_over.remove(self.count + 1)
+            self._pass_over_next()
+        delivery = self._read()
+        return delivery if delivery is not None or not self.requeued else self.requeued.popleft()
+
+    def _pass_over_next(self) -> None:
+        entry = self._partition.log.at(self.count + 1)
+        self.count += 1
+        if entry is not None:
+            self.offset = entry.offset + entry.size
+
+    def _must_wait(self) -> bool:
+        return False
+
+    def requeue(self, delivery: Delivery) -> None:
+        """Put a message behind all messages of the channel."""
+        delivery.owner = None
+        delivery.deferred = False
+        delivery.behind = self._partition.readable
+        self.requeued.append(delivery)
+
+    def defer_new(self, entry: Entry, deadline: float) -> None:
+        """Defer a message that was just published, before earlier messages are read."""
+        self._passed_over.add(entry.count)
+        self.in_flight.defer(Delivery(entry), deadline)
+
+    def discard_new(self, entry: Entry) -> None:
+        """Discard a message that was just published."""
+        self._passed_over.add(entry.count)
+        self.acked.add(entry.offset, entry.size, entry.count)
+
+    def pass_over_finished(self) -> None:
+        """Exclude messages that were finished out of order from the depth."""
+        for start, _, last in self.acked.intervals:
+            self._passed_over.update(range(self._partition.log.count_before(start) + 1, last + 1))
+
+    def jump(self, offset: int, count: int) -> None:
+        """Move to a position: everything before it counts as finished, nothing behind it."""
+        self._passed_over.clear()
+        super().jump(offset, count)
+
+
+class ClassicChannel(Channel):
+    """One channel of a topic of the original server.
+
+    Attributes:
+        first_count: messages of the topic that never entered the channel, or that were published before the server was
+            started.
+    """
+
+    cursor: ClassicCursor
+
+    def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
+        super().__init__(partition, name, offset, count)
+        self.first_count: int = count
+        self._stored_count = 0
+
+    def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> ClassicCursor:
+        return ClassicCursor(partition, position, self)
+
+    def release(self, delivery: Delivery) -> None:
+        """Take a message from its client, because the channel is emptied."""
+        client = delivery.owner
+        delivery.owner = None
+        if client is not None:
+            client.in_flight -= 1
+            self._selector.offer(client)
+
+    def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+        """Add a client; the original server has neither order nor start positions, so both are ignored.
+
+        Raises:
+            Refusal: the channel is being deleted, or has as many clients as are allowed.
+        """
+        if self._closed:
+            raise Refusal("exiting")
+        most = self._options.limits.max_channel_consumers
+        if most and len(self.clients) >= most:
+            raise Refusal(f"consumers for {self._partition.topic}:{self.name} exceeds limit of {most}")
+        super().subscribe(subscriber)
+
+    def _requeue_all_of(self, client: Client) -> None:
+        """Leave the messages in flight until they time out."""
+
+    def _failed(self, client: Client) -> None:
+        """Errors do not reduce the window at the original server."""
+
+    def _next_attempt(self, attempts: int) -> int:
+        return (attempts + 1) & 0xFFFF
+
+    def _owned(self, subscriber: Subscriber, internal_id: int) -> tuple[Delivery, Client]:
+        delivery = self._in_flight.table.get(internal_id)
+        if delivery is None or delivery.deferred:
+            raise Refusal("ID not in flight")
+        client = self.clients.get(subscriber.id)
+        if client is None or delivery.owner is not client:
+            raise Refusal("client does not own message")
+        return delivery, client
+
+    def finish(self, subscriber: Subscriber, internal_id: int) -> None:
+        """Finish a message.
+
+        Raises:
+            Refusal: the message is not in flight, or not at this client.
+        """
+        delivery, client = self._owned(subscriber, internal_id)
+        self._in_flight.remove(internal_id)
+        self.cursor.acknowledge(delivery)
+        client.in_flight -= 1
+        client.finished += 1
+        self._selector.offer(client)
+        self.pump()
+
+    def requeue(self, subscriber: Subscriber, internal_id: int, delay: float) -> None:
+        """Requeue a message.
+
+        Args:
+            subscriber: the client that has it.
+            internal_id: the message.
+            delay: seconds after which it goes to the end of the queue.
+
+        Raises:
+            Refusal: the message is not in flight, or not at this client.
+        """
+        delivery, client = self._owned(subscriber, internal_id)
+        self._in_flight.remove(internal_id)
+        self.cursor.requeues += 1
+        client.in_flight -= 1
+        client.requeued += 1
+        if delay > 0:
+            self._in_flight.defer(delivery, self._clock() + delay)
+        else:
+            self.cursor.requeue(delivery)
+        self._selector.offer(client)
+        self.pump()
+
+    def touch(self, subscriber: Subscriber, internal_id: int) -> None:
+        """Restart the timeout of a message, up to the longest time that a message may be in flight.
+
+        Raises:
+            Refusal: the message is not in flight, or not at this client.
+        """
+        self._owned(subscriber, internal_id)
+        super().touch(subscriber, internal_id)
+
+    def accept(self, entry: Entry, delay: float) -> None:
+        """Receive a message that was just published.
+
+        Args:
+            entry: the message.
+            delay: seconds before it is delivered.
+        """
+        if delay > 0:
+            self.cursor.defer_new(entry, self._clock() + delay)
+        elif self.ephemeral and self._unread_depth(entry.count) > self._options.mem_queue_size:
+            self.cursor.discard_new(entry)
+
+    def reset_counters(self) -> None:
+        """Count from now on, as a restarted server does; all messages count as stored on disk."""
+        self.first_count = self._stored_count = self._partition.readable
+        self.cursor.pass_over_finished()
+
+    def discard_after(self, first: int) -> None:
+        """Discard the messages behind a number, because the topic was emptied before they entered the channel."""
+        for count in range(first + 1, self._partition.readable + 1):
+            entry = self._partition.log.at(count)
+            if entry is not None:
+                self.cursor.discard_new(entry)
+        self.first_count += self._partition.readable - first
+        self.pump()
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait for delivery."""
+        return self._unread_depth(self._partition.readable)
+
+    @property
+    def stored_depth(self) -> int:
+        """Messages that wait for delivery since before the server was started."""
+        return self._unread_depth(self._stored_count) if self.cursor.count < self._stored_count else 0
+
+    def _unread_depth(self, end: int) -> int:
+        return self.cursor.unread(end) + len(self.cursor.requeued) + (self.read_ahead is not None)
+
+    def empty(self) -> None:
+        """Discard everything, including messages in flight."""
+        self.read_ahead = None
+        self.cursor.jump(self._partition.readable_offset, self._partition.readable)
+        self.pump()
+
+    def stats(self) -> ChannelStats:
+        """Return the counters."""
+        cursor, partition = self.cursor, self._partition
+        acked, in_flight = cursor.acked, cursor.in_flight
+        depth, memory = self.depth, self._options.mem_queue_size
+        return ChannelStats(
+            self.name,
+            depth=depth,
+            backend_depth=0 if self.ephemeral else max(depth - memory, self.stored_depth, 0),
+            in_flight_count=len(in_flight.table) - in_flight.deferred,
+            deferred_count=in_flight.deferred,
+            message_count=partition.readable - self.first_count,
+            requeue_count=cursor.requeues,
+            timeout_count=self.timeouts,
+            clients=[client.stats() for client in self.clients.values()],
+            paused=self.paused,
+            read_offset=cursor.offset,
+            read_count=cursor.count,
+            acked_offset=acked.offset,
+            acked_count=acked.count,
+            end_offset=partition.readable_offset,
+            end_count=partition.readable,
+            intervals=acked.intervals,
+        )

@@ -1,0 +1,179 @@
+"""A consumer connection as its channel sees it: window, errors and counters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import define
+
+from nsqext.broker.engine.filters.header_filter import compile_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nsqext.protocol.messages import RawMessage
+    from nsqext.protocol.record import Record
+
+__all__ = ("NO_LIMIT", "Client", "ClientStats", "Subscriber")
+
+NO_LIMIT = 50_000
+"""Messages that may be in flight at a client without a limit set over HTTP."""
+
+_SLOW_AFTER = 5
+
+
+class Subscriber(Protocol):
+    """The interface of a session to the engine.
+
+    Attributes:
+        id: number of the client, unique in the node.
+        name: ``host:port``.
+        ready: RDY count; set by `Channel.set_ready`.
+        tag: desired dispatch tag; empty for none.
+        extend: the client reads extend headers.
+        detail: messages carry queue offset and size.
+        sample_rate: percentage of messages to deliver; 0 for all.
+        ext_filter: the member ``ext_filter`` of IDENTIFY; empty for none.
+        msg_timeout: seconds before a delivered message times out.
+        touch_timeout: seconds that TOUCH adds.
+    """
+
+    id: int
+    name: str
+    ready: int
+    tag: str
+    extend: bool
+    detail: bool
+    sample_rate: int
+    ext_filter: Mapping[str, Any]
+    msg_timeout: float
+    touch_timeout: float
+
+    def deliver(self, message: RawMessage) -> None:
+        """Send a message; every field of it is set."""
+
+    def closed(self) -> None:
+        """Close the connection, because the channel was closed."""
+
+
+@define
+class ClientStats:
+    """Counters of one client.
+
+    Attributes:
+        id: number of the client in its node.
+        name: ``host:port``.
+        ready: RDY count.
+        in_flight: messages in flight.
+        messages: messages delivered.
+        finished: messages finished.
+        requeued: messages requeued.
+        timed_out: messages that timed out.
+        limit: most messages in flight, as set over HTTP.
+        errors: failures that currently reduce the window.
+    """
+
+    id: int
+    name: str
+    ready: int
+    in_flight: int
+    messages: int
+    finished: int
+    requeued: int
+    timed_out: int
+    limit: int
+    errors: int
+
+
+class Client:
+    """One subscriber of one channel.
+
+    Attributes:
+        subscriber: the session.
+        tag: dispatch tag; empty for none, and on topics without extend support.
+        matches: header filter; None without one.
+        in_flight: messages in flight.
+        window: most messages in flight at present.
+        limit: most messages in flight, as set over HTTP.
+        queued: the client waits in a selector's queue.
+        stalled: nothing more is delivered: the client disconnected, or its topic was upgraded to extend support
+            without the client having it (captured: upgrade_ext).
+        messages: messages delivered.
+        finished: messages finished.
+        requeued: messages requeued.
+        timed_out: messages that timed out.
+    """
+
+    __slots__ = (
+        "errors",
+        "finished",
+        "in_flight",
+        "limit",
+        "matches",
+        "messages",
+        "queued",
+        "requeued",
+        "stalled",
+        "subscriber",
+        "tag",
+        "timed_out",
+        "window",
+    )
+
+    def __init__(self, subscriber: Subscriber, tag: str) -> None:
+        self.subscriber: Subscriber = subscriber
+        self.tag: str = tag
+        self.matches: Callable[[Record], bool] | None = compile_filter(subscriber.ext_filter)
+        self.in_flight: int = 0
+        self.window: int = 0
+        self.limit: int = NO_LIMIT
+        self.errors: int = 0
+        self.queued: bool = False
+        self.stalled: bool = False
+        self.messages: int = 0
+        self.finished: int = 0
+        self.requeued: int = 0
+        self.timed_out: int = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Compute the window from RDY, the limit and recent errors; five or more errors reduce it, down to 1."""
+        ready = self.subscriber.ready
+        if self.errors >= _SLOW_AFTER and ready > 1:
+            ready = max(min(ready, ready - self.errors + _SLOW_AFTER), 1)
+        self.window = 0 if self.stalled else min(ready, self.limit)
+
+    def stall(self) -> None:
+        """Deliver nothing more."""
+        self.stalled = True
+        self.window = 0
+
+    def record_failure(self) -> None:
+        """Count a failed FIN or REQ, or a timeout."""
+        self.errors = min(self.errors + 1, self.subscriber.ready + 4 * _SLOW_AFTER)
+        self.refresh()
+
+    def record_success(self) -> None:
+        """Reduce the error count by two, faster when few errors are left."""
+        left = self.errors - 2
+        ready = self.subscriber.ready
+        if 0 < left < ready:
+            left -= (ready - left) // 4
+        self.errors = max(left, 0)
+        self.refresh()
+
+    def stats(self) -> ClientStats:
+        """Return the counters."""
+        subscriber = self.subscriber
+        return ClientStats(
+            subscriber.id,
+            subscriber.name,
+            subscriber.ready,
+            self.in_flight,
+            self.messages,
+            self.finished,
+            self.requeued,
+            self.timed_out,
+            self.limit,
+            self.errors,
+        )

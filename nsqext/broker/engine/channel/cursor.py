@@ -1,0 +1,300 @@
+"""The read position of a channel, with requeued messages, messages in flight and the acknowledged position.
+
+Requeued messages are delivered before the queue is read further. Moving the read position discards everything in
+flight; a message that the channel has read ahead is not part of the cursor and is still delivered (captured:
+channel_setoffset, channel_empty_connected, sub_advanced_special).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.channel.ack_tracker import AckTracker
+from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue, Journal
+from nsqext.protocol.names import is_ephemeral
+from nsqext.protocol.record import MAX_ATTEMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.broker.engine.channel.partition_view import PartitionView
+
+__all__ = ("Cursor",)
+
+_LOG = logging.getLogger(__name__)
+
+
+class Cursor:
+    """The messages of one channel, from its read position.
+
+    Args:
+        partition: the partition.
+        channel: name of the channel.
+        position: offset where to start, and the number of messages before it.
+        on_dropped: called with each message in flight when the position is moved.
+
+    Attributes:
+        offset: offset of the next record to read.
+        count: messages before it.
+        timestamp: time stamp (ns) of the message that was read last; 0 for none.
+        ordered: one message at a time.
+        requeued: requeued messages, which are delivered next.
+        in_flight: messages at clients and deferred ones.
+        acked: the acknowledged position.
+        delayed: the delayed queue.
+        from_delayed: internal ids of messages that were taken from the delayed queue and are not finished.
+        requeues: number of requeued messages so far.
+    """
+
+    def __init__(
+        self,
+        partition: PartitionView,
+        channel: str,
+        position: tuple[int, int],
+        on_dropped: Callable[[Delivery], None],
+    ) -> None:
+        self.offset, self.count = position
+        self.timestamp: int = 0
+        self.ordered: bool = False
+        self.requeued: deque[Delivery] = deque()
+        self.in_flight: InFlight = InFlight()
+        self.acked: AckTracker = AckTracker(*position)
+        self.delayed: DelayedQueue = DelayedQueue(self._journal(partition, channel))
+        self.from_delayed: set[int] = set()
+        self.requeues: int = 0
+        self._partition = partition
+        self._options = partition.options
+        self._window = partition.options.rules.confirm_window
+        self._on_dropped = on_dropped
+        # bound of `requeued`, the real server's requeuedMsgChan; the rest waits in a Go map, without an order
+        small = partition.ordered or is_ephemeral(channel)
+        self._max_requeued = 2 if small else partition.options.limits.max_rdy_count // 10 + 1
+        self._overflow: list[Delivery] = []
+        self._read_ahead: Delivery | None = None  # read while a requeued message was taken
+        self._unreadable = -1  # messages before the one that could not be read from disk
+        self._rewind: bool | None = None  # rewind before the next message is taken; True drops the intervals
+
+    def _journal(self, partition: PartitionView, channel: str) -> Journal | None:
+        return None if is_ephemeral(channel) else partition.journal(channel)
+
+    # forwards
+
+    def take(self) -> Delivery | None:
+        """Return the next message; None at the end of the queue and while too many messages are unacknowledged."""
+        while True:
+            if self._rewind is not None:
+                self._apply_rewind(self._rewind)
+            delivery = self._next()
+            if delivery is None or not self.ordered or delivery.entry.offset == self.acked.offset:
+                return delivery
+            self._rewind = True
+
+    def _next(self) -> Delivery | None:
+        """Take a requeued message or the next of the queue; the queue is read in either case, as the server does."""
+        ahead = self._read_ahead or self._read()
+        if self._overflow and not self.requeued and (ahead is None or self._options.random.random() < 0.5):
+            self._refill()
+        self._read_ahead = ahead if self.requeued else None
+        return self.requeued.popleft() if self.requeued else ahead
+
+    def _refill(self) -> None:
+        """Move messages from the overflow to `requeued` in random order; the real server's scan loop does that."""
+        self._options.random.shuffle(self._overflow)
+        self.requeued.extend(self._overflow[: self._max_requeued])
+        del self._overflow[: self._max_requeued]
+
+    def _read(self) -> Delivery | None:
+        partition = self._partition
+        if self.count >= partition.readable or self._must_wait():
+            return None
+        try:
+            entry = partition.log.at(self.count + 1)
+        except Refusal as refusal:
+            self._warn_unreadable(refusal)
+            return None
+        if entry is None:
+            before = self.count
+            self._pass_over_missing()
+            return self._read() if self.count != before else None
+        self._unreadable = -1
+        self.count = entry.count
+        self.offset = entry.offset + entry.size
+        self.timestamp = entry.record.timestamp
+        return Delivery(entry)
+
+    def _pass_over_missing(self) -> None:
+        """Acknowledge messages that were lost on disk, or move to the start of a queue that starts later."""
+        gap = self._partition.log.gap_at(self.count + 1)
+        if gap is None:
+            self.jump(self._partition.log.start_offset, self._partition.log.start_count)
+        else:
+            self.acked.add(gap.offset, gap.size, gap.count)
+            self._partition.note_progress()
+            self.offset, self.count = gap.offset + gap.size, gap.count
+
+    def _warn_unreadable(self, refusal: Refusal) -> None:
+        """Log once per message that it cannot be read from disk; the channel waits for it."""
+        if self._unreadable != self.count:
+            self._unreadable = self.count
+            _LOG.warning("%s", refusal.text)
+
+    @property
+    def blocked_by_disk(self) -> bool:
+        """Whether the next message could not be read from disk; reading it is tried again with every tick."""
+        return self._unreadable == self.count and self.count < self._partition.readable
+
+    def _must_wait(self) -> bool:
+        return (self.ordered and bool(self.in_flight.table or self.requeued or self._overflow)) or self.is_full()
+
+    def is_full(self) -> bool:
+        """Return whether so many messages are finished out of order that the queue is not read further."""
+        return len(self.acked.starts) > self._window or self.is_clogged()
+
+    def is_clogged(self) -> bool:
+        """Return whether more than half of a full window of messages is deferred."""
+        deferred = self.in_flight.deferred
+        if deferred * 2 <= self._window:
+            return False
+        waiting = self.count - self.acked.count
+        return waiting >= self._window and deferred * 2 > waiting
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Record a finished message."""
+        entry = delivery.entry
+        if delivery.delayed:
+            self.from_delayed.discard(entry.record.internal_id)
+            self.delayed.remove(entry.record.internal_id)
+        else:
+            self.acked.add(entry.offset, entry.size, entry.count)
+            self._partition.note_progress()
+
+    def is_finished(self, delivery: Delivery) -> bool:
+        """Return whether a message that was read again is finished already, or waits in the delayed queue."""
+        entry = delivery.entry
+        if delivery.delayed:
+            return False
+        if self.delayed.messages and not self.ordered and entry.record.internal_id in self.delayed.messages:
+            return True
+        if entry.offset < self.acked.offset:
+            return not delivery.kept
+        return bool(self.acked.starts) and self.acked.covers(entry.offset, entry.size)
+
+    # backwards
+
+    def requeue(self, delivery: Delivery) -> None:
+        """Queue a message for redelivery."""
+        delivery.owner = None
+        delivery.deferred = False
+        self.requeues += 1
+        if len(self.requeued) < self._max_requeued:
+            self.requeued.append(delivery)
+        else:
+            self._overflow.append(delivery)
+
+    def delay(self, delivery: Delivery, delay: float) -> bool:
+        """Move a message to the delayed queue; after very many attempts it waits at least a second for each of them.
+
+        Args:
+            delivery: the message.
+            delay: seconds.
+
+        Returns:
+            False if the journal of the delayed queue could not be written; the message was not moved.
+        """
+        if delivery.attempts >= MAX_ATTEMPTS // 4:
+            delay = max(delay, delivery.attempts)
+        delay = min(delay, self._options.limits.max_req_timeout)
+        due = self._options.wall() + round(delay * 1e9)
+        try:
+            self.delayed.put(Delayed(delivery.entry, delivery.attempts, due))
+        except Refusal:
+            return False
+        self.acknowledge(delivery)
+        return True
+
+    def takes_delayed(self) -> bool:
+        """Return whether the delayed queue has room."""
+        return len(self.delayed.messages) < self._options.rules.delayed_most
+
+    def requeue_delayed(self, ahead: float = 0) -> None:
+        """Requeue messages of the delayed queue that are due within so many seconds."""
+        now = self._options.wall() + round(ahead * 1e9)
+        for delayed in self.delayed.due(now, self._options.rules.delayed_batch):
+            internal_id = delayed.entry.record.internal_id
+            if internal_id not in self.from_delayed and internal_id not in self.in_flight.table:
+                self.from_delayed.add(internal_id)
+                self.requeue(Delivery(delayed.entry, delayed.attempts, delayed=True))
+
+    def delayed_deadline(self) -> float:
+        """Return the clock time at which the delayed queue is due; infinity while it is not read."""
+        if not self.delayed.messages or self.ordered or self.from_delayed:
+            return inf
+        return self._options.clock() + max(self.delayed.first_due - self._options.wall(), 0) / 1e9
+
+    # other positions
+
+    def jump(self, offset: int, count: int) -> None:
+        """Move to a position: everything before it counts as finished, nothing behind it."""
+        self.acked.reset(offset, count)
+        self._partition.note_progress()
+        self.offset, self.count = offset, count
+        self.drain()
+
+    def rewind(self, *, forget: bool) -> None:
+        """Read again from the acknowledged position, after the message that was read ahead.
+
+        Args:
+            forget: redeliver what was finished out of order, too.
+        """
+        self._rewind = forget
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether the next `take` starts with a rewind."""
+        return self._rewind is not None
+
+    def cancel_rewind(self, delivery: Delivery) -> None:
+        """Skip a pending rewind of an ordered channel if only its first unfinished message is in flight.
+
+        Args:
+            delivery: the message that has just been delivered.
+        """
+        if self._rewind is None or not self.ordered or self.requeued or self._overflow:
+            return
+        entry = delivery.entry
+        if len(self.in_flight.table) != 1 or entry.offset != self.acked.offset:
+            return
+        if self._rewind:
+            self.acked.clear()
+        self._rewind = self._read_ahead = None
+        self.offset, self.count = entry.offset + entry.size, entry.count
+
+    def _apply_rewind(self, forget: bool) -> None:
+        self._rewind = None
+        if forget:
+            self.acked.clear()
+        self.offset, self.count = self.acked.offset, self.acked.count
+        self.drain()
+
+    def drain(self) -> None:
+        """Discard everything in flight."""
+        for delivery in self.in_flight.clear():
+            self._on_dropped(delivery)
+        self.requeued.clear()
+        self._overflow.clear()
+        self._read_ahead = None
+        self.from_delayed.clear()
+        self.timestamp = 0
+
+    def cut(self, offset: int, count: int) -> None:
+        """Discard everything behind the end of a queue that was truncated."""
+        self.acked.cut(offset, count)
+        for internal_id, delayed in list(self.delayed.messages.items()):
+            if delayed.entry.offset >= offset:
+                self.delayed.remove(internal_id)
+        self._apply_rewind(False)

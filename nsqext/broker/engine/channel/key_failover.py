@@ -1,0 +1,167 @@
+"""Channels of type key_failover: many clients, and one at a time for each key (Key_Failover note)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.broker.engine.channel.channel import Channel
+from nsqext.broker.engine.channel.cursor import Cursor
+from nsqext.broker.engine.channel.key_selector import KeySelector
+from nsqext.broker.engine.channel.stats import ChannelStats, KeyRangeStats
+from nsqext.broker.engine.errors import Refusal
+
+if TYPE_CHECKING:
+    from nsqext.broker.engine.channel.client import Client, Subscriber
+    from nsqext.broker.engine.channel.in_flight import Delivery
+    from nsqext.broker.engine.channel.kind import ChannelKind
+    from nsqext.broker.engine.channel.partition_view import PartitionView
+    from nsqext.broker.engine.start_position import StartPosition
+
+__all__ = ("KeyFailoverChannel", "KeyFailoverCursor")
+
+_NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
+
+
+class KeyFailoverCursor(Cursor):
+    """Requeued messages go to the replay set, at their place in the order of the queue."""
+
+    requeues: int
+
+    def __init__(self, partition: PartitionView, position: tuple[int, int], channel: KeyFailoverChannel) -> None:
+        super().__init__(partition, channel.name, position, channel.release)
+        self._keys = channel.keys
+
+    def _must_wait(self) -> bool:
+        return self._keys.waiting >= self._options.rules.replay_limit
+
+    def is_full(self) -> bool:
+        """Return whether as many messages are deferred as the replay set may hold."""
+        return self.in_flight.deferred >= self._options.rules.replay_limit
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Record a finished message."""
+        self._keys.release(delivery)
+        super().acknowledge(delivery)
+
+    def requeue(self, delivery: Delivery) -> None:
+        """Queue a message for redelivery before later messages of its key."""
+        delivery.owner = None
+        delivery.deferred = False
+        self.requeues += 1
+        self._keys.put(delivery)
+        self._keys.release(delivery)
+
+    def drain(self) -> None:
+        """Discard everything in flight."""
+        super().drain()
+        self._keys.clear()
+
+
+class KeyFailoverChannel(Channel):
+    """A channel that sends all messages of one key to one client.
+
+    Args:
+        partition: the partition.
+        name: name of the channel.
+        offset: offset where it starts to read.
+        count: messages before that.
+        kind: its type, with the name of the header that carries the key.
+
+    Attributes:
+        keys: the replay set and the key ranges.
+    """
+
+    cursor: KeyFailoverCursor
+
+    def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:
+        self.keys: KeySelector = KeySelector(partition.options.clock, kind.key_header)
+        super().__init__(partition, name, offset, count)
+        self.kind = kind
+        self._selector = self.keys
+
+    def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
+        return KeyFailoverCursor(partition, position, self)
+
+    def release(self, delivery: Delivery) -> None:
+        """Take a message from its client, because the read position is moved."""
+        self._dropped(delivery)
+
+    def subscribe(self, subscriber: Subscriber, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+        """Add a client; it is assigned a range of the keys.
+
+        Raises:
+            Refusal: the client requests order, or "Consume is disabled currently".
+        """
+        if ordered:
+            raise Refusal(_NOT_ORDERED.format(name=self.name))
+        super().subscribe(subscriber, start=start)
+
+    def set_ordered(self, ordered: bool) -> None:
+        """Refuse to become ordered.
+
+        Raises:
+            Refusal: order is requested.
+        """
+        if ordered:
+            raise Refusal(_NOT_ORDERED.format(name=self.name))
+
+    def _requeue_all_of(self, client: Client) -> None:
+        """Requeue what a client had in flight; the replay set keeps the order of each key."""
+        for delivery in self._in_flight.of(client):
+            self._in_flight.remove(delivery.entry.record.internal_id)
+            delivery.attempts -= 1
+            self.cursor.requeue(delivery)
+
+    def _dropped(self, delivery: Delivery) -> None:
+        self.keys.block(delivery)
+        super()._dropped(delivery)
+
+    def _belongs_to_delayed(self, delivery: Delivery, delay: float, now: float) -> bool:
+        return False  # later messages of its key wait for it, so it stays in memory
+
+    def pump(self) -> None:
+        """Deliver messages, and read further while any client can take more."""
+        if not self._partition.touched:
+            self._partition.touch()
+        if self._pumping:
+            return
+        self._pumping = True
+        keys = self.keys
+        try:
+            while not self.paused:
+                client = keys.next_ready()
+                if client is not None:
+                    self._serve(client)
+                    continue
+                delivery = self._take() if keys.can_take or self.skipped else None
+                if delivery is None:
+                    return
+                keys.put(delivery)
+        finally:
+            self._pumping = False
+
+    def _serve(self, client: Client) -> None:
+        keys = self.keys
+        while client.in_flight < client.window and (delivery := keys.next_for(client)) is not None:
+            self._deliver(client, delivery)
+            if delivery.owner is client:
+                keys.delivered(client, delivery)
+            else:
+                keys.release(delivery)
+            if client.stalled:  # the topic was upgraded: the keys of this client go to others
+                keys.remove(client)
+
+    def stats(self) -> ChannelStats:
+        """Return the counters."""
+        stats, keys = super().stats(), self.keys
+        waiting = keys.waiting_for()
+        stats.backlogs += keys.waiting
+        stats.dispatch = self.kind.type
+        stats.key_header = self.kind.key_header
+        stats.replay_count = keys.waiting
+        stats.held_keys = keys.held
+        stats.key_ranges = [
+            KeyRangeStats(low, high, tag, client.subscriber.id, client.subscriber.name, rate, waiting.get(client, 0))
+            for tag, low, high, client, rate in keys.ranges()
+        ]
+        return stats

@@ -1,0 +1,287 @@
+"""Select the client of a key: the waiting messages of each key, and the key ranges of the clients.
+
+The replay set holds the messages that were read and not delivered, by key, in the order of the queue. While a client
+has messages of a key in flight, no other client receives messages of it, so the order of a key survives every change of
+the ranges.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from nsqext.broker.engine.channel.tag_selector import TagSelector
+from nsqext.dispatch import KeyRanges, position_of
+from nsqext.errors import ProtocolError
+from nsqext.protocol.headers import decode_headers, tag_of
+from nsqext.protocol.messages import EXT_JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.broker.engine.channel.client import Client
+    from nsqext.broker.engine.channel.in_flight import Delivery
+
+__all__ = ("KeyQueue", "KeySelector", "key_of")
+
+
+def key_of(delivery: Delivery, header: str) -> bytes:
+    """Return the key of a message: the value of a header (text or a whole number), otherwise a key from its id.
+
+    The dispatch tag is read as well, so that the header is decoded once.
+    """
+    record = delivery.entry.record
+    if record.version == EXT_JSON:
+        try:
+            headers: dict[str, Any] = decode_headers(record.header)
+        except ProtocolError:
+            headers = {}
+        delivery.tag = tag_of(headers) or ""
+        value = headers.get(header)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            return str(value).encode("utf-8", "surrogatepass")
+    return b"\0id\0%d" % record.internal_id
+
+
+class KeyQueue:
+    """The messages of one key.
+
+    Attributes:
+        key: the key.
+        position: position of the key in the hash space.
+        pending: messages that wait for delivery, in the order of the queue.
+        in_flight: messages at the client that holds the key.
+        blocked: messages that were requeued with a delay; later messages wait for them.
+        holder: the client that holds the key; None for none.
+        queued: the client whose heap contains this queue; None for none.
+    """
+
+    __slots__ = ("blocked", "holder", "in_flight", "key", "pending", "position", "queued")
+
+    def __init__(self, key: bytes) -> None:
+        self.key: bytes = key
+        self.position: int = position_of(key)
+        self.pending: deque[Delivery] = deque()
+        self.in_flight: set[Delivery] = set()
+        self.blocked: set[Delivery] = set()
+        self.holder: Client | None = None
+        self.queued: Client | None = None
+
+    def put(self, delivery: Delivery) -> None:
+        """Insert a message at its place in the order of the queue."""
+        pending, offset = self.pending, delivery.entry.offset
+        index = len(pending)
+        while index and pending[index - 1].entry.offset > offset:
+            index -= 1
+        pending.insert(index, delivery)
+
+    @property
+    def is_deliverable(self) -> bool:
+        """Whether no earlier message of the key blocks the first pending one."""
+        if not self.pending:
+            return False
+        first = self.pending[0].entry.offset
+        return not self.blocked or all(first < delivery.entry.offset for delivery in self.blocked)
+
+
+class KeySelector(TagSelector):
+    """The clients of a channel of type key_failover: key ranges for each dispatch tag, and for clients without one.
+
+    Args:
+        clock: monotonic seconds.
+        header: extend header that carries the key.
+
+    Attributes:
+        waiting: messages in the replay set.
+    """
+
+    __slots__ = ("_clock", "_free", "_header", "_heaps", "_key_queues", "_ranges", "_ready", "waiting")
+
+    def __init__(self, clock: Callable[[], float], header: str) -> None:
+        super().__init__()
+        self.waiting: int = 0
+        self._clock = clock
+        self._header = header
+        self._key_queues: dict[bytes, KeyQueue] = {}
+        self._ranges: dict[str, KeyRanges[Client]] = {}
+        self._heaps: dict[Client, list[tuple[int, int, KeyQueue]]] = {}  # by the offset of a queue's first message
+        self._free: dict[Client, None] = {}  # clients that may take messages
+        self._ready: dict[Client, None] = {}  # clients whose heap or window changed
+
+    # clients
+
+    def add(self, client: Client) -> None:
+        """Add a client: it is assigned the upper half of the busiest client's range."""
+        self._heaps[client] = []
+        self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
+        self._ranges_changed()
+        self.offer(client)
+
+    def remove(self, client: Client) -> None:
+        """Remove a client: a neighbour takes over its range; its messages in flight stay with it until requeued."""
+        if self._heaps.pop(client, None) is None:
+            return
+        self._free.pop(client, None)
+        self._ready.pop(client, None)
+        ranges = self._ranges[client.tag]
+        ranges.remove_consumer(client)
+        if not ranges:
+            del self._ranges[client.tag]
+        self._ranges_changed()
+
+    def _ranges_changed(self) -> None:
+        self.tagged: bool = any(self._ranges)
+        for heap in self._heaps.values():
+            heap.clear()
+        for queue in self._key_queues.values():
+            queue.queued = None
+            self._enqueue(queue)
+
+    def offer(self, client: Client) -> None:
+        """Note that a client can take a message, if it can."""
+        if client.in_flight < client.window and client in self._heaps:
+            self._free[client] = self._ready[client] = None
+
+    def renew(self, client: Client) -> None:
+        """Note that a client can take a message, if it can; keys decide, so clients have no order."""
+        self.offer(client)
+
+    @property
+    def can_take(self) -> bool:
+        """Whether any client can take a message."""
+        while self._free:
+            client = next(iter(self._free))
+            if client.in_flight < client.window:
+                return True
+            del self._free[client]
+        return False
+
+    def next_ready(self) -> Client | None:
+        """Return a client that can take a message and has one waiting; None for none."""
+        while self._ready:
+            client = next(iter(self._ready))
+            if client.in_flight < client.window and self._heaps[client]:
+                return client
+            del self._ready[client]
+        return None
+
+    def client_for(self, delivery: Delivery, queue: KeyQueue) -> Client | None:
+        """Return the client for a message of a key; None while only clients with other tags are connected."""
+        ranges = self._ranges.get(delivery.tag) if self.tagged else None
+        if ranges is None:
+            ranges = self._ranges.get("")
+        return None if ranges is None else ranges.at(queue.position)
+
+    # messages
+
+    def put(self, delivery: Delivery) -> None:
+        """Add a message to the replay set, after it was read or requeued."""
+        key = delivery.key
+        if key is None:
+            key = delivery.key = key_of(delivery, self._header)
+        queue = self._key_queues.get(key)
+        if queue is None:
+            queue = self._key_queues[key] = KeyQueue(key)
+        queue.put(delivery)
+        self.waiting += 1
+        if queue.pending[0] is delivery:
+            queue.queued = None  # it may be for another client than the message behind it
+        self._enqueue(queue)
+
+    def _enqueue(self, queue: KeyQueue) -> None:
+        if queue.queued is not None or not queue.is_deliverable:
+            return
+        first = queue.pending[0]
+        client = self.client_for(first, queue)
+        if client is not None and queue.holder in (None, client):
+            heappush(self._heaps[client], (first.entry.offset, id(queue), queue))
+            queue.queued = client
+            self._ready[client] = None
+
+    def next_for(self, client: Client) -> Delivery | None:
+        """Remove and return the first message for a client; the client holds its key from now on."""
+        heap = self._heaps.get(client)
+        while heap:
+            queue = heappop(heap)[2]
+            if queue.queued is not client:
+                continue  # queued again meanwhile
+            queue.queued = None
+            if not queue.is_deliverable or self.client_for(queue.pending[0], queue) is not client:
+                self._enqueue(queue)  # an earlier message was requeued, maybe for another client
+                continue
+            delivery = queue.pending.popleft()
+            self.waiting -= 1
+            queue.in_flight.add(delivery)
+            queue.holder = client
+            return delivery
+        return None
+
+    def delivered(self, client: Client, delivery: Delivery) -> None:
+        """Note that a message was sent to the client, and queue the next one of its key."""
+        ranges = self._ranges.get(client.tag)
+        if ranges is not None and client in ranges:
+            ranges.record_dispatch(client)
+        queue = self._queue_of(delivery)
+        if queue is not None:
+            self._settle(queue)
+
+    def release(self, delivery: Delivery) -> None:
+        """Note that a message is neither at its client nor waiting for a delay."""
+        queue = self._queue_of(delivery)
+        if queue is None:
+            return
+        queue.in_flight.discard(delivery)
+        queue.blocked.discard(delivery)
+        if not queue.in_flight:
+            queue.holder = None
+        self._settle(queue)
+
+    def block(self, delivery: Delivery) -> None:
+        """Block the key of a message that its client requeued, until `release`."""
+        queue = self._queue_of(delivery)
+        if queue is not None and delivery in queue.in_flight:
+            queue.in_flight.remove(delivery)
+            queue.blocked.add(delivery)
+            if not queue.in_flight:
+                queue.holder = None
+
+    def _queue_of(self, delivery: Delivery) -> KeyQueue | None:
+        return None if delivery.key is None else self._key_queues.get(delivery.key)
+
+    def _settle(self, queue: KeyQueue) -> None:
+        if queue.pending:
+            self._enqueue(queue)
+        elif not queue.in_flight and not queue.blocked:
+            del self._key_queues[queue.key]
+
+    def clear(self) -> None:
+        """Discard all messages."""
+        self._key_queues.clear()
+        self.waiting = 0
+        for heap in self._heaps.values():
+            heap.clear()
+
+    # statistics
+
+    def ranges(self) -> list[tuple[str, float, float, Client, float]]:
+        """Return tag, low, high, client and messages per second of each range, in order."""
+        return [
+            (tag, low, high, client, ranges.rate(client))
+            for tag, ranges in sorted(self._ranges.items())
+            for low, high, client in ranges.ranges()
+        ]
+
+    def waiting_for(self) -> dict[Client | None, int]:
+        """Return the messages of the replay set by client; None stands for messages without a client."""
+        found: dict[Client | None, int] = {}
+        for queue in self._key_queues.values():
+            if queue.pending:
+                client = self.client_for(queue.pending[0], queue)
+                found[client] = found.get(client, 0) + len(queue.pending)
+        return found
+
+    @property
+    def held(self) -> int:
+        """Keys with messages in flight."""
+        return sum(queue.holder is not None for queue in self._key_queues.values())

@@ -1,0 +1,59 @@
+"""Ticks of partitions when something is due in them, so that idle partitions cost nothing."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+__all__ = ("Schedule", "Scheduled")
+
+
+class Scheduled(Protocol):
+    """A thing with deadlines."""
+
+    def tick(self) -> float | None:
+        """Process what is due; return the clock time of the next deadline, None for none."""
+
+
+class Schedule:
+    """The deadlines of all partitions of a node.
+
+    A partition whose deadlines may have changed is added with `add` and ticked by the next `run`; afterwards it is
+    ticked when its own next deadline passes.
+    """
+
+    def __init__(self) -> None:
+        self._changed: dict[Scheduled, None] = {}
+        self._deadlines: dict[Scheduled, float] = {}
+        self._heap: list[tuple[float, int, Scheduled]] = []
+        self._order = count()
+
+    def add(self, item: Scheduled) -> None:
+        """Tick an item with the next `run`."""
+        self._changed[item] = None
+
+    def remove(self, item: Scheduled) -> None:
+        """Tick an item no more."""
+        self._changed.pop(item, None)
+        self._deadlines.pop(item, None)
+
+    def run(self, now: float) -> None:
+        """Tick everything that changed or is due.
+
+        Args:
+            now: clock time.
+        """
+        due, self._changed = self._changed, {}
+        while self._heap and self._heap[0][0] <= now:
+            deadline, _, item = heappop(self._heap)
+            if self._deadlines.get(item) == deadline:
+                del self._deadlines[item]
+                due[item] = None
+        for item in due:
+            following = item.tick()
+            if following is None:
+                self._deadlines.pop(item, None)
+            elif self._deadlines.get(item) != following:
+                self._deadlines[item] = following
+                heappush(self._heap, (following, next(self._order), item))

@@ -1,0 +1,55 @@
+"""Bound of the memory that all queues of a node take together."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ("MemoryBudget", "MemoryUser")
+
+
+class MemoryUser(Protocol):
+    """A queue that can free memory."""
+
+    def free_memory(self) -> None:
+        """Free everything that is finished, or that can be read from disk again."""
+
+
+class MemoryBudget:
+    """Bytes of messages that a node keeps in memory.
+
+    Args:
+        limit: the bound in bytes.
+
+    Attributes:
+        limit: the bound in bytes.
+        held: bytes in memory, as the queues count them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._users: dict[MemoryUser, None] = {}
+        self._fruitless_at = -1
+
+    def add(self, user: MemoryUser) -> None:
+        """Add a queue."""
+        self._users[user] = None
+
+    def remove(self, user: MemoryUser) -> None:
+        """Remove a queue."""
+        self._users.pop(user, None)
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the queues hold more than the bound."""
+        return self.held > self.limit
+
+    def reclaim(self) -> None:
+        """Have every queue free memory, unless that freed nothing and hardly anything was freed since."""
+        if self._fruitless_at >= 0 and self.held > self._fruitless_at * 31 // 32:
+            return
+        self._fruitless_at = -1
+        for user in list(self._users):
+            user.free_memory()
+        if self.is_exceeded:
+            self._fruitless_at = self.held

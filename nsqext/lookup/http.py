@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from nsqext.errors import InvalidState, LookupFailed
+from nsqext.errors import InvalidState, LookupFailed, NotLookupd
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ class LookupHttp:
         except (TimeoutError, httpx.TimeoutException) as error:
             raise LookupFailed(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error
         except httpx.RemoteProtocolError as error:
-            raise LookupFailed(
-                f"what answers is not HTTP: {error}",
+            if "disconnected" in str(error) or "closed" in str(error):  # the node stopped meanwhile
+                raise LookupFailed(f"no answer: {error}", node=node, hint="is the node up?") from error
+            raise NotLookupd(
+                f"the server does not speak HTTP: {error}",
                 node=node,
                 hint="give the address of nsqlookupd's HTTP side (4161 by default)",
             ) from error

@@ -161,6 +161,7 @@ class ConnectionPool:
             if connection is None:
                 continue
             connection.tick()
+            connection.protocol.notices.clear()  # rejections of FIN, REQ and TOUCH, which a producer never sends
             if not node.wanted and not connection.in_flight:
                 connection.close()
                 node.connection = None

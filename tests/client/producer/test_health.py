@@ -10,8 +10,8 @@ import pytest
 from nsqext import DeliveryUnknown, Producer, ProducerStatistics
 from nsqext.errors import BatchFailed, ConnectionFailed, InvalidState, LookupFailed, PartitionUnavailable
 from nsqext.errors.server import BadMessage
+from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
-from tests.support.lookup_responses import node_json
 from tests.support.producers import bounded, options_of, producing
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Other people's clients, as they come from PyPI, against `nsqext nsqd` and `nsqext nsqlookupd`."""
+"""Other clients, from PyPI and npm, against `nsqext nsqd` and `nsqext nsqlookupd`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trustme
 from attrs import frozen
 
 from tests.cli.test_programs import LOCAL, running
-from tests.support.interop_clients import python_of
+from tests.support.interop_clients import node_modules_of, python_of
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a client installs it
 CLIENTS = Path(__file__).parent / "clients"
@@ -47,10 +47,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 LAYERS = ("", "tls_v1", "snappy", "deflate", "tls_v1 snappy")
 CASES = [
-    *[(client, layers, False) for client in ("pynsq", "gnsq") for layers in LAYERS],
+    *[(client, layers, False) for client in ("pynsq", "gnsq", "nsqjs") for layers in LAYERS],
     ("ansq", "", False),
-    *[(client, "", True) for client in ("pynsq", "gnsq", "ansq")],
+    *[(client, "", True) for client in ("pynsq", "gnsq", "ansq", "nsqjs")],
 ]
+
+
+def _program(client: str, given: dict[str, object]) -> list[str]:
+    if client == "nsqjs":
+        modules = node_modules_of(client)
+        return ["node", str(CLIENTS / "use_nsqjs.js"), json.dumps({**given, "modules": modules})]
+    return [python_of(client), "-W", "ignore", str(CLIENTS / f"use_{client}.py"), json.dumps(given)]
 
 
 @pytest.mark.parametrize(("client", "layers", "lookup"), CASES)
@@ -63,8 +70,7 @@ def test_publish_consume_and_requeue(servers: Servers, client: str, layers: str,
         "lookup": lookup,
         "topic": "_".join((client, *layers.split(), "lookup" if lookup else "direct")),
     }
-    program = [python_of(client), "-W", "ignore", str(CLIENTS / f"use_{client}.py"), json.dumps(given)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(_program(client, given), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert sorted(body for body, _, _ in seen) == ["again", "again", "one", "three", "two"]

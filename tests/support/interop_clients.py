@@ -1,4 +1,4 @@
-"""Environments of their own for other clients, made on first use and kept."""
+"""Environments of other clients, created on first use and kept: one of Python or of Node.js for each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ("REQUIREMENTS", "python_of")
+__all__ = ("REQUIREMENTS", "node_modules_of", "python_of")
 
 REQUIREMENTS = {
     "pynsq": ("pynsq==0.9.1", "tornado<6.5", "python-snappy"),
     "gnsq": ("gnsq==1.0.2", "gevent", "python-snappy", "setuptools<81"),
     "ansq": ("ansq==0.3.0", "setuptools<81"),
 }
+NODE_REQUIREMENTS = {"nsqjs": ("nsqjs@0.13.0",)}
 _ROOT = Path(__file__).parents[2] / ".venv"
-_UNREACHABLE = ("Failed to establish a new connection", "name resolution", "timed out", "ProxyError")
+_UNREACHABLE = (
+    *("Failed to establish a new connection", "name resolution", "timed out", "ProxyError"),
+    *("ENOTFOUND", "ETIMEDOUT", "EAI_AGAIN", "ECONNREFUSED"),
+)
 
 
 def python_of(client: str) -> str:
@@ -34,3 +38,21 @@ def python_of(client: str) -> str:
     assert done.returncode == 0, done.stderr
     ready.write_text(wanted, encoding="utf-8")
     return str(python)
+
+
+def node_modules_of(client: str) -> str:
+    """Return the folder that a client of Node.js is installed in; skips the test where npm cannot be reached."""
+    folder = _ROOT / f"interop-{client}"
+    ready = folder / ".ready"
+    wanted = " ".join(NODE_REQUIREMENTS[client])
+    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+        return str(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "package.json").write_text("{}", encoding="utf-8")
+    words = ("npm", "install", "--no-audit", "--no-fund", "--fetch-retries", "1", *NODE_REQUIREMENTS[client])
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
+        pytest.skip(f"npm's registry, which {client} is installed from, cannot be reached")
+    assert done.returncode == 0, done.stderr
+    ready.write_text(wanted, encoding="utf-8")
+    return str(folder)

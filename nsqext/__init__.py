@@ -15,16 +15,16 @@ if _typing.TYPE_CHECKING:
     from nsqext import errors
     from nsqext.admin import Admin
     from nsqext.app import App
-    from nsqext.client.consumer.consumer import Consumer, ConsumerConnection
+    from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
-    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.options import LookupOptions
@@ -43,7 +43,9 @@ __all__ = (
     "ConnectionOptions",
     "Consumer",
     "ConsumerConnection",
+    "ConsumerEvent",
     "ConsumerOptions",
+    "ConsumerStatistics",
     "DeliveryOptions",
     "DeliveryUnknown",
     "ExtFilter",
@@ -58,7 +60,6 @@ __all__ = (
     "Position",
     "Producer",
     "ProducerOptions",
-    "ProducerStatistics",
     "PublishFailed",
     "Receipt",
     "Reject",
@@ -74,7 +75,8 @@ _HOMES = {
     "nsqext.admin": ("Admin",),
     "nsqext.app": ("App",),
     "nsqext.client.producer.batcher": ("Batcher",),
-    "nsqext.client.consumer.consumer": ("Consumer", "ConsumerConnection"),
+    "nsqext.client.consumer.consumer": ("Consumer",),
+    "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerEvent", "ConsumerStatistics"),
     "nsqext.client.consumer.options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
     "nsqext.client.consumer.handler_signals": ("Finish", "Reject", "Requeue"),
     "nsqext.client.consumer.message": ("Message",),
@@ -82,7 +84,6 @@ _HOMES = {
     "nsqext.client.consumer.position": ("Position",),
     "nsqext.client.producer.producer": ("Producer",),
     "nsqext.client.producer.request": ("OutgoingMessage",),
-    "nsqext.client.producer.statistics": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),

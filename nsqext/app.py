@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
-from nsqext.client.tasks import first_error, stop_on_signals
+from nsqext.client.tasks import first_error, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.shared import Lookup
@@ -176,14 +177,15 @@ class App:
 
         Errors are those of `serve`.
         """
-        anyio.run(self.serve, backend=backend, backend_options=backend_options)
+        anyio.run(partial(self.serve, signals=True), backend=backend, backend_options=backend_options)
 
-    async def serve(self, *, signals: bool = True) -> None:
-        """Run inside an event loop that is there already; see `run`.
+    async def serve(self, *, signals: bool | None = None) -> None:
+        """Run inside a running event loop; see `run`.
 
         Args:
-            signals: listen for SIGTERM and SIGINT, where this is the main thread. After the first of them they have
-                their usual effect again.
+            signals: whether to react to SIGTERM and SIGINT. By default, if this is the main thread and the program has
+                no handler for SIGTERM: a web server or any other program that handles SIGTERM keeps its handler.
+                After the first signal both have their usual effect again.
 
         Raises:
             InvalidSetting: there is no handler.
@@ -202,7 +204,7 @@ class App:
             for lifespan in self._lifespans:
                 await stack.enter_async_context(lifespan(self))
             try:
-                await self._consume(signals=signals)
+                await self._consume(signals=takes_signals(signals))
             except BaseExceptionGroup as group:
                 raise first_error(group) from None
         if self._errors:

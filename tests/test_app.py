@@ -85,8 +85,9 @@ async def test_a_consumer_that_cannot_go_on_ends_the_app(cluster: Cluster, topic
 
 async def test_no_lookup_is_one_error() -> None:
     app = App("127.0.0.1:1")
-    app.handler("orders", "ch", options=ConsumerOptions(lookup=LookupOptions(request_timeout=0.2)))(nothing)
-    app.handler("bills", "ch", options=ConsumerOptions(lookup=LookupOptions(request_timeout=0.2)))(nothing)
+    options = ConsumerOptions(lookup_timeout=0.0, lookup=LookupOptions(request_timeout=0.2))
+    app.handler("orders", "ch", options=options)(nothing)
+    app.handler("bills", "ch", options=options)(nothing)
     with anyio.fail_after(15), pytest.raises(LookupFailed):
         await app.serve()
 

@@ -204,7 +204,9 @@ def test_the_walk_sees_imports() -> None:
 
 # --- inside a room ------------------------------------------------------------------------------------------------
 
-_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("handler_signals", "message", "options", "position")}
+_CONSUMER_BASE = {
+    f"client.consumer.{name}" for name in ("handler_signals", "message", "options", "position", "statistics")
+}
 _SERVER_TOOLS = {
     f"broker.{name}"
     for name in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ("BackgroundTasks", "OrderedTasks", "first_error", "stop_on_signals")
+__all__ = ("BackgroundTasks", "OrderedTasks", "first_error", "stop_on_signals", "takes_signals")
 
 logger: logging.Logger = logging.getLogger("nsqext.tasks")
 
 E = TypeVar("E", bound=BaseException)
+
+_SIGNAL_LOOK = 0.25
+"""Seconds between two looks whether the task that receives signals has ended."""
 
 _running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_tasks", default=())
 """Markers of the `BackgroundTasks` that the current task belongs to, or was started from."""
@@ -287,20 +291,49 @@ class OrderedTasks:
                 raise
 
 
+_stops: list[Callable[[], None]] = []
+"""What the first signal calls: one task of the program receives signals for all."""
+
+
+def takes_signals(wanted: bool | None) -> bool:
+    """Return whether to react to SIGTERM and SIGINT.
+
+    Args:
+        wanted: what the caller said; by default it depends on whether the program handles SIGTERM itself, as web
+            servers do: their handler must not be replaced.
+    """
+    if wanted is not None:
+        return wanted
+    return _in_main_thread() and (bool(_stops) or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
     """Wait for SIGTERM or SIGINT and call a function; returns at once outside of the main thread.
 
-    After the first signal both have their usual effect again.
+    After the first signal both have their usual effect again. Several of these tasks may wait at the same time.
 
     Args:
         stop: the function.
         log: where the signal is logged.
     """
+    if not _in_main_thread():
+        log.debug("signals are received in the main thread only")
+        return
+    _stops.append(stop)
     try:
+        while _stops[0] is not stop:  # noqa: ASYNC110 - it ends rarely, and nothing waits for this
+            await anyio.sleep(_SIGNAL_LOOK)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
             async for number in received:
                 log.info("stopping on %s", signal.Signals(number).name)
-                stop()
+                for one in tuple(_stops):
+                    one()
                 return
-    except (NotImplementedError, RuntimeError, ValueError):
-        log.debug("no signals outside of the main thread")
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        log.debug("signals cannot be received: %s", error)
+    finally:
+        _stops.remove(stop)

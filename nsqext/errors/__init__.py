@@ -21,7 +21,7 @@
     │   └── NotSent                      the server did not read the request: it has no effect
     ├── RequestTimeout (TimeoutError)    no response in time; the request may have had its effect
     ├── LookupFailed                     no lookup node returned a usable response
-    │   └── NotLookupd                   the address is not that of a lookup service
+    │   └── LookupUnreachable            no lookup node can be reached
     ├── TopicNotFound                    the lookup service does not know the topic
     ├── TopicNotReady                    the topic exists and cannot be published to yet: it has no channel
     ├── PartitionUnavailable             a partition without a reachable leader
@@ -62,9 +62,9 @@ __all__ = (
     "InvalidSetting",
     "InvalidState",
     "LookupFailed",
+    "LookupUnreachable",
     "MessageNotInFlight",
     "NegotiationFailed",
-    "NotLookupd",
     "NotSent",
     "NsqError",
     "OperationNotSupported",
@@ -244,10 +244,8 @@ class LookupFailed(NsqError):
     retryable = True
 
 
-class NotLookupd(LookupFailed):
-    """The server at the address is not a lookup service; retrying would not help."""
-
-    retryable = False
+class LookupUnreachable(LookupFailed):
+    """No lookup address can be reached: the lookup service does not run (yet), or the network is down."""
 
 
 class TopicNotFound(NsqError):

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from attrs import define
 
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NotLookupd, NsqError, TopicNotFound
+from nsqext.errors import (
+    InvalidInput,
+    InvalidSetting,
+    InvalidState,
+    LookupFailed,
+    LookupUnreachable,
+    NsqError,
+    TopicNotFound,
+)
 from nsqext.lookup.addresses import parse_addresses
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions
@@ -278,7 +286,7 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
         if isinstance(error, TopicNotFound):
             return TopicNotFound(error.message, topic=topic, node=error.node, hint=error.hint)
     told = "; ".join(str(error) for error in errors)
-    kind = NotLookupd if errors and all(isinstance(error, NotLookupd) for error in errors) else LookupFailed
+    kind = LookupUnreachable if errors and all(isinstance(one, LookupUnreachable) for one in errors) else LookupFailed
     failed = kind(f"no lookup node gave a usable answer: {told}", topic=topic)
     failed.__cause__ = errors[0] if errors else None
     return failed

@@ -80,6 +80,10 @@ class Refresher:
         """What is known; None until a lookup node has known the topic."""
         self.error: NsqError = LookupFailed("lookup was not asked yet", topic=topic)
         """Why the last round that failed did."""
+        self.answered_at: float | None = None
+        """When a lookup node gave a usable answer last, in seconds of the event loop's clock."""
+        self.failures: int = 0
+        """Rounds without a usable answer since then."""
         self.poll_at: float = float("inf")
         """When the next poll is due, in seconds of the event loop's clock."""
         self._table = PartitionMapMerger(topic, access)
@@ -146,6 +150,10 @@ class Refresher:
         else:
             self.error = failure([answer.error for answer in answers if answer.error is not None], self.topic)
         now = anyio.current_time()
+        if all(isinstance(answer.error, LookupFailed) for answer in answers):
+            self.failures += 1
+        else:
+            self.answered_at, self.failures = now, 0
         self._rounds += 1
         self._pace.ended(now, changed=changed, asked_for=asked_for)
         self._schedule(now)

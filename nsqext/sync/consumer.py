@@ -9,20 +9,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
+from nsqext.client.tasks import takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.loop import Opened, shared_loop
 from nsqext.sync.message import Message
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.consumer import ConsumerConnection
     from nsqext.client.consumer.message import Message as AsyncMessage
-    from nsqext.client.consumer.options import ConsumerOptions, KeyOptions
+    from nsqext.client.consumer.options import ConsumerOptions, KeyOf
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
     from nsqext.lookup.shared import Lookup
 
 __all__ = ("Consumer",)
@@ -48,8 +49,8 @@ class Consumer(Opened):
         max_in_flight: messages that may be here unanswered, over all connections.
         concurrency: handlers that run at the same time, each in a thread of its own.
         options: everything else. A function that takes dead letters is a coroutine function here, too.
-        key: see `nsqext.ConsumerOptions`; goes before what is there.
-        dispatch: the same.
+        key: overrides ``options.key``.
+        dispatch: overrides ``options.dispatch``.
 
     Raises:
         InvalidName: a topic, channel or tag that no server takes.
@@ -69,7 +70,8 @@ class Consumer(Opened):
         max_in_flight: int = 200,
         concurrency: int = 1,
         options: ConsumerOptions | None = None,
-        **keys: Unpack[KeyOptions],
+        key: str | KeyOf | None = None,
+        dispatch: str | None = None,
     ) -> None:
         super().__init__()
         self._consumer = AsyncConsumer(
@@ -81,7 +83,8 @@ class Consumer(Opened):
             max_in_flight=max_in_flight,
             concurrency=concurrency,
             options=options,
-            **keys,
+            key=key,
+            dispatch=dispatch,
         )
 
     @classmethod
@@ -140,12 +143,12 @@ class Consumer(Opened):
         self._consumer.handler(handle)
         return function
 
-    def run(self, *, signals: bool = True) -> None:
+    def run(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: react to SIGTERM and SIGINT, where this is the main thread. After the first of them they have
-                their usual effect again.
+            signals: whether to react to SIGTERM and SIGINT. By default, if this is the main thread and the program has
+                no handler for SIGTERM. After the first signal both have their usual effect again.
 
         Errors are those of `nsqext.Consumer.run`; `InvalidState` as well where it is open already.
         """
@@ -154,7 +157,7 @@ class Consumer(Opened):
         with shared_loop.entered() as portal:
             self._portal = portal
             try:
-                with self._signals() if signals else nullcontext():
+                with self._signals() if takes_signals(signals) else nullcontext():
                     self._run(functools.partial(self._consumer.run, signals=False))
             finally:
                 self._portal = None
@@ -224,13 +227,38 @@ class Consumer(Opened):
         """The connections that work at the moment."""
         return self._run_now(lambda: self._consumer.connections)
 
+    def statistics(self) -> ConsumerStatistics:
+        """Return the open connections and the counters since the consumer was opened."""
+        return self._run_now(self._consumer.statistics)
+
+    def on_event(self, callback: Callable[[ConsumerEvent], object]) -> Callable[[ConsumerEvent], object]:
+        """Decorator: call a function in the event loop's thread on events; see `nsqext.Consumer.on_event`."""
+        return self._consumer.on_event(callback)
+
     def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
         """Let the channel read on from a place, for all its consumers; see `nsqext.Consumer.seek`."""
         self._run(self._consumer.seek, position, partitions)
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Open the consumer, as ``with`` does; `close` closes it, from any thread.
+
+        With a handler it consumes in the background.
+
+        Raises:
+            InvalidState: it was opened before.
+        """
         self._enter(self._consumer)
         return self
+
+    def close(self) -> None:
+        """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop` instead, which does not wait for it.
+
+        Does nothing before `start` and when called again.
+        """
+        self._exit(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from nsqext import Consumer, OutgoingMessage, Producer
+from nsqext import Consumer, ConsumerOptions, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.key_ranges import make_table
@@ -41,7 +41,10 @@ async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest
     directory = MetadataCache(lookupd=cluster.lookupd)
 
     def make(most: int) -> Consumer:
-        return Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most)
+        options = ConsumerOptions(initial_ready=most)  # nothing reads the messages, so that RDY would not grow
+        return Consumer(
+            topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most, options=options
+        )
 
     async with aclosing(directory), httpx.AsyncClient(trust_env=False) as web:
         watch = RangeWatch(directory, web, topic, "ch")

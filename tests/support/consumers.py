@@ -27,11 +27,13 @@ CALM = BackoffOptions(mode="off")
 
 
 def quick(**members: object) -> ConsumerOptions:
-    """Return options with short pauses."""
+    """Return options with short pauses, and with RDY that does not have to grow."""
     given: dict[str, object] = {
         "reconnect_wait": 0.01,
         "max_reconnect_wait": 0.1,
         "close_timeout": 2.0,
+        "lookup_timeout": 0.0,
+        "initial_ready": 2500,
         "lookup": LookupOptions(max_pause=0.1),
         **members,
     }

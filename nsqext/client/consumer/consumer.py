@@ -4,76 +4,59 @@ from __future__ import annotations
 
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from nsqext.client.consumer.handlers.workers import Handler
-from nsqext.client.consumer.options import ConsumerOptions, KeyOptions
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
-from nsqext.client.tasks import stop_on_signals
+from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.shared import Lookup, find_directory
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.options import KeyOf
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
     from nsqext.client.consumer.subscriptions.backoff import Backoff
 
-__all__ = ("Consumer", "ConsumerConnection")
+__all__ = ("Consumer",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Handler)
 
 
-@frozen
-class ConsumerConnection:
-    """A connection of a consumer, as it is at the moment.
-
-    Attributes:
-        partition: the partition; -1 at the original NSQ.
-        node: ``host:port`` of the node.
-        ready: messages that it may have in flight.
-        in_flight: messages that it has in flight.
-        backoff: level of its backoff; 0 while all is well.
-    """
-
-    partition: int
-    node: str
-    ready: int
-    in_flight: int
-    backoff: int
-
-
 class Consumer:
-    """Consumes a topic through a channel, from the leaders of all its partitions.
+    """Consumes a topic through a channel, from the leaders of all its partitions, on asyncio and trio.
 
-    Either give it a handler and `run` it, or use it as an asynchronous context manager and iterate over it. Both work
-    in asyncio and trio.
+    With a handler: `run` it, or `start` it and `aclose` it later. Without one: open it with ``async with`` (or `start`)
+    and iterate over it.
 
     Args:
         topic: name of the topic.
         channel: name of the channel.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that others use as well.
+            `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without
-            extend support all messages come.
-        max_in_flight: messages that may be here unanswered, over all connections.
+        tag: receive the messages with this tag, which consumers without it do not receive then, and no others; on
+            topics without extend support all messages are received.
+        max_in_flight: messages that may be received and not answered, over all connections.
         concurrency: handlers that run at the same time.
         options: everything else.
-        key: see `ConsumerOptions`; goes before what is there.
-        dispatch: the same.
+        key: overrides ``options.key``.
+        dispatch: overrides ``options.dispatch``.
 
     Raises:
-        InvalidName: a topic, channel or tag that no server takes.
+        InvalidName: a topic, channel or tag that servers refuse.
         InvalidSetting: neither or both kinds of addresses, or a bad option.
     """
 
@@ -88,14 +71,18 @@ class Consumer:
         max_in_flight: int = 200,
         concurrency: int = 1,
         options: ConsumerOptions | None = None,
-        **keys: Unpack[KeyOptions],
+        key: str | KeyOf | None = None,
+        dispatch: str | None = None,
     ) -> None:
-        if keys.keys() - {"key", "dispatch"}:
-            raise TypeError(f"unexpected arguments {sorted(keys.keys() - {'key', 'dispatch'})}")
         self.topic: str = check_topic(topic)
         self.channel: str = check_channel(channel)
         self.tag: str | None = None if tag is None else check_tag(tag)
-        self.options: ConsumerOptions = evolve(options or ConsumerOptions(), **keys)
+        options = options or ConsumerOptions()
+        self.options: ConsumerOptions = evolve(
+            options,
+            key=options.key if key is None else key,
+            dispatch=options.dispatch if dispatch is None else dispatch,
+        )
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
         self._concurrency = concurrency
@@ -103,10 +90,10 @@ class Consumer:
         if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
         self._directory = find_directory(lookupd, nsqd, self.options.lookup)
-        source = SubscriptionSpec(self.topic, self.channel, self.tag, self.options)
-        self._session = ConsumerSession(source, self._directory, max_in_flight, self._dead_letter_topic(lookupd, nsqd))
-        self.backoff: Backoff = self._session.upkeep.backoff
-        """How much the consumer has slowed down because handlers fail; to be looked at, not to be changed."""
+        spec = SubscriptionSpec(self.topic, self.channel, self.tag, self.options)
+        self._session = ConsumerSession(spec, self._directory, max_in_flight, self._dead_letter_topic(lookupd, nsqd))
+        self.backoff: Backoff = self._session.group.backoff
+        """The backoff of the consumer, read-only: its level grows while handlers fail."""
 
     @classmethod
     def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
@@ -159,111 +146,149 @@ class Consumer:
         self._handler = function
         return function
 
-    async def run(self, *, signals: bool = True) -> None:
+    async def run(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: listen for SIGTERM and SIGINT, where this is the main thread. After the first of them they have
-                their usual effect again.
+            signals: whether to react to SIGTERM and SIGINT. By default, if this is the main thread and the program has
+                no handler for SIGTERM: a web server or any other program that handles SIGTERM keeps its handler.
+                After the first signal both have their usual effect again.
 
         Raises:
-            InvalidState: there is no handler, or the consumer was used before.
-            LookupFailed: no lookup address gives a usable answer.
-            ProtocolError: no address is that of an nsqd.
+            InvalidState: there is no handler, or the consumer was opened before.
+            LookupFailed: no lookup address gave a usable answer within ``options.lookup_timeout``, or one that answers
+                is not nsqlookupd.
+            ProtocolError: none of the addresses is that of an nsqd.
+            NegotiationFailed: no node grants the TLS or compression of the options.
             ServerError: the server refuses the subscription for good.
 
         On cancellation, running handlers have ``options.close_timeout`` seconds to end; then they are cancelled and
         their messages are requeued.
         """
-        handler = self._handler
-        if handler is None:
+        if self._handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
         session = self._session
-        async with self:
-            session.work(handler, self._concurrency)
-            if signals:
-                session.start(self._listen)
+        await self.start()
+        try:
+            if takes_signals(signals):
+                session.start_soon(stop_on_signals, self.stop, logger)
             await session.ended.wait()
+        finally:
+            await session.close()
         if session.error is not None:
             raise session.error
 
-    async def _listen(self) -> None:
-        await stop_on_signals(self.stop, logger)
+    async def start(self) -> Self:
+        """Open the consumer, as ``async with`` does; `aclose` closes it, in this task or another one.
+
+        Returns when all partitions are subscribed, or after ``options.start_timeout``; subscribing continues in the
+        background then. If there is a handler, it consumes in the background. Signals are left to the program.
+
+        Raises:
+            InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
+            NsqError: it cannot start, as for `run`.
+        """
+        await self._session.open()
+        if self._handler is not None:
+            self._session.work(self._handler, self._concurrency)
+        return self
+
+    async def aclose(self) -> None:
+        """Drain and close: running handlers have ``options.close_timeout`` seconds, then their messages are requeued.
+
+        May be called from any task of the event loop, and more than once. Called in a handler of this consumer it
+        starts to close and returns, because the handler has to end first. Cancellation does not shorten it.
+
+        Raises:
+            InvalidState: called from another event loop.
+        """
+        await self._session.close()
 
     def stop(self) -> None:
-        """Let `run` drain and return, or end the iteration. May be called from handlers."""
+        """End `run` after it has drained, or end the iteration. May be called from handlers; returns at once."""
         self._session.stop()
 
     # While it runs
 
     def pause(self) -> None:
-        """Ask for no further messages, until `resume`; those that are here go on."""
+        """Request no further messages, until `resume`; those that were received are handled."""
         self._session.flow.paused = True
-        self._session.upkeep.rebalance()
+        self._session.group.rebalance()
 
     def resume(self) -> None:
-        """Ask for messages again."""
+        """Request messages again."""
         if not self._session.dispatcher.stopped:
             self._session.flow.paused = False
-            self._session.upkeep.rebalance()
+            self._session.group.rebalance()
 
     @property
     def max_in_flight(self) -> int:
-        """Messages that may be here unanswered, over all connections; may be changed at any time.
+        """Messages that may be received and not answered, over all connections; may be changed at any time.
 
         Raises:
-            InvalidSetting: it is no positive number.
+            InvalidSetting: the value is not a positive number.
         """
         return self._session.flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         self._session.flow.max_in_flight = count
-        self._session.upkeep.rebalance()
+        self._session.group.rebalance()
 
     @property
     def paused(self) -> bool:
-        """Whether no further messages are asked for."""
+        """Whether no further messages are requested."""
         return self._session.flow.paused
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
-        """The connections that work at the moment."""
-        return tuple(
-            ConsumerConnection(one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
-            for one in self._session.upkeep.subscriptions
-        )
+        """The open connections."""
+        return self._session.connections
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return the open connections and the counters since the consumer was opened.
+
+        Raises:
+            InvalidState: the consumer was not opened yet, or is used from another event loop.
+        """
+        return self._session.statistics()
+
+    def on_event(self, callback: Callable[[ConsumerEvent], object]) -> Callable[[ConsumerEvent], object]:
+        """Decorator: call a function when a partition is connected or disconnected, a leader moves, a backoff changes.
+
+        It is called in the event loop and must not block; its errors are logged.
+        """
+        self._session.events.callbacks.append(callback)
+        return callback
 
     async def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
-        """Let the channel read on from a place, for all its consumers; returns when that is so everywhere.
+        """Move the channel to a position, for all its consumers; returns when this is done at all partitions.
 
-        Messages that are here are no longer ours afterwards, see `Message.expired`. With ``options.queue_position``,
-        and on ordered channels, nothing from before an offset is delivered; otherwise one message may still be.
+        Messages received before are not in flight any more, see `Message.expired`. With ``options.queue_position``,
+        and on ordered channels, no message that precedes an offset is delivered; otherwise one may be.
 
         Args:
-            position: the place.
-            partitions: only there; all without.
+            position: the position.
+            partitions: the partitions to move; all by default.
 
         Raises:
             InvalidState: the consumer is not open.
-            InvalidPartition: a partition that is not consumed here.
-            InvalidSetting: the original NSQ cannot do this.
+            InvalidPartition: a partition that this consumer does not consume.
+            InvalidSetting: the original NSQ cannot seek.
 
-        While a partition has no leader it waits; when it is cancelled, the channel is moved all the same, as soon as
-        that can be.
+        It waits for partitions without leader. Cancellation does not revoke the move: it is done as soon as it can be.
         """
         await self._session.seek(position, partitions)
 
     # Iteration
 
     async def __aenter__(self) -> Self:
-        await self._session.open()
-        return self
+        return await self.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close(error)
+        await self.aclose()
 
     def __aiter__(self) -> Self:
         return self
@@ -274,6 +299,6 @@ class Consumer:
         Raises:
             StopAsyncIteration: the consumer was stopped.
             InvalidState: the consumer is not open.
-            NsqError: nothing further will come.
+            NsqError: the consumer cannot continue.
         """
-        return self._session.next()  # without a coroutine of its own: this is called for every message
+        return self._session.next()  # not a coroutine function: this is called for every message

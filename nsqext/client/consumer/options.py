@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.protocol.identify import ExtFilter
 
-__all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions", "KeyOf", "KeyOptions")
+__all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions", "KeyOf")
 
 _DAYS = 3 * 24 * 3600.0
 
@@ -35,13 +35,6 @@ DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
 
 KeyOf = Callable[["Message"], str | bytes | None]
 """Returns the key of a message, None for a message without one."""
-
-
-class KeyOptions(TypedDict, total=False):
-    """Members of `ConsumerOptions` that a consumer takes directly, too."""
-
-    key: str | KeyOf | None
-    dispatch: str | None
 
 
 def _check_times(settings: object, *names: str, zero: bool = True) -> None:
@@ -52,7 +45,7 @@ def _check_times(settings: object, *names: str, zero: bool = True) -> None:
 
 
 def _check_filter(wanted: ExtFilter) -> None:
-    """Raise for a filter that makes no sense: servers would do without it, and say so to nobody but their log."""
+    """Raise for an invalid filter: servers ignore it and only log this."""
     if wanted.type == FILTER_MULTI:
         if wanted.key not in ("any", "all") or not wanted.pairs or not all(map(all, wanted.pairs)):
             raise InvalidSetting(
@@ -70,9 +63,9 @@ class BackoffOptions:
     """How a consumer slows down while its handlers fail; times in seconds.
 
     Attributes:
-        mode: ``consumer``: one failure stops all connections, then one message at a time tries whether things are
-            better, as the Go clients do; ``connection``: only the connection that the message came over; ``off``:
-            never.
+        mode: ``consumer``: one failure stops all connections, then one message at a time is requested until
+            handlers succeed again, as the Go clients do; ``connection``: only the connection that delivered the
+            message; ``off``: never.
         base: the first pause is twice this; each further failure doubles it.
         max_wait: a pause that would be longer is not entered.
         jitter: make each pause a random part of itself.
@@ -89,24 +82,24 @@ class BackoffOptions:
         _check_times(self, "base", "max_wait", zero=False)
         if self.mode != "off" and self.max_wait < 2 * self.base:
             raise InvalidSetting(
-                f"max_wait={self.max_wait!r} leaves no room for the first pause of {2 * self.base:g} s",
+                f"max_wait={self.max_wait!r} is shorter than the first pause of {2 * self.base:g} s",
                 hint="raise it, lower base, or choose mode='off'",
             )
 
 
 @frozen
 class FailureOptions:
-    """What becomes of messages whose handler raised; times in seconds.
+    """How messages are handled whose handler raised; times in seconds.
 
     Attributes:
         requeue_delay: delay of a requeued message, times its attempts.
         max_requeue_delay: longest such delay.
         jitter: share of the delay that it is longer or shorter, at random.
-        max_attempts: a message that failed so often is given up: it goes to the dead letters, if there are any, and
-            is finished. 0 for never.
-        dead_letter: name of a topic that takes such messages, or a coroutine function of message and error (None for
-            one that was too often delivered before). When it fails, the message is requeued.
-        reject_ordered: do so on ordered channels too, which skips the message; otherwise it blocks its partition.
+        max_attempts: a message that failed so often is rejected: published to the dead letters, if they are set, and
+            finished. 0 for never.
+        dead_letter: name of the topic for rejected messages, or a coroutine function of message and error (None if
+            the message had more attempts before this consumer received it). When it fails, the message is requeued.
+        reject_ordered: reject on ordered channels too, which skips the message; otherwise it blocks its partition.
         report_attempts: an ordered message is reported whenever this number of attempts (or a multiple) is reached; 0
             for never.
     """
@@ -139,13 +132,13 @@ class FailureOptions:
 
 @frozen
 class DeliveryOptions:
-    """How messages are kept while they are here; times in seconds.
+    """How received messages are kept in flight; times in seconds.
 
     Attributes:
-        auto_touch: ask for more time for messages that wait here or whose handler runs, as long as the server grants it
-            (its ``max_msg_timeout``, 15 minutes by default).
-        on_lost: what answering a message does that is no longer ours: ``raise`` gives `MessageNotInFlight`,
-            ``ignore`` nothing.
+        auto_touch: touch messages that are queued or whose handler runs before they time out, as long as the server
+            allows it (its ``max_msg_timeout``, 15 minutes by default).
+        on_lost: the effect of answering a message that is not in flight any more: ``raise`` `MessageNotInFlight`, or
+            ``ignore``.
         decompress: restore bodies that the publishing client compressed.
         block_warning: an event loop that is blocked for longer is reported; 0 for never.
     """
@@ -167,14 +160,14 @@ class ConsumerOptions:
 
     Attributes:
         ordered: subscribe in order (SUB_ORDERED); None follows the topic's meta.
-        queue_position: subscribe so that messages tell their offset and size (SUB_ADVANCED); ordered ones always do.
-        partitions: only these; None for all.
-        start: where a channel that is new begins, for all partitions or by partition; servers begin at the end.
-        start_existing: move a channel that exists to ``start`` as well, whenever this consumer opens.
+        queue_position: subscribe so that messages have offset and size (SUB_ADVANCED); ordered ones always have.
+        partitions: the partitions to consume; None for all.
+        start: the position of a new channel, for all partitions or by partition; by default the end.
+        start_existing: move an existing channel to ``start`` as well, whenever this consumer opens.
         msg_timeout: how long a message may be in flight; None for the server's default (60).
         sample_rate: percentage of the messages that is delivered, 1 to 99; 0 for all.
         output_buffer_timeout: how long the server may keep a message back to send it together with others, up to 1;
-            what is shorter than servers take is raised to it (0.01 at the redesigned NSQ, 0.025 at the original). None
+            a shorter one is raised to the minimum of servers (0.01 at the redesigned NSQ, 0.025 at the original). None
             for the server's default (0.05 and 0.25); 0 sends each message at once, which costs throughput.
         output_buffer_size: bytes that the server collects before it sends without waiting, 64 to 65536; None for the
             server's default (4096 and 16384).
@@ -182,16 +175,24 @@ class ConsumerOptions:
         key: what the key of a message is: the name of the extend header that carries it (``##key`` is the one that
             ``publish(key=…)`` writes), or a function of the message. `Consumer.run` then keeps the messages of a key in
             their order: its ``concurrency`` handlers are lanes, each for a range of the keys, and a message that is
-            requeued waits here, in front of what is behind it of its key, while all other keys go on. Backoff does
-            nothing then. Up to as many messages again as ``max_in_flight`` may wait behind those that are held.
+            requeued waits in the consumer, in front of later ones of its key, while other keys continue. Backoff has no
+            effect then. Up to ``max_in_flight`` further messages may wait behind those that are held.
         dispatch: ``key_failover`` makes the channel one whose messages of one key go to one consumer, or subscribes to
             it as such, with ``key`` as the header that carries the key (``##key`` where that is a function or not
             given); servers that cannot do this are refused. ``shared`` refuses channels of that type.
+        initial_ready: the RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share
+            of ``max_in_flight``, while handlers wait for messages, so that several consumers of a channel share its
+            messages when handlers are slow.
+        max_in_flight_bytes: bytes of messages in flight over all connections, estimated from the size of the messages
+            received so far: with large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each
+            connection may have one message in all cases.
         reconnect_wait: first pause before a node is tried again; it doubles up to ``max_reconnect_wait``, with full
             jitter.
         max_reconnect_wait: longest pause before a node is tried again.
-        start_timeout: how long opening waits for the subscriptions of all partitions; afterwards they go on in the
-            background.
+        lookup_timeout: how long a consumer waits at its start for a lookup service that cannot be reached, such as one
+            that starts later; an address that answers and is not that of nsqlookupd fails at once.
+        start_timeout: how long opening waits for the subscriptions of all partitions; afterwards subscribing
+            continues in the background.
         close_timeout: how long running handlers have to end when the consumer closes; then they are cancelled, and
             their messages are requeued at once (on ordered channels the end of the connection does that).
         delivery: touching, loss, decompression.
@@ -213,8 +214,11 @@ class ConsumerOptions:
     ext_filter: ExtFilter | None = None
     key: str | KeyOf | None = None
     dispatch: str | None = None
+    initial_ready: int = 1
+    max_in_flight_bytes: int = 64 << 20
     reconnect_wait: float = 0.05
     max_reconnect_wait: float = 5.0
+    lookup_timeout: float = 60.0
     start_timeout: float = 5.0
     close_timeout: float = 30.0
     delivery: DeliveryOptions = field(factory=DeliveryOptions)
@@ -247,8 +251,14 @@ class ConsumerOptions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")
             for partition in self.partitions:
                 check_partition(partition)
+        ready = self.initial_ready
+        if isinstance(ready, bool) or not isinstance(ready, int) or ready < 1:
+            raise InvalidSetting(f"initial_ready={ready!r} is not a positive number")
+        size = self.max_in_flight_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise InvalidSetting(f"max_in_flight_bytes={size!r} is not a number of bytes")
         self._check_start()
-        _check_times(self, "reconnect_wait", "max_reconnect_wait", "start_timeout", "close_timeout")
+        _check_times(self, "reconnect_wait", "max_reconnect_wait", "lookup_timeout", "start_timeout", "close_timeout")
         check_groups(self)
 
     def _check_start(self) -> None:
@@ -256,7 +266,7 @@ class ConsumerOptions:
             if self.start_existing:
                 raise InvalidSetting("start_existing needs start")
             return
-        # loads what asks over HTTP, which nobody needs who begins where the server does
+        # imported lazily: it pulls in the HTTP client
         from nsqext.client.consumer.position import Position
 
         starts = self.start if isinstance(self.start, Mapping) else {0: self.start}
@@ -264,7 +274,7 @@ class ConsumerOptions:
             check_partition(partition)
             if not isinstance(position, Position):
                 raise InvalidSetting(
-                    f"start={self.start!r} is no Position, nor one for each partition",
+                    f"start={self.start!r} is neither a Position nor a mapping of partitions to them",
                     hint="Position.earliest(), for example",
                 )
 
@@ -283,11 +293,11 @@ class ConsumerOptions:
 
     @property
     def lanes(self) -> str | KeyOf | None:
-        """What the lanes go by; None where handlers take messages as they come."""
+        """The key of the lanes; None if messages are handled in the order received."""
         return KEY_HEADER if self.key is None and self.dispatch == KEY_FAILOVER else self.key
 
     def start_of(self, partition: int) -> Position | None:
-        """Return where a partition is to begin; None leaves it to the server."""
+        """Return the start position of a partition; None leaves it to the server."""
         if isinstance(self.start, Mapping):
             return self.start.get(partition)
         return self.start

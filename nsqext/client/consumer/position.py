@@ -1,8 +1,8 @@
-"""Where in a partition a channel reads on, and how it is put there.
+"""Positions in the queue of a partition, and moving a channel to one.
 
 The start position that SUB_ADVANCED takes makes the server ignore the partition word (captured:
-sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first, and moves the channel
-over HTTP while it still asks for nothing.
+sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first and moves the channel over
+HTTP before it sends RDY.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SHOWN = 200
 
 @frozen
 class Position:
-    """A place in the queue of a partition; make one with the class methods.
+    """A position in the queue of a partition; made by the class methods.
 
     Attributes:
-        kind: how the place is named, in the words of the protocol.
-        value: the number that goes with it.
+        kind: the unit of ``value``, in the words of the protocol.
+        value: a number.
     """
 
     kind: Literal["timestamp", "virtual_queue", "msgcount", "special"]
@@ -44,12 +44,12 @@ class Position:
 
     @classmethod
     def earliest(cls) -> Self:
-        """The oldest message that is kept."""
+        """The oldest message that is stored."""
         return cls("msgcount", 0)
 
     @classmethod
     def latest(cls) -> Self:
-        """Behind the last message: only what is published from now on."""
+        """The end: only messages that are published from now on."""
         return cls("special", -1)
 
     @classmethod
@@ -67,7 +67,7 @@ class Position:
                 raise InvalidInput(f"{moment!r} has no time zone", hint="give one, for example datetime.UTC")
             moment = moment.timestamp()
         if not 0 <= moment <= time.time() + _FUTURE:
-            raise InvalidInput(f"{moment!r} is no time of a message, in seconds since 1970")
+            raise InvalidInput(f"{moment!r} is not the time of a message in seconds since 1970")
         return cls("timestamp", int(moment))
 
     @classmethod
@@ -84,7 +84,7 @@ class Position:
         return f"{self.kind}:{self.value}"
 
     def reached_by(self, message: Message) -> bool:
-        """Return whether a message lies at this place or behind it; in doubt it does.
+        """Return whether a message is at this position or later; True if it is unknown.
 
         A server delivers the record that it had read ahead once more before it jumps (captured: channel_setoffset).
         """
@@ -97,7 +97,7 @@ class Position:
 
 def _count(value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInput(f"{value!r} is not a position: it has to be a number from 0 on")
+        raise InvalidInput(f"{value!r} is not a position: it must be an integer of 0 or more")
     return value
 
 
@@ -111,10 +111,10 @@ async def channel_exists(http: Address, topic: str, partition: int, channel: str
         channel: name of the channel.
 
     Raises:
-        PartitionUnavailable: the node cannot be asked.
+        PartitionUnavailable: the node does not answer.
     """
     params = {"format": "json", "topic": topic, "partition": str(partition)}
-    body = await _ask("GET", http, "/stats", params, b"")
+    body = await _request("GET", http, "/stats", params, b"")
     try:
         data = orjson.loads(body)
         topics = data.get("data", data).get("topics") or ()
@@ -131,35 +131,35 @@ async def channel_exists(http: Address, topic: str, partition: int, channel: str
 
 
 async def move_channel(http: Address, topic: str, partition: int, channel: str, position: Position) -> None:
-    """Let a channel read on from a place; messages in flight are given up by the server.
+    """Move a channel to a position; the server forgets its messages in flight.
 
     Args:
         http: HTTP address of the partition's leader.
         topic: name of the topic.
         partition: the partition.
         channel: name of the channel; it has to exist.
-        position: the place.
+        position: the position.
 
     Raises:
         PartitionUnavailable: the node cannot be reached, or refuses.
     """
     params = {"topic": topic, "partition": str(partition), "channel": channel}
     try:
-        await _ask("POST", http, "/channel/setoffset", params, str(position).encode())
+        await _request("POST", http, "/channel/setoffset", params, str(position).encode())
     except NsqError as error:
         if _EMPTY in error.message:
-            # an empty queue has no other place than the one where the channel stands (seen at the real server)
+            # an empty queue has no other position than that of the channel (seen at the real server)
             return
         raise error.at(topic=topic, partition=partition) from error.__cause__
 
 
-async def _ask(method: str, address: Address, path: str, params: dict[str, str], body: bytes) -> bytes:
+async def _request(method: str, address: Address, path: str, params: dict[str, str], body: bytes) -> bytes:
     http = LookupHttp(_OPTIONS)
     try:
         status, answer = await http.fetch(address, path, params, method, body)
     except LookupFailed as error:
         raise PartitionUnavailable(
-            f"{path} was not answered: {error.message}", node=error.node, hint="is the node's HTTP side up?"
+            f"{path} got no answer: {error.message}", node=error.node, hint="is the node's HTTP side up?"
         ) from error
     finally:
         await http.aclose()

@@ -1,25 +1,25 @@
-"""A consumer while it is open: its tasks, from the first subscription to the drain."""
+"""An open consumer: its background tasks, from the first subscription to the drain."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.subscriptions.assignment import Listener
+from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvents, ConsumerStatistics
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber
-from nsqext.client.tasks import OrderedTasks, first_error
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import InvalidState, NsqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.handlers.workers import Handler
@@ -35,161 +35,171 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _SLICE = 0.02
-"""Seconds after which an iteration that never waits lets everything else have a turn."""
-_LAST = 2.0
-"""Seconds that handlers which were cancelled may take to end before the connections are closed without them."""
+"""Seconds after which an iteration that never waits yields to the event loop."""
+_CANCELLED_TIMEOUT = 2.0
+"""Seconds that cancelled handlers have to end before the connections are closed."""
 
 
 class ConsumerSession:
-    """What a consumer does between being opened and being closed; used once.
+    """What a consumer does between `open` and `close`; used once.
 
     Args:
-        source: what is consumed.
-        directory: where leaders are found.
-        max_in_flight: messages that may be here unanswered.
-        dead_letters: publishes dead letters; None for nobody.
+        spec: what is consumed.
+        metadata: where leaders are looked up.
+        max_in_flight: messages in flight over all connections.
+        dead_letters: publishes dead letters; None without a topic for them.
 
     Attributes:
-        flow: shares the messages in flight out.
-        upkeep: the subscriptions that work.
-        keeper: keeps the places subscribed.
-        dispatcher: the messages that are here.
-        ended: nothing further will come.
-        error: why; None where somebody wanted it.
+        flow: distributes RDY.
+        group: the open subscriptions.
+        subscriber: keeps the partitions subscribed.
+        dispatcher: queues received messages and dispatches them to handlers.
+        events: calls the callbacks of the user.
+        ended: set when no further message will be delivered.
+        error: why; None if the consumer was stopped.
     """
 
     def __init__(
         self,
-        source: SubscriptionSpec,
-        directory: MetadataCache,
+        spec: SubscriptionSpec,
+        metadata: MetadataCache,
         max_in_flight: int,
         dead_letters: DeadLetterTopic | None,
     ) -> None:
-        backoff = Backoff(source.options.backoff)
-        self.flow: RdyDistributor[Subscription] = RdyDistributor(max_in_flight, backoff)
-        self.dispatcher: MessageDispatcher = MessageDispatcher(source, self.flow, self.fail)
-        listener = Listener(self.dispatcher.arrived, self.fail, self.dispatcher.ticked)
-        self.upkeep: SubscriptionGroup = SubscriptionGroup(self.flow, backoff, listener)
-        self.keeper: Subscriber = Subscriber(source, self.upkeep, directory, listener)
+        backoff = Backoff(spec.options.backoff)
+        self.events: ConsumerEvents = ConsumerEvents()
+        self.flow: RdyDistributor[Subscription] = RdyDistributor(
+            max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
+        )
+        self.dispatcher: MessageDispatcher = MessageDispatcher(spec, self.flow, self.fail)
+        self.group: SubscriptionGroup = SubscriptionGroup(self.flow, backoff, self.dispatcher.ticked, self.events)
+        self.subscriber: Subscriber = Subscriber(
+            spec, self.group, metadata, self.dispatcher.arrived, self.fail, self.events
+        )
         self.ended: anyio.Event = anyio.Event()
         self.error: NsqError | None = None
-        self._topic = source.topic
-        self._options = source.options
-        self._directory = directory
+        self._topic = spec.topic
+        self._channel = spec.channel
+        self._options = spec.options
+        self._metadata = metadata
         self._dead_letters = dead_letters
-        self._tasks: OrderedTasks | None = None
+        self._tasks = BackgroundTasks("consumer", self._close)
+        self._joined = False
         self._given = 0.0
 
     async def open(self) -> None:
-        """Subscribe; returns when all partitions are, or when ``options.start_timeout`` is over.
+        """Subscribe; returns when all partitions are subscribed, or after ``options.start_timeout``.
 
         Raises:
             InvalidState: it was opened before.
-            NsqError: nothing will ever come.
+            NsqError: the consumer cannot start.
         """
-        if self._tasks is not None:
-            raise InvalidState("a consumer is used once", topic=self._topic, hint="make a new one")
-        self._directory.join()
-        self._tasks = tasks = OrderedTasks()
-        await tasks.enter()
-        tasks.start(self._subscribe)
-        tasks.start(self._directory.run)
-        if self._dead_letters is not None:
-            tasks.start(self._dead_letters.run)
+        await self._tasks.start()
         try:
+            self._metadata.join()
+            self._joined = True
+            tasks = [self._subscribe, self.group.run_flush, self.group.run_timer, self._metadata.run]
+            if self._dead_letters is not None:
+                tasks.append(self._dead_letters.run)
+            for task in tasks:
+                self._tasks.start_soon(task)
             with anyio.move_on_after(self._options.start_timeout):
-                await self.keeper.started.wait()
-        except BaseException as error:
-            await self.close(error)
+                await self.subscriber.started.wait()
+        except BaseException:
+            await self._tasks.aclose()
             raise
         if self.error is not None:
-            await self.close(None)
+            await self._tasks.aclose()
             raise self.error
 
-    async def close(self, error: BaseException | None) -> None:
-        """Drain and end all tasks.
+    async def close(self) -> None:
+        """Drain, close the connections and end all tasks; from a handler: start to do so and return.
 
-        Args:
-            error: what the user's code raised.
+        Does nothing if it was never opened. Cancellation does not shorten it.
         """
-        tasks = self._opened()
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._drain()
-        finally:
-            self.dispatcher.cancel()
-            try:
-                await tasks.leave(error)
-            finally:
-                self.keeper.forget()
-                await self._directory.leave()
-
-    def _opened(self) -> OrderedTasks:
-        if self._tasks is None:
-            raise InvalidState("the consumer is not open", hint="use it inside 'async with Consumer(...) as consumer'")
-        return self._tasks
+        await self._tasks.aclose()
 
     async def _subscribe(self) -> None:
         try:
-            async with anyio.create_task_group() as tasks:
-                await self.keeper.run(tasks)
-        except* NsqError as errors:
-            self.fail(first_error(errors))
+            await self.subscriber.run(self._tasks)
+        except NsqError as error:
+            self.fail(error)
+
+    async def _close(self) -> None:
+        """Drain and close; runs in the host of the background tasks."""
+        if not self._joined:
+            return
+        try:
+            await self._drain()
+        finally:
+            self.dispatcher.cancel()
+            self.subscriber.forget()
+            await self._metadata.leave()
+        logger.info("drained and closed %s/%s", self._topic, self._channel, extra={"topic": self._topic})
 
     async def _drain(self) -> None:
-        """RDY 0; handlers end, or are cut off; answers go out; what was not handled goes back; CLS; the sockets."""
+        """Send RDY 0, wait for handlers or cancel them, send answers, requeue what was not handled, send CLS."""
         self.flow.paused = True
-        self.upkeep.rebalance()
-        self.upkeep.flush()
-        self.dispatcher.stop()
-        with anyio.move_on_after(self._options.close_timeout) as scope:
+        self.group.rebalance()
+        self.group.flush()
+        self.stop()
+        timeout = self._options.close_timeout
+        with anyio.move_on_after(timeout) as scope:
             await self.dispatcher.wait()
         if scope.cancelled_caught:
-            timeout = self._options.close_timeout
             logger.warning("handlers did not end within %g s", timeout, extra={"topic": self._topic})
             self.dispatcher.cancel()
-            # while the connections still work, so that their messages come again at once
-            with anyio.move_on_after(_LAST):
+            # while the connections are open, so that their messages are delivered again at once
+            with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await self.dispatcher.wait()
         self.dispatcher.give_back()
-        await self.keeper.close()
+        await self.subscriber.close()
 
     def fail(self, error: NsqError) -> None:
-        """End because nothing further makes sense; the first error counts."""
+        """End because the consumer cannot continue; the first error is kept."""
         if self.error is None:
             self.error = error
-        self.keeper.started.set()
+            logger.error("the consumer cannot continue: %s", error, extra={"topic": self._topic})
+        self.subscriber.started.set()
         self.dispatcher.queue.wake()
         self.ended.set()
 
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Start a task that is cancelled when the consumer has closed."""
+        self._tasks.start_soon(function, *args)
+
     def stop(self) -> None:
-        """End because somebody wants it; handlers that run go on."""
+        """End because the user wants it; running handlers continue."""
         self.dispatcher.stop()
         self.ended.set()
 
-    def start(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Start a task that is cancelled with the session."""
-        self._opened().group.start_soon(function)
-
     def work(self, handler: Handler, concurrency: int) -> None:
-        """Let handlers work on the messages.
+        """Start the handlers.
 
         Args:
-            handler: what is run.
-            concurrency: how many at the same time.
+            handler: the function.
+            concurrency: how many calls run at the same time.
         """
+        self.flow.concurrency = concurrency
         dead_letters = self._options.failure.dead_letter
         hook = None if isinstance(dead_letters, str) else dead_letters
         if self._dead_letters is not None:
             hook = self._dead_letters.take
-        self.dispatcher.work(self._opened().group, handler, concurrency, hook, self.upkeep.flush)
+        self.dispatcher.work(self._tasks, handler, concurrency, hook, self.flush)
+
+    def flush(self) -> None:
+        """Send pending answers; ask for more messages if none is queued, because the caller is about to wait."""
+        if not self.dispatcher.queue.messages:
+            self.group.grow()
+        self.group.flush()
 
     async def next(self) -> Message:
         """Return the next message; see `Consumer.__anext__`."""
-        self._opened()
+        if not self._joined:
+            self._tasks.check()
         queue = self.dispatcher.queue
         if queue.messages and _clock() - self._given > _SLICE:
-            self.upkeep.flush()
+            self.flush()
             await checkpoint()
             self._given = _clock()
         while True:
@@ -198,7 +208,7 @@ class ConsumerSession:
             if queue.stopped:
                 raise StopAsyncIteration
             if not queue.messages:
-                self.upkeep.flush()
+                self.flush()
                 await queue.wait()
                 self._given = _clock()
                 continue
@@ -208,6 +218,43 @@ class ConsumerSession:
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Move the channel; see `Consumer.seek`."""
-        if self._tasks is None or self.dispatcher.stopped:
-            raise InvalidState("the consumer is not open", topic=self._topic)
-        await self.keeper.seeker.seek(position, partitions)
+        self._tasks.check()
+        if self.dispatcher.stopped:
+            raise InvalidState("the consumer is closed", topic=self._topic)
+        await self.subscriber.seeker.seek(position, partitions)
+
+    # Statistics
+
+    @property
+    def connections(self) -> tuple[ConsumerConnection, ...]:
+        """The open connections."""
+        return tuple(
+            ConsumerConnection(one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
+            for one in self.group.subscriptions
+        )
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return the counters; see `Consumer.statistics`."""
+        if not self._joined:
+            self._tasks.check()
+        received, requeued, lost, size = self.subscriber.closed_counts
+        in_flight = 0
+        for subscription in self.group.live.values():
+            received += subscription.received
+            requeued += subscription.requeued
+            in_flight += subscription.in_flight
+            size += subscription.received_bytes
+        age, failures = self._metadata.freshness(self._topic, "r")
+        return ConsumerStatistics(
+            connections=self.connections,
+            reconnects=self.subscriber.reconnects,
+            received=received,
+            # every received message is in one of these states: counted without work per message
+            finished=received - requeued - lost - in_flight,
+            requeued=requeued,
+            lost=lost,
+            in_flight=in_flight,
+            bytes_received=size,
+            lookup_age=age,
+            lookup_failures=failures,
+        )

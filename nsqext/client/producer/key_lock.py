@@ -1,4 +1,4 @@
-"""A lock for each key, so that a later publish of a key cannot overtake the retry of an earlier one."""
+"""Publishes of one key take turns, so that a retry of one cannot be overtaken by the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from nsqext.errors import PublishFailed
+from nsqext.client.producer.retry import given_up
 
 __all__ = ("KeyLock",)
 
@@ -15,7 +15,7 @@ Turn = tuple[str, bytes]
 
 
 class KeyLock:
-    """A fair lock for each topic and key; a key without a publish in flight takes no memory."""
+    """First come, first served, for each topic and key; a key that nobody publishes with costs nothing."""
 
     def __init__(self) -> None:
         self._waiting: dict[Turn, deque[anyio.Event]] = {}
@@ -24,14 +24,14 @@ class KeyLock:
         return len(self._waiting)
 
     def try_enter(self, turn: Turn) -> bool:
-        """Acquire the lock if it is free; returns whether it was."""
+        """Take the turn if nobody has it; returns whether that worked."""
         if turn in self._waiting:
             return False
         self._waiting[turn] = deque()
         return True
 
     async def enter(self, turn: Turn) -> None:
-        """Acquire the lock, after all earlier callers. Cancellation gives the place in the queue up."""
+        """Wait until all who came before have left. Cancellation gives the place in the row up."""
         if self.try_enter(turn):
             return
         row = self._waiting[turn]
@@ -47,22 +47,21 @@ class KeyLock:
             raise
 
     async def enter_all(self, turns: Sequence[Turn], entered: list[Turn], timeout: float) -> None:
-        """Acquire several locks, one after the other, and append each to ``entered``.
+        """Wait for several turns, one after the other, noting those that were entered.
 
         Raises:
-            PublishFailed: earlier publishes of a key did not end within ``timeout`` seconds.
+            PublishFailed: earlier publishes of a key took longer than this, in seconds.
         """
         with anyio.move_on_after(timeout):
             for turn in turns:
                 await self.enter(turn)
                 entered.append(turn)
             return
-        raise PublishFailed(
-            f"not sent within {timeout:g} s, because earlier publishes of its key are still running", topic=turns[0][0]
-        )
+        reason = f"within {timeout:g} s, because publishes of its key from before are not done"
+        raise given_up(reason, (), in_doubt=False).at(topic=turns[0][0])
 
     def leave(self, turn: Turn) -> None:
-        """Release the lock for the next in the queue."""
+        """Give the turn to the next in the row."""
         row = self._waiting[turn]
         if row:
             row.popleft().set()

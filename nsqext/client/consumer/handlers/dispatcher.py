@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
     from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
 
 __all__ = ("MessageDispatcher",)
@@ -103,7 +104,7 @@ class MessageDispatcher:
 
     def work(
         self,
-        tasks: TaskGroup,
+        tasks: TaskGroup | BackgroundTasks,
         handler: Handler,
         concurrency: int,
         hook: DeadLetterHook | None,

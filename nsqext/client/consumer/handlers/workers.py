@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.message_queue import MessageQueue
     from nsqext.client.consumer.handlers.stall import StallWatch
+    from nsqext.client.tasks import BackgroundTasks
 
 __all__ = ("Handler", "Workers")
 
@@ -69,7 +70,7 @@ class Workers:
         self._ended = anyio.Event()
         self._cut_off: list[Message] = []
 
-    def start(self, tasks: TaskGroup, queues: Sequence[MessageQueue]) -> None:
+    def start(self, tasks: TaskGroup | BackgroundTasks, queues: Sequence[MessageQueue]) -> None:
         """Start one for each of these queues. They are shielded: only `cancel` ends them early."""
         for queue in queues:
             slot = _Slot(queue)

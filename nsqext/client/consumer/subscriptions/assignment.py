@@ -1,4 +1,4 @@
-"""What a consumer consumes, the places that it is found at, and who is told what happens."""
+"""What a consumer consumes, and the state of each of its partitions, which outlives subscriptions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from attrs import define, field, frozen
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.position import Position
-    from nsqext.errors import NsqError
 
-__all__ = ("Assignment", "Key", "Listener", "SubscriptionSpec")
+__all__ = ("Assignment", "Key", "SubscriptionSpec")
 
 Key = int | Address
+"""A partition; the address of a node at the original NSQ, which has none."""
 
 
 @frozen
@@ -29,7 +26,7 @@ class SubscriptionSpec:
     Attributes:
         topic: name of the topic.
         channel: name of the channel.
-        tag: tag that is wanted.
+        tag: the tag that messages must have; None without one.
         options: the consumer's options.
     """
 
@@ -39,46 +36,39 @@ class SubscriptionSpec:
     options: ConsumerOptions
 
     def wants(self, key: Key) -> bool:
-        """Return whether a partition is to be consumed."""
+        """Return whether a partition is consumed."""
         chosen = self.options.partitions
         return chosen is None or key in chosen
 
 
-@frozen
-class Listener:
-    """Whom the keeper tells.
-
-    Attributes:
-        arrived: takes messages.
-        failed: told when nothing further makes sense.
-        ticked: called a few times a second with the time, and the seconds by which this came too late; returns whether
-            more may be in flight than before.
-    """
-
-    arrived: Callable[[list[Message]], None]
-    failed: Callable[[NsqError], None]
-    ticked: Callable[[float, float], bool]
-
-
 @define(eq=False)
 class Assignment:
-    """A partition, or a node of the original NSQ.
+    """A partition that the consumer consumes, or a node of the original NSQ.
 
     Attributes:
-        key: which one.
-        pending: where its channel has to be moved to.
-        fresh: the start position was not seen to yet.
-        moved: set when the channel was moved, or will never be.
-        opened: a subscription worked once.
+        key: the partition or the node.
+        pending: where the channel has to be moved to, as soon as it can be.
+        moved: set when no move is pending any more, or never will be possible.
+        start_applied: whether the start position of the options was applied.
+        opened: whether a subscription succeeded once.
+        ended_at: when the last subscription ended, in seconds of the monotonic clock.
+        warned_at: when a failure was logged last.
+        unreported: failures that were not logged since.
     """
 
     key: Key
     pending: Position | None = None
-    fresh: bool = True
     moved: anyio.Event = field(factory=anyio.Event)
+    start_applied: bool = False
     opened: bool = False
+    ended_at: float = 0.0
+    warned_at: float = float("-inf")
+    unreported: int = 0
 
     @property
     def partition(self) -> int:
-        """Its number; -1 for a node of the original NSQ."""
+        """The number of the partition; -1 for a node of the original NSQ."""
         return self.key if isinstance(self.key, int) else -1
+
+    def __str__(self) -> str:
+        return f"partition {self.key}" if isinstance(self.key, int) else str(self.key)

@@ -1,4 +1,4 @@
-"""Slowing down while handlers fail: a state machine without I/O, told the time.
+"""Slowing down while handlers fail: a state machine without I/O, given the time.
 
 ::
 
@@ -7,8 +7,8 @@
        └──── success at level 1 ◀─────────────────────────────┤
                              └── failure: one level up, or success: one level down
 
-The pause of level n is ``base * 2**n``, as in the Go clients. What happens during a pause changes nothing, so that
-many messages that fail together count once.
+The pause of level n is ``base * 2**n``, as in the Go clients. Outcomes during a pause change nothing, so
+that many messages that fail together count once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Backoff:
 
     Args:
         options: pauses.
-        chance: gives the part of a pause that is waited with jitter, 0 to 1.
+        chance: returns the part of a pause that is waited with jitter, 0 to 1.
 
     Attributes:
-        level: 0 while all is well.
+        level: 0 while handlers succeed.
         until: when the pause ends, on the clock of the caller; 0 without one.
     """
 
@@ -46,7 +46,7 @@ class Backoff:
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:
-        """What is going on, which is full speed, nothing, or one message at a time."""
+        """Whether messages are received at full speed, not at all, or one at a time."""
         if not self.level:
             return "running"
         return "waiting" if self.until else "probing"

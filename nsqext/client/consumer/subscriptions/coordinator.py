@@ -1,71 +1,100 @@
-"""The subscriptions that work: what each may have in flight, what it has to send, and the time that passes."""
+"""The open subscriptions of a consumer: their RDY counts, the answers that wait to be sent, and their timer."""
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.consumer.subscriptions.flusher import Flusher
-
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
+    from collections.abc import Callable
 
-    from nsqext.client.consumer.subscriptions.assignment import Key, Listener
+    from nsqext.client.consumer.statistics import ConsumerEvents
+    from nsqext.client.consumer.subscriptions.assignment import Key
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
 
 __all__ = ("SubscriptionGroup",)
 
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
 _TICK = 0.25
+_IDLE_TICK = 5.0
+"""Longest time between two ticks while nothing is in flight: only heartbeats need them."""
+_TICKS_PER_TIMEOUT = 8
 
 _clock = time.monotonic
 
 
 class SubscriptionGroup:
-    """What the subscriptions of one consumer report to, and what keeps them going.
+    """The open subscriptions of one consumer.
 
     Args:
-        flow: shares the messages in flight out.
+        flow: distributes RDY.
         backoff: of the consumer.
-        listener: told of messages and of the time.
+        ticked: called with the time at each tick, and with the seconds by which the tick was late; returns whether
+            RDY has to be distributed again.
+        events: receives changes of the backoff.
 
     Attributes:
-        live: subscriptions by their places.
+        live: open subscriptions by their partitions or nodes.
         backoff: of the consumer.
     """
 
-    def __init__(self, flow: RdyDistributor[Subscription], backoff: Backoff, listener: Listener) -> None:
+    def __init__(
+        self,
+        flow: RdyDistributor[Subscription],
+        backoff: Backoff,
+        ticked: Callable[[float, float], bool],
+        events: ConsumerEvents,
+    ) -> None:
         self.live: dict[Key, Subscription] = {}
         self.backoff: Backoff = backoff
         self._flow = flow
-        self._listener = listener
-        self._flusher = Flusher()
-        self._wake = anyio.Event()
+        self._ticked = ticked
+        self._events = events
+        self._unsent: list[Subscription] = []
+        self._flush_due = anyio.Event()
+        self._tick_due = anyio.Event()
+        self._due_at = 0.0
+        self._idle = False
+        self._levels: dict[Backoff, int] = {}
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """Those that work at the moment."""
+        """The subscriptions whose connections are open."""
         return [subscription for subscription in self.live.values() if subscription.live]
 
     def add(self, key: Key, subscription: Subscription) -> None:
-        """Take in a subscription that has just been made."""
+        """Add a subscription that was opened."""
         self.live[key] = subscription
         self._flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
         self.rebalance()
+        self._wake_timer()  # its message timeout may be shorter than the pause
 
     def remove(self, key: Key, subscription: Subscription) -> None:
-        """Forget a subscription, also one that was never added."""
+        """Remove a subscription; one that was never added is ignored."""
         if self.live.get(key) is subscription:
             del self.live[key]
         self._flow.remove(subscription)
         self.rebalance()
 
-    def received(self, subscription: Subscription, count: int, now: float) -> None:
+    # RDY
+
+    def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Note the messages of one read."""
-        if count and self._flow.delivered(subscription, now):
+        if self._idle:
+            self._idle = False
+            self._wake_timer()
+        if count and self._flow.received(subscription, count, size, subscription.in_flight, now):
+            self.rebalance()
+
+    def grow(self) -> None:
+        """Raise the RDY counts that limit the consumer, because a handler or the caller waits for messages."""
+        if self._flow.grow():
             self.rebalance()
 
     def rebalance(self) -> None:
@@ -73,40 +102,92 @@ class SubscriptionGroup:
         now = _clock()
         for subscription, share in self._flow.shares(now).items():
             subscription.set_ready(share)
-        if self._next_tick(now) < _TICK:
-            self._wake.set()
+        if self._note_backoffs() and self._until_probe(now) < _TICK:
+            self._wake_timer()
+
+    def _note_backoffs(self) -> bool:
+        """Report changed backoff levels; returns whether any backoff is active."""
+        active = self.backoff.level > 0
+        for subscription in self.live.values():
+            backoff = subscription.backoff
+            level, before = backoff.level, self._levels.get(backoff, 0)
+            active = active or level > 0
+            if level != before:
+                self._levels[backoff] = level
+                own = backoff is not self.backoff
+                partition = subscription.partition if own else None
+                self._events.emit("backoff", partition, subscription.node if own else "", f"level {level}")
+        if not active:
+            self._levels.clear()
+        return active
+
+    # Sending
 
     def needs_flush(self, subscription: Subscription) -> None:
-        """Note that a subscription has something to send."""
-        self._flusher.mark(subscription)
+        """Note that a subscription has commands to send; they are sent at the end of this turn of the event loop."""
+        self._unsent.append(subscription)
+        self._flush_due.set()
 
     def flush(self) -> None:
-        """Send all answers that were given."""
-        self._flusher.flush()
+        """Send all pending commands now."""
+        unsent, self._unsent = self._unsent, []
+        for subscription in unsent:
+            subscription.flush()
 
-    def start(self, tasks: TaskGroup) -> None:
-        """Start what sends answers, and what lets the time pass."""
-        tasks.start_soon(self._flusher.run)
-        tasks.start_soon(self._run)
+    async def run_flush(self) -> None:
+        """Send pending commands for ever, many with one write."""
+        while True:
+            await self._flush_due.wait()
+            self._flush_due = anyio.Event()
+            self.flush()
 
-    def _backoffs(self) -> list[Backoff]:
-        return [self.backoff, *(subscription.backoff for subscription in self.live.values())]
+    # Timer
 
-    def _next_tick(self, now: float) -> float:
-        return min((max(0.0, backoff.until - now) for backoff in self._backoffs() if backoff.until), default=_TICK)
-
-    async def _run(self) -> None:
+    async def run_timer(self) -> None:
+        """Tick for ever: a few times a second while messages are in flight, rarely while the consumer is idle."""
         while True:
             started = _clock()
-            pause = min(_TICK, self._next_tick(started))
-            self._wake = anyio.Event()
-            with anyio.move_on_after(pause) as scope:
-                await self._wake.wait()
+            pause = min(self._pause(), self._until_probe(started))
+            self._tick_due, self._due_at = anyio.Event(), started + pause
+            with anyio.move_on_after(pause):
+                await self._tick_due.wait()
             now = _clock()
-            for subscription in self.subscriptions:
-                subscription.tick(now)
-            for backoff in self._backoffs():
-                backoff.tick(now)
-            self.rebalance()
-            if self._listener.ticked(now, now - started - pause if scope.cancelled_caught else 0.0):
-                self.rebalance()
+            self._tick(now, max(0.0, now - self._due_at))
+
+    def _wake_timer(self) -> None:
+        """Tick in the next turn of the event loop."""
+        if not self._tick_due.is_set():
+            self._due_at = min(self._due_at, _clock())
+            self._tick_due.set()
+
+    def _tick(self, now: float, late: float) -> None:
+        for subscription in self.subscriptions:
+            subscription.tick(now)
+        for backoff in self._backoffs():
+            backoff.tick(now)
+        # before the next distribution: it may raise the total
+        self._ticked(now, late)
+        self.rebalance()
+
+    def _pause(self) -> float:
+        """Return the seconds until the next tick."""
+        subscriptions = self.live.values()
+        in_flight = any(subscription.in_flight for subscription in subscriptions)
+        self._idle = not (in_flight or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
+        if not self._idle:
+            return _TICK
+        shortest = min(
+            (
+                min(subscription.msg_timeout, subscription.request.options.connection.heartbeat_interval)
+                for subscription in subscriptions
+            ),
+            default=_IDLE_TICK,
+        )
+        return max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
+
+    def _backoffs(self) -> set[Backoff]:
+        return {self.backoff, *(subscription.backoff for subscription in self.live.values())}
+
+    def _until_probe(self, now: float) -> float:
+        """Return the seconds until the pause of a backoff ends."""
+        return min((max(0.0, backoff.until - now) for backoff in self._backoffs() if backoff.until), default=_IDLE_TICK)

@@ -1,4 +1,4 @@
-"""How many messages each connection may have in flight: pure arithmetic, no I/O, told the time."""
+"""How many messages each connection may have in flight (RDY): arithmetic without I/O, given the time."""
 
 from __future__ import annotations
 
@@ -17,57 +17,91 @@ __all__ = ("RdyDistributor",)
 K = TypeVar("K", bound=Hashable)
 
 _IDLE = 10.0
-"""Seconds without a message after which a connection gives way to busier ones."""
+"""Seconds without a message after which a connection gives way to busier ones, and its window starts again."""
 _TURN = 5.0
-"""Longest turn of a busy connection, where others wait for one."""
+"""Longest turn of a busy connection while others wait for one."""
 _IDLE_TURN = 1.0
-"""Longest turn of a connection over which nothing comes."""
+"""Longest turn of a connection that receives nothing."""
+_TURNOVER = 0.05
+"""Seconds within which a window was exhausted if as many messages were received."""
 
 
 @define(eq=False)
 class _Member:
+    """A connection.
+
+    Attributes:
+        limit: the largest RDY count that makes sense for it.
+        backoff: its own, or that of the consumer.
+        received: time of the last message.
+        window: the RDY count that it has earned; it doubles.
+        share: the RDY count that it was given last.
+        size: bytes of its messages, as a moving average that follows larger ones at once.
+        recent: messages received since ``recent_since``.
+        turn: when its turn began; None without one.
+        order: grows with each turn: the lowest has waited longest.
+    """
+
     limit: int
     backoff: Backoff
-    delivered: float
+    received: float
+    window: int
+    share: int = 0
+    size: float = 0.0
+    recent: int = 0
+    recent_since: float = 0.0
     turn: float | None = None
-    """When its turn began."""
     order: int = 0
-    """Grows with each turn: the lowest has waited longest."""
 
     @property
     def most(self) -> int:
         state = self.backoff.state
-        return self.limit if state == "running" else 0 if state == "waiting" else 1
+        return min(self.limit, self.window) if state == "running" else 0 if state == "waiting" else 1
 
 
 class RdyDistributor(Generic[K]):
-    """Shares ``max_in_flight`` out among connections.
+    """Distribute ``max_in_flight`` among connections as RDY counts.
 
-    The sum of the shares is never above it. Connections over which nothing has come for a while give way to busier
-    ones. With more connections than messages that may be in flight, and while a backoff lets only one message
-    through, they take turns: those that waited longest come first, and nothing coming ends a turn early, so that none
-    starves.
+    The sum of the counts is never above it. The window of a connection starts at ``initial_ready`` (seed 004: 1) and
+    doubles while it limits the consumer: it was exhausted, and a handler or the caller waits for messages. So a
+    consumer with slow handlers keeps few messages that others could handle, and one with fast handlers reaches its
+    share within milliseconds.
+
+    Connections that have received nothing for a while give way to busier ones. With more connections than messages
+    that may be in flight, and while a backoff allows only one message, they take turns, longest waiting first, so that
+    none starves; an idle connection ends its turn early.
 
     Args:
-        max_in_flight: for all connections together.
+        max_in_flight: messages over all connections.
         backoff: of the consumer.
+        max_bytes: bytes over all connections, by the size of the messages received so far; each connection may have
+            one message in all cases.
+        initial_ready: the first window.
+
+    Attributes:
+        paused: while True, all counts are 0.
+        concurrency: handlers that work at the same time; up to this many messages a window grows without a handler
+            that waits.
     """
 
-    def __init__(self, max_in_flight: int, backoff: Backoff) -> None:
+    def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
         self.max_in_flight = max_in_flight
         self.paused: bool = False
-        """Nothing is wanted at the moment: all shares are 0."""
+        self.concurrency: int = 1
         self._backoff = backoff
+        self._max_bytes = max_bytes
+        self._initial = initial_ready
         self._members: dict[K, _Member] = {}
+        self._exhausted: set[_Member] = set()
         self._turns = 0
         self._extra = 0
 
     @property
     def max_in_flight(self) -> int:
-        """For all connections together; may be changed.
+        """Messages over all connections; may be changed.
 
         Raises:
-            InvalidSetting: it is no positive number.
+            InvalidSetting: the value is not a positive number.
         """
         return self._max_in_flight
 
@@ -80,37 +114,80 @@ class RdyDistributor(Generic[K]):
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether there are more connections than messages that may be in flight."""
+        return len(self._members) > self.max_in_flight
+
     def add(self, member: K, limit: int, backoff: Backoff, now: float) -> None:
         """Add a connection.
 
         Args:
             member: the connection.
-            limit: the largest RDY that its server takes.
+            limit: the largest RDY count that its server accepts.
             backoff: its own, or that of the consumer.
             now: the time.
         """
-        self._members[member] = _Member(limit, backoff, now)
+        self._members[member] = _Member(limit, backoff, now, self._initial)
+
+    def remove(self, member: K) -> None:
+        """Remove a connection; one that is unknown is ignored."""
+        found = self._members.pop(member, None)
+        if found is not None:
+            self._exhausted.discard(found)
 
     def widen(self, held: int) -> bool:
-        """Let so many messages not count, up to as many again; returns whether that changes anything."""
+        """Exempt messages that wait for their key, up to ``max_in_flight`` of them; returns whether this changes."""
         extra, self._extra = self._extra, min(held, self.max_in_flight)
         return extra != self._extra
 
-    def remove(self, member: K) -> None:
-        """Forget a connection."""
-        self._members.pop(member, None)
+    def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
+        """Note the messages of one read; returns whether the counts change.
 
-    def delivered(self, member: K, now: float) -> bool:
-        """Note that messages came over a connection; returns whether it was taken for idle, so that shares change."""
+        Args:
+            member: the connection.
+            count: messages received.
+            size: their bytes.
+            in_flight: messages of this connection that are not answered, these included.
+            now: the time.
+        """
         found = self._members.get(member)
         if found is None:
             return False
-        idle = now - found.delivered > _IDLE
-        found.delivered = now
-        return idle
+        changed = now - found.received > _IDLE
+        found.received = now
+        mean = size / count
+        found.size = max(mean, found.size + (mean - found.size) / 16)
+        if found.window >= found.limit or found.share < found.window or self._backoff.level or found.backoff.level:
+            return changed
+        if now - found.recent_since > _TURNOVER:
+            found.recent, found.recent_since = 0, now
+        found.recent += count
+        if in_flight < found.share and found.recent < found.share:
+            return changed
+        if found.window < self.concurrency:
+            _grow(found)
+            return True
+        self._exhausted.add(found)
+        return changed
+
+    def grow(self) -> bool:
+        """Double the windows that were exhausted, because a handler or the caller waits; returns whether any was."""
+        if not self._exhausted:
+            return False
+        for member in self._exhausted:
+            _grow(member)
+        self._exhausted.clear()
+        return True
 
     def shares(self, now: float) -> Mapping[K, int]:
-        """Return how many messages each connection may have in flight now."""
+        """Return the RDY count of each connection."""
+        shares = self._shares(now)
+        for key, member in self._members.items():
+            member.share = shares[key]
+        return shares
+
+    def _shares(self, now: float) -> Mapping[K, int]:
         most = self._most()
         shares = dict.fromkeys(self._members, 0)
         able = {key: member for key, member in self._members.items() if member.most > 0} if most else {}
@@ -118,15 +195,25 @@ class RdyDistributor(Generic[K]):
             self._take_turns(able, most, now)
             shares.update({key: 1 for key, member in able.items() if member.turn is not None})
             return shares
-        for member in self._members.values():
+        idle: list[K] = []
+        for key, member in self._members.items():
             member.turn = None
-        idle = [key for key, member in able.items() if now - member.delivered > _IDLE]
+            if now - member.received > _IDLE:
+                member.window = self._initial
+                idle.append(key)
+        idle = [key for key in idle if key in able]
         if len(idle) == len(able):
             idle = []
         shares.update(dict.fromkeys(idle, 1))
-        busy = {key: member.most for key, member in able.items() if key not in idle}
+        busy = {key: self._limit(member, len(able)) for key, member in able.items() if key not in idle}
         shares.update(_share_out(most - len(idle), busy))
         return shares
+
+    def _limit(self, member: _Member, members: int) -> int:
+        """Return the largest count for a member: its window, and its part of the bytes that may be in flight."""
+        if not self._max_bytes or not member.size:
+            return member.most
+        return min(member.most, max(1, int(self._max_bytes / members / member.size)))
 
     def _most(self) -> int:
         state = self._backoff.state
@@ -137,7 +224,7 @@ class RdyDistributor(Generic[K]):
     def _take_turns(self, able: Mapping[K, _Member], most: int, now: float) -> None:
         for member in self._members.values():
             if member.turn is not None:
-                quiet = now - max(member.delivered, member.turn)
+                quiet = now - max(member.received, member.turn)
                 over = now - member.turn > _TURN or quiet > _IDLE_TURN
                 if over or not member.most:
                     member.turn = None
@@ -150,8 +237,13 @@ class RdyDistributor(Generic[K]):
             member.turn, member.order = now, self._turns
 
 
+def _grow(member: _Member) -> None:
+    member.window = min(2 * member.window, member.limit)
+    member.recent = 0
+
+
 def _share_out(total: int, limits: Mapping[K, int]) -> dict[K, int]:
-    """Give each an equal share, up to its limit; what one cannot take goes to the others."""
+    """Give each an equal share, up to its limit; what one cannot use is given to the others."""
     shares: dict[K, int] = {}
     rest = sorted(limits.items(), key=lambda item: item[1])
     while rest:

@@ -54,6 +54,8 @@ class PartitionReader:
         request: what it is subscribed to.
         node: ``host:port`` of the node.
         pending: commands that the next `flush` sends: FIN, REQ, TOUCH.
+        extend: whether messages carry an extend header.
+        detail: whether messages carry their offset and size.
         ready: the RDY count that was set last.
         max_ready: the largest RDY count that makes sense.
         msg_timeout: seconds that a message may be in flight.
@@ -63,11 +65,11 @@ class PartitionReader:
     __slots__ = (
         "_baseline",
         "_connection",
-        "_detail",
-        "_extend",
         "_largest",
         "_rdy",
         "_since",
+        "detail",
+        "extend",
         "max_msg_timeout",
         "max_ready",
         "msg_timeout",
@@ -88,8 +90,8 @@ class PartitionReader:
         self.msg_timeout: float = negotiated.msg_timeout
         self.max_msg_timeout: float = negotiated.max_msg_timeout
         self._connection = connection
-        self._extend = request.meta.extend_support
-        self._detail = request.verb != "SUB"
+        self.extend: bool = request.meta.extend_support
+        self.detail: bool = request.verb != "SUB"
         self._rdy: int | None = None
         self._largest = 0
         self._baseline = 0
@@ -144,7 +146,7 @@ class PartitionReader:
         Raises:
             ProtocolError: the data is not a message.
         """
-        decode_into(message, data, self._extend, self._detail)
+        decode_into(message, data, self.extend, self.detail)
 
     # Sending
 

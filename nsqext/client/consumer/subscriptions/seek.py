@@ -1,4 +1,4 @@
-"""Moves the channel of a consumer: to its start position when it is new, and wherever the user seeks."""
+"""Moves the channel of a consumer: to the start position of the options, and to where the user seeks."""
 
 from __future__ import annotations
 
@@ -21,100 +21,99 @@ __all__ = ("ChannelSeeker",)
 
 
 class ChannelSeeker:
-    """Knows where the channel has to be moved to at each place, and moves it while a subscription is new.
+    """Records where the channel has to be moved to at each partition, and moves it before RDY is sent.
 
     Args:
-        source: what is consumed.
-        places: the places by their keys, which somebody else adds and takes away.
-        live: the subscriptions that work, likewise.
+        spec: what is consumed.
+        assignments: the assignments by their keys; maintained by the subscriber.
+        live: the open subscriptions; likewise.
     """
 
     def __init__(
-        self, source: SubscriptionSpec, places: Mapping[Key, Assignment], live: Mapping[Key, Subscription]
+        self, spec: SubscriptionSpec, assignments: Mapping[Key, Assignment], live: Mapping[Key, Subscription]
     ) -> None:
-        self._topic = source.topic
-        self._channel = source.channel
-        self._options = source.options
-        self._places = places
+        self._topic = spec.topic
+        self._channel = spec.channel
+        self._options = spec.options
+        self._assignments = assignments
         self._live = live
 
-    async def see_to_start(self, place: Assignment, view: PartitionMap, address: Address) -> None:
-        """Note before the first subscription to a place where the channel is to begin.
+    async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
+        """Record the start position of the options, before the first subscription to a partition.
 
         Raises:
             InvalidSetting: the original NSQ has no start positions.
             PartitionUnavailable: the node cannot be asked whether it has the channel.
         """
-        start = self._options.start_of(place.partition)
-        if not place.fresh or start is None:
+        start = self._options.start_of(assignment.partition)
+        if assignment.start_applied or start is None:
             return
-        http = _http(view, place.partition, address)
+        http = _http(view, assignment.partition, address)
         wanted = self._options.start_existing or not await channel_exists(
-            http, self._topic, place.partition, self._channel
+            http, self._topic, assignment.partition, self._channel
         )
-        if wanted and place.pending is None:  # somebody may have sought elsewhere meanwhile
-            place.pending = start
-        place.fresh = False
+        if wanted and assignment.pending is None:  # the user may have called seek meanwhile
+            assignment.pending = start
+        assignment.start_applied = True
 
-    async def move(self, place: Assignment, subscription: Subscription, view: PartitionMap) -> None:
-        """Move the channel where that is pending, before the subscription asks for messages.
+    async def move(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
+        """Move the channel to the pending position, if there is one, before the subscription sends RDY.
 
         Raises:
             PartitionUnavailable: the node cannot be reached, or refuses.
         """
-        while place.pending is not None:
-            http = _http(view, place.partition, subscription.request.address)
-            position = place.pending
+        while assignment.pending is not None:
+            http = _http(view, assignment.partition, subscription.request.address)
+            position = assignment.pending
             await subscription.move(http, position)
-            if place.pending is position:  # otherwise somebody sought elsewhere meanwhile
-                place.pending = None
-                place.moved.set()
+            if assignment.pending is position:  # otherwise the user called seek meanwhile
+                assignment.pending = None
+                assignment.moved.set()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
-        """Let the channel read on from a place; returns when it does at all partitions.
+        """Move the channel to a position; returns when this is done at all partitions.
 
-        Of several at the same time the last one counts, and all return then. When it is cancelled, it does so all the
-        same, as soon as it can.
+        Of concurrent calls the last one wins, and all return then. Cancellation does not revoke the move.
 
         Raises:
-            InvalidPartition: a partition that is not consumed here.
+            InvalidPartition: a partition is not consumed by this consumer.
             InvalidSetting: the original NSQ cannot seek.
-            InvalidState: the consumer ended meanwhile, or the topic lost the partition.
+            InvalidState: the consumer was closed meanwhile, or the topic lost the partition.
         """
-        places = self._chosen(self._places if partitions is None else partitions)
-        for place in places:
-            place.pending = position
-            if place.moved.is_set():
-                place.moved = anyio.Event()
-        subscriptions = [self._live[place.key] for place in places if place.key in self._live]
+        assignments = self._chosen(self._assignments if partitions is None else partitions)
+        for assignment in assignments:
+            assignment.pending = position
+            if assignment.moved.is_set():
+                assignment.moved = anyio.Event()
+        subscriptions = [self._live[assignment.key] for assignment in assignments if assignment.key in self._live]
         try:
             for subscription in subscriptions:
                 await subscription.close()
         finally:
-            # where this was cut off: a place that waits for the next subscription must not wait for days
+            # after a cancellation too: a pending move waits for the next subscription, which must not take days
             for subscription in subscriptions:
                 subscription.stopped = True
                 subscription.flush()
                 subscription.end()
-        for place in places:
-            moved = place.moved
+        for assignment in assignments:
+            moved = assignment.moved
             await moved.wait()
-            if place.pending is not None and place.moved is moved:
+            if assignment.pending is not None and assignment.moved is moved:
                 raise InvalidState(
-                    "the consumer ended, or the topic lost the partition, before it could seek",
+                    "the consumer was closed, or the topic lost the partition, before the channel could be moved",
                     topic=self._topic,
-                    partition=place.partition,
+                    partition=assignment.partition,
                 )
 
     def _chosen(self, keys: Iterable[Key]) -> list[Assignment]:
-        places = []
+        chosen = []
         for key in keys:
-            if key not in self._places:
-                raise InvalidPartition(f"partition {key} is not consumed here", topic=self._topic)
-            places.append(self._places[key])
-        if any(isinstance(place.key, Address) for place in places):
+            if key not in self._assignments:
+                raise InvalidPartition(f"partition {key} is not consumed by this consumer", topic=self._topic)
+            chosen.append(self._assignments[key])
+        if any(isinstance(assignment.key, Address) for assignment in chosen):
             raise InvalidSetting("the original NSQ cannot seek", topic=self._topic)
-        return places
+        return chosen
 
 
 def _http(view: PartitionMap, partition: int, address: Address) -> Address:
@@ -123,7 +122,7 @@ def _http(view: PartitionMap, partition: int, address: Address) -> Address:
     http = view.http.get(address)
     if http is None:
         raise PartitionUnavailable(
-            "lookup does not tell the HTTP address of the leader",
+            "the lookup service does not name the HTTP address of the leader",
             topic=view.topic,
             partition=partition,
             node=str(address),

@@ -1,4 +1,4 @@
-"""What one subscription asks for: which command, and which IDENTIFY."""
+"""A request to subscribe to one partition: its command and its IDENTIFY."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHORTEST_ORIGINAL = 0.025
 
 @frozen
 class SubscribeRequest:
-    """What to subscribe to, and how.
+    """The partition and the channel to subscribe to, and how.
 
     Attributes:
         topic: name of the topic.
@@ -33,7 +33,7 @@ class SubscribeRequest:
         partition: the partition; -1 at the original NSQ.
         address: the node that leads it.
         meta: the topic's meta; decides extend support and order.
-        tag: tag that is wanted.
+        tag: the tag that messages must have; None without one.
         options: the consumer's options.
     """
 
@@ -52,15 +52,15 @@ class SubscribeRequest:
 
     @property
     def verb(self) -> str:
-        """The subscribe command that fits (smart client note, ordered consumption)."""
+        """The subscribe command (smart client note, ordered consumption)."""
         if self.ordered:
             return "SUB_ORDERED"
         return "SUB_ADVANCED" if self.options.queue_position and self.partition >= 0 else "SUB"
 
     def identify(self) -> IdentifyRequest:
-        """Return what to tell the server.
+        """Return the body of IDENTIFY.
 
-        Extend support has to follow the topic (captured: sub_ext_need, sub_ext_forbidden).
+        Extend support must be that of the topic (captured: sub_ext_need, sub_ext_forbidden).
         """
         extend = self.meta.extend_support
         size, timeout = self._buffer()
@@ -78,7 +78,7 @@ class SubscribeRequest:
     def _buffer(self) -> tuple[int | None, float | None]:
         """Return size and timeout of the server's output buffer.
 
-        Without partition the node may be of either generation, and the original refuses what is too short.
+        Without a partition the node may be of either generation, and the original refuses a shorter timeout.
         """
         options, connection = self.options, self.options.connection
         timeout = options.output_buffer_timeout
@@ -86,7 +86,7 @@ class SubscribeRequest:
             return options.output_buffer_size, None
         if not timeout and not connection.snappy and not connection.deflate_level:
             return _UNBUFFERED, None
-        # compression is written out by the timer alone, however small the buffer
+        # with compression only the timer flushes, however small the buffer is
         return options.output_buffer_size, max(timeout, _SHORTEST if self.partition >= 0 else _SHORTEST_ORIGINAL)
 
     def _dispatch(self) -> dict[str, str]:
@@ -96,23 +96,23 @@ class SubscribeRequest:
         return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
 
     def check(self, negotiated: Negotiated) -> None:
-        """Look at what the server granted.
+        """Check what the server granted.
 
         Raises:
             InvalidSetting: it cannot dispatch by key.
         """
         if self.options.dispatch == KEY_FAILOVER and negotiated.dispatch != KEY_FAILOVER:
             raise InvalidSetting(
-                f"the server (version {negotiated.version or 'unknown'}) knows no dispatch by key_failover",
+                f"the server (version {negotiated.version or 'unknown'}) does not support dispatch by key_failover",
                 hint="give the consumer key= instead: lanes keep the order of a key in one process, against any server",
             )
 
     def explain(self, error: NsqError) -> NsqError:
-        """Return the error of a subscription; a channel of another type is not asked again."""
+        """Return the error of a subscription; a channel of another type is a wrong setting, not retried."""
         if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
-            return InvalidSetting(error.message, hint="ask for the channel's type, or for none")
+            return InvalidSetting(error.message, hint="set dispatch to the type of the channel, or to None")
         return error
 
     def fits(self, meta: TopicMeta) -> bool:
-        """Return whether a subscription that was made so is right for a topic with another meta."""
+        """Return whether this subscription is right for a topic with this meta."""
         return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered

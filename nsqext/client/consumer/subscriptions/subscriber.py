@@ -1,4 +1,4 @@
-"""Keeps a consumer subscribed: one task for each partition, which finds the leader again whenever it is lost."""
+"""Keeps a consumer subscribed: one task per partition, which finds the leader again after the connection has ended."""
 
 from __future__ import annotations
 
@@ -9,90 +9,158 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, Listener, SubscriptionSpec
+from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.refusals import heals_itself, is_fatal, is_refused
 from nsqext.client.consumer.subscriptions.seek import ChannelSeeker
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, ProtocolError
+from nsqext.errors import (
+    InvalidInput,
+    InvalidPartition,
+    InvalidSetting,
+    LookupFailed,
+    LookupUnreachable,
+    NegotiationFailed,
+    NsqError,
+    ProtocolError,
+)
+from nsqext.errors.server import (
+    AuthFailed,
+    AuthRequired,
+    BadChannel,
+    BadPartition,
+    BadTopic,
+    ChannelNotRegistered,
+    ExtendForbidden,
+    ExtendRequired,
+    IdentifyFailed,
+    InvalidCommand,
+    NotLeader,
+    OrderRequired,
+    TopicNotExist,
+    Unauthorized,
+)
 from nsqext.types import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyio.abc import TaskGroup
-
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.statistics import ConsumerEvents
     from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
+    from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("Subscriber",)
+__all__ = ("Subscriber", "is_fatal", "is_not_leader", "is_stale_meta")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_SETTLED = 5.0
-"""Seconds after which a subscription counts as working, so that the next failure starts with a short pause."""
+_FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
+_FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
+"""Settings that the server refuses; if it accepted them before, the fault is with the server, and another try helps."""
+_MISCONFIGURED = (NegotiationFailed, ProtocolError)
+"""The address is not that of an nsqd, or no node grants TLS or compression: fatal if no subscription ever succeeded."""
+_NOT_LEADER = (NotLeader, TopicNotExist)
+_STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
+
+_STABLE = 5.0
+"""Seconds after which a subscription counts as stable, so that the next failure starts with a short pause."""
+_WARNING_INTERVAL = 60.0
+"""Seconds between two warnings about failures of one partition."""
 
 _clock = time.monotonic
+
+
+def is_fatal(error: NsqError, *, opened: bool) -> bool:
+    """Return whether no further try makes sense.
+
+    Args:
+        error: why a subscription failed.
+        opened: a subscription to this partition succeeded before.
+    """
+    return isinstance(error, _FATAL if opened else _FATAL + _FATAL_AT_FIRST)
+
+
+def is_not_leader(error: NsqError | None) -> bool:
+    """Return whether a node refuses because it does not lead the partition, which contradicts the lookup service."""
+    return isinstance(error, _NOT_LEADER)
+
+
+def is_stale_meta(error: NsqError | None) -> bool:
+    """Return whether the topic has changed since the last lookup, so that another try needs no pause."""
+    return isinstance(error, _STALE_META)
 
 
 class Subscriber:
     """The subscriptions of one consumer.
 
     Args:
-        source: what is consumed.
-        upkeep: keeps those going that work.
-        directory: where the partitions' leaders are found.
-        listener: told what makes no further sense.
+        spec: what is consumed.
+        group: the open subscriptions.
+        metadata: where the leaders of the partitions are looked up.
+        deliver: called with the messages of each read.
+        fail: called with an error after which the consumer cannot continue.
+        events: receives connections that open and end, and leaders that move.
 
     Attributes:
         seeker: moves the channel.
-        started: all partitions of the first view are subscribed, or nothing will be.
-        closing: nothing is subscribed any more.
+        started: set when all partitions of the first lookup are subscribed, or the consumer cannot continue.
+        closing: whether no further subscription is made.
+        reconnects: subscriptions that were made again.
+        closed_counts: received, requeued, lost and bytes of the subscriptions that ended.
     """
 
     def __init__(
-        self, source: SubscriptionSpec, upkeep: SubscriptionGroup, directory: MetadataCache, listener: Listener
+        self,
+        spec: SubscriptionSpec,
+        group: SubscriptionGroup,
+        metadata: MetadataCache,
+        deliver: Callable[[list[Message]], None],
+        fail: Callable[[NsqError], None],
+        events: ConsumerEvents,
     ) -> None:
-        self._source = source
-        self._options = source.options
-        self._topic = source.topic
-        self._upkeep = upkeep
-        self._directory = directory
-        self._listener = listener
-        self._places: dict[Key, Assignment] = {}
+        self._spec = spec
+        self._options = spec.options
+        self._topic = spec.topic
+        self._group = group
+        self._metadata = metadata
+        self._deliver = deliver
+        self._fail = fail
+        self._events = events
+        self._assignments: dict[Key, Assignment] = {}
         self._changed = anyio.Event()
         self._unwatch: Callable[[], None] | None = None
-        self._wanted: int | None = None
-        self._strangers: set[Key] | None = set()
-        self.seeker: ChannelSeeker = ChannelSeeker(source, self._places, upkeep.live)
+        self._expected: int | None = None
+        self._misconfigured: set[Key] | None = set()
+        self.seeker: ChannelSeeker = ChannelSeeker(spec, self._assignments, group.live)
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
+        self.reconnects: int = 0
+        self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
-    async def run(self, tasks: TaskGroup) -> None:
-        """Start a task for every partition that lookup lists, now and whenever one comes up.
+    async def run(self, tasks: BackgroundTasks) -> None:
+        """Start a task for every partition that the lookup service lists, now and later.
 
         Raises:
-            LookupFailed: no lookup address gave a usable answer the first time.
-            InvalidPartition: the topic has no partition that is wanted.
+            LookupFailed: no lookup address gave a usable answer at first.
+            InvalidPartition: the topic does not have a partition of the options.
         """
-        self._unwatch = self._directory.watch(self._topic, "r", self._view_changed)
-        self._upkeep.start(tasks)
+        self._unwatch = self._metadata.watch(self._topic, "r", self._view_changed)
         while not self.closing:
             changed = self._changed
-            view = await self._find()
-            self._check_choice(view)
+            view = await self._first_view()
+            self._check_partitions(view)
             keys: list[Key] = [*view.leaders, *view.nodes]
             for key in keys:
-                if key not in self._places and self._source.wants(key):
-                    place = self._places[key] = Assignment(key)
-                    tasks.start_soon(self._keep, place)
-            if self._wanted is None:
-                self._wanted = len(self._places)
+                if key not in self._assignments and self._spec.wants(key):
+                    assignment = self._assignments[key] = Assignment(key)
+                    tasks.start_soon(self._keep, assignment)
+            if self._expected is None:
+                self._expected = len(self._assignments)
             await changed.wait()
 
-    def _check_choice(self, view: PartitionMap) -> None:
+    def _check_partitions(self, view: PartitionMap) -> None:
         chosen = self._options.partitions
         if chosen is None:
             return
@@ -104,26 +172,31 @@ class Subscriber:
                 f"the topic has {view.partition_num} partitions, not number {wrong[0]}", topic=self._topic
             )
 
-    async def _find(self) -> PartitionMap:
-        """Return the first view that has something to subscribe to, however long it takes."""
+    async def _first_view(self) -> PartitionMap:
+        """Return a view with something to subscribe to, as soon as there is one."""
         pause = self._options.reconnect_wait
-        told = False
+        deadline = _clock() + self._options.lookup_timeout
+        answered = warned = False
         while True:
-            view = self._directory.peek(self._topic, "r")
+            view = self._metadata.peek(self._topic, "r")
             if view is not None and (view.leaders or view.nodes):
                 return view
+            reason: object = "no partition has a leader"
             try:
-                view = await self._directory.resolve(self._topic, "r")
-                reason: object = "no partition has a leader"
+                view = await self._metadata.resolve(self._topic, "r")
+                answered = True
+                if view.leaders or view.nodes:
+                    return view
+            except LookupFailed as error:
+                waits = isinstance(error, LookupUnreachable) and _clock() < deadline
+                if not answered and not waits:
+                    raise  # a wrong address is reported at once
+                reason = error
             except NsqError as error:
-                if isinstance(error, LookupFailed) and not told:
-                    raise  # an address that was never right is told at once
-                view, reason = None, error
-            if view is not None and (view.leaders or view.nodes):
-                return view
-            if not told:
-                logger.warning("nothing to subscribe to yet: %s", reason, extra={"topic": self._topic})
-                told = True
+                answered, reason = True, error
+            if not warned:
+                logger.warning("waiting for a partition to subscribe to: %s", reason, extra={"topic": self._topic})
+                warned = True
             await anyio.sleep(pause)
             pause = min(pause * 2, 1.0, max(self._options.max_reconnect_wait, self._options.reconnect_wait))
 
@@ -132,111 +205,174 @@ class Subscriber:
         self._changed = anyio.Event()
         if self.closing:
             return
-        for key, subscription in list(self._upkeep.live.items()):
+        for key, subscription in list(self._group.live.items()):
             if not subscription.live:
                 continue
             address = _address(view, key)
             if address is not None and address != subscription.request.address:
-                reason = f"the leader has moved to {address}"
+                self._log(logging.INFO, self._assignments.get(key), f"leader moved to {address}", subscription.node)
+                self._events.emit("leader_moved", subscription.partition, str(address), f"was {subscription.node}")
             elif view.meta.partition_num and not subscription.request.fits(view.meta):
-                # an upgraded topic goes silent for who did not ask for headers (captured: upgrade_ext)
-                reason = "the topic was changed"
+                # an upgraded topic sends nothing to a connection without extend support (captured: upgrade_ext)
+                self._log(logging.INFO, self._assignments.get(key), "the topic was changed", subscription.node)
             else:
                 continue
-            logger.info("%s", reason, extra={"topic": self._topic, "partition": subscription.partition})
             subscription.stopped = True
             subscription.end()
 
-    async def _keep(self, place: Assignment) -> None:
+    def _log(self, level: int, assignment: Assignment | None, text: str, node: str) -> None:
+        logger.log(
+            level,
+            "%s/%s %s at %s: %s",
+            self._topic,
+            self._spec.channel,
+            assignment,
+            node,
+            text,
+            extra={"topic": self._topic, "channel": self._spec.channel, "node": node},
+        )
+
+    # One partition
+
+    async def _keep(self, assignment: Assignment) -> None:
+        """Subscribe to a partition again and again, until the consumer closes or the topic loses the partition."""
         failures = 0
         while not self.closing:
-            view = self._directory.peek(self._topic, "r")
-            address = _address(view, place.key) if view is not None else None
+            view = self._metadata.peek(self._topic, "r")
+            address = _address(view, assignment.key) if view is not None else None
             if address is None or view is None:
-                del self._places[place.key]  # it comes back with a view that lists it
-                place.moved.set()  # nobody else will tell who waits for this one
+                del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
+                assignment.moved.set()  # wakes a seek that waits for this partition
                 return
             started = _clock()
-            error = await self._subscribe(place, address, view)
-            if error is not None and (is_fatal(error, opened=place.opened) or self._nobody_is_nsqd(place, error)):
-                place.moved.set()
-                self._listener.failed(error)
+            error = await self._subscribe(assignment, address, view)
+            if error is not None and (
+                is_fatal(error, opened=assignment.opened) or self._all_misconfigured(assignment, error)
+            ):
+                assignment.moved.set()
+                self._fail(error)
                 return
             if self.closing:
                 return
-            failures = 0 if _clock() - started > _SETTLED else failures + 1
+            failures = 0 if _clock() - started > _STABLE else failures + 1
             if error is not None:
-                logger.warning(
-                    "subscription ended: %s",
-                    error,
-                    extra={"topic": self._topic, "channel": self._source.channel, "place": str(place.key)},
-                )
-            elif place.pending is not None:
-                continue  # it ended because it is to begin somewhere else
-            await self._find_again(place, view, failures, error)
+                self._warn(assignment, error, str(address))
+            elif assignment.pending is not None:
+                continue  # seek ended it
+            await self._refresh(assignment, view, failures, error)
 
-    def _nobody_is_nsqd(self, place: Assignment, error: NsqError) -> bool:
-        """Return whether every address turned out to be of something else, a wrong setting, which time does not heal.
+    def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:
+        """Log a failure, at most once in a while for each partition."""
+        now = _clock()
+        if now - assignment.warned_at < _WARNING_INTERVAL:
+            assignment.unreported += 1
+            return
+        more = f" (and {assignment.unreported} earlier failures)" if assignment.unreported else ""
+        assignment.warned_at, assignment.unreported = now, 0
+        self._log(logging.WARNING, assignment, f"subscription ended: {error}{more}", node)
 
-        Once one of them was an nsqd, this is never said: what was right once may become right again.
-        """
-        if self._strangers is None or not isinstance(error, ProtocolError):
+    def _all_misconfigured(self, assignment: Assignment, error: NsqError) -> bool:
+        """Return whether every address is wrong or refuses the settings of connections, and none ever worked."""
+        if self._misconfigured is None or not isinstance(error, _MISCONFIGURED):
             return False
-        self._strangers.add(place.key)
-        return self._strangers >= self._places.keys()
+        self._misconfigured.add(assignment.key)
+        return self._misconfigured >= self._assignments.keys()
 
-    async def _find_again(self, place: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:
+    async def _refresh(self, assignment: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:
+        """Wait for a while, with full jitter, and ask the lookup service for a newer view."""
         options = self._options
         longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
-        if failures > 1 or not heals_itself(error):
+        if failures > 1 or not is_stale_meta(error):
             await anyio.sleep(random.uniform(0, longest))
-        suspect = place.key if isinstance(place.key, int) and is_refused(error) else None
+        suspect = assignment.key if isinstance(assignment.key, int) and is_not_leader(error) else None
         try:
-            await self._directory.refresh(self._topic, "r", view, suspect)
+            await self._metadata.refresh(self._topic, "r", view, suspect)
         except NsqError as failure:
-            logger.warning("lookup did not help: %s", failure, extra={"topic": self._topic})
+            logger.warning("lookup failed: %s", failure, extra={"topic": self._topic})
 
-    async def _subscribe(self, place: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
-        """Subscribe and read until it ends; returns why."""
-        source = self._source
-        plan = SubscribeRequest(
-            source.topic, source.channel, place.partition, address, view.meta, source.tag, self._options
+    async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
+        """Subscribe and read until the connection ends; returns why."""
+        spec, group = self._spec, self._group
+        request = SubscribeRequest(
+            spec.topic, spec.channel, assignment.partition, address, view.meta, spec.tag, self._options
         )
-        if source.tag is not None and not view.meta.extend_support:
-            logger.warning("the topic has no tags, all messages come", extra={"topic": self._topic, "tag": source.tag})
-        upkeep = self._upkeep
-        backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else upkeep.backoff
-        subscription = Subscription(plan, self._listener.arrived, upkeep, backoff)
+        if spec.tag is not None and not view.meta.extend_support and not assignment.opened:
+            logger.warning(
+                "the topic does not support tags: all messages are received",
+                extra={"topic": self._topic, "tag": spec.tag},
+            )
+        backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else group.backoff
+        subscription = Subscription(request, self._deliver, group, backoff)
+        reason: NsqError | None = None
         try:
-            await self.seeker.see_to_start(place, view, address)
+            await self.seeker.apply_start(assignment, view, address)
             await subscription.open()
-            place.opened = True
-            await self.seeker.move(place, subscription, view)
-            self._strangers = None
-            upkeep.add(place.key, subscription)
-            if self._wanted is not None and len(upkeep.live) >= self._wanted:
-                upkeep.flush()
-                self.started.set()
+            assignment.opened = True
+            await self.seeker.move(assignment, subscription, view)
+            self._misconfigured = None
+            self._connected(assignment, subscription)
             await subscription.read()
         except NsqError as error:
-            return None if subscription.stopped else error
+            reason = None if subscription.stopped else error
         finally:
-            subscription.end()
-            upkeep.remove(place.key, subscription)
-        return None
+            self._disconnected(assignment, subscription, reason)
+        return reason
+
+    def _connected(self, assignment: Assignment, subscription: Subscription) -> None:
+        self._group.add(assignment.key, subscription)
+        self._events.emit("connected", assignment.partition, subscription.node)
+        if assignment.ended_at:
+            self.reconnects += 1
+            assignment.warned_at = float("-inf")
+            self._log(logging.INFO, assignment, f"back after {_clock() - assignment.ended_at:.1f} s", subscription.node)
+        elif self.started.is_set():
+            self._log(logging.INFO, assignment, "subscribed", subscription.node)
+        self._group.flush()
+        if self._expected is not None and len(self._group.live) >= self._expected and not self.started.is_set():
+            self.log_subscribed()
+            self.started.set()
+
+    def log_subscribed(self) -> None:
+        """Log the open subscriptions, in one line."""
+        places: dict[str, list[str]] = {}
+        for subscription in self._group.subscriptions:
+            places.setdefault(subscription.node, []).append(str(subscription.partition))
+        text = ", ".join(
+            node if partitions == ["-1"] else f"{node} (partitions {', '.join(partitions)})"
+            for node, partitions in places.items()
+        )
+        extra = {"topic": self._topic, "channel": self._spec.channel}
+        logger.info("subscribed to %s/%s at %s", self._topic, self._spec.channel, text or "no node", extra=extra)
+
+    def _disconnected(self, assignment: Assignment, subscription: Subscription, reason: NsqError | None) -> None:
+        subscription.end()
+        was_open = self._group.live.get(assignment.key) is subscription
+        self._group.remove(assignment.key, subscription)
+        received, requeued, lost, size = self.closed_counts
+        self.closed_counts = (
+            received + subscription.received,
+            requeued + subscription.requeued,
+            lost + subscription.in_flight,
+            size + subscription.received_bytes,
+        )
+        if was_open:
+            assignment.ended_at = _clock()
+            self._events.emit("disconnected", assignment.partition, subscription.node, str(reason or "closed"))
+
+    # The end
 
     async def close(self) -> None:
-        """Take leave of every node, all at the same time."""
+        """Close all subscriptions, concurrently."""
         self.closing = True
-        for place in self._places.values():
-            place.moved.set()
-        self._upkeep.flush()
+        for assignment in self._assignments.values():
+            assignment.moved.set()
+        self._group.flush()
         async with anyio.create_task_group() as tasks:
-            for subscription in self._upkeep.subscriptions:
+            for subscription in self._group.subscriptions:
                 tasks.start_soon(subscription.close)
 
     def forget(self) -> None:
-        """Have the topic not kept fresh any more, once all tasks have ended."""
+        """Stop watching the topic."""
         if self._unwatch is not None:
             self._unwatch()
 

@@ -12,6 +12,7 @@ from nsqext.client.consumer.subscriptions.partition_reader import PartitionReade
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
+from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,8 @@ _COMPRESSED = COMPRESS_HEADER.encode()
 class SubscriptionMonitor(Protocol):
     """What a subscription reports to, apart from the messages themselves."""
 
-    def received(self, subscription: Subscription, count: int, now: float) -> None:
-        """Note the messages of one read, after they were queued."""
+    def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
+        """Note the number and the bytes of the messages of one read, after they were queued."""
 
     def needs_flush(self, subscription: Subscription) -> None:
         """Note that commands are pending."""
@@ -166,14 +167,14 @@ class Subscription:
         reader = self._opened()
         now = _clock()
         self.horizon = now - self.msg_timeout
-        decode, order, request = reader.decode, self._order, self.request
-        unpack = request.meta.extend_support and request.options.delivery.decompress
+        extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
+        unpack = extend and request.options.delivery.decompress
         messages: list[Message] = []
         failure: NsqError | None = None
         try:
             for data in frames:
                 message = Message(self)
-                decode(message, data)
+                decode_into(message, data, extend, detail)
                 message.received = now
                 if order is not None and not order.takes(message):
                     continue
@@ -185,7 +186,8 @@ class Subscription:
         count = len(messages)
         self.in_flight += count
         self.received += count
-        self.received_bytes += sum(map(len, frames))
+        size = sum(map(len, frames))
+        self.received_bytes += size
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if trace_log.active and trace_log.wants(self.topic):
@@ -195,7 +197,7 @@ class Subscription:
             reader.fail(failure)
             return
         reader.check_in_flight(self.in_flight, now)
-        self._monitor.received(self, count, now)
+        self._monitor.received(self, count, size, now)
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
         """Finish messages that precede the start position: the server had read them before the channel was moved."""

@@ -16,11 +16,22 @@ from nsqext.errors import InvalidSetting
 
 
 def make(total: int, *limits: int) -> RdyDistributor[int]:
-    """Return a flow with connections 0, 1, …, all of them without trouble."""
+    """Return a distributor with connections 0, 1, … whose windows are open, without backoff."""
     flow = RdyDistributor[int](total, Backoff(BackoffOptions()))
     for number, limit in enumerate(limits):
-        flow.add(number, limit, Backoff(BackoffOptions()), 0.0)
+        add(flow, number, limit)
     return flow
+
+
+def add(flow: RdyDistributor[int], number: int, limit: int, backoff: Backoff | None = None, now: float = 0.0) -> None:
+    """Add a connection whose window is open."""
+    flow.add(number, limit, backoff or Backoff(BackoffOptions()), now)
+    flow._members[number].window = limit
+
+
+def receive(flow: RdyDistributor[int], number: int, now: float, count: int = 1, size: int = 1) -> bool:
+    """Note messages that were all answered at once."""
+    return flow.received(number, count, size * count, 0, now)
 
 
 def test_equal_shares_as_far_as_they_go() -> None:
@@ -35,7 +46,7 @@ def test_what_one_cannot_take_goes_to_the_others() -> None:
 
 def test_a_new_connection_lowers_the_others_and_a_lost_one_raises_them() -> None:
     flow = make(10, 2500)
-    flow.add(1, 2500, Backoff(BackoffOptions()), 0.0)
+    add(flow, 1, 2500)
     assert flow.shares(0) == {0: 5, 1: 5}
     flow.remove(0)
     assert flow.shares(0) == {1: 10}
@@ -44,12 +55,14 @@ def test_a_new_connection_lowers_the_others_and_a_lost_one_raises_them() -> None
 
 def test_idle_connections_give_way_until_something_comes() -> None:
     flow = make(100, 2500, 2500, 2500)
-    assert not flow.delivered(0, 9.0)
+    assert not receive(flow, 0, 9.0)
     assert flow.shares(11.0) == {0: 98, 1: 1, 2: 1}
-    assert flow.delivered(1, 12.0)
+    assert receive(flow, 1, 12.0)
+    assert flow.shares(12.0) == {0: 98, 1: 1, 2: 1}, "its window starts again"
+    flow._members[1].window = 2500
     assert flow.shares(12.0) == {0: 49, 1: 50, 2: 1}
-    assert sorted(flow.shares(60.0).values()) == [33, 33, 34], "all are idle: nobody is in need"
-    assert not flow.delivered(99, 60.0)
+    assert sorted(flow.shares(60.0).values()) == [1, 1, 1], "the windows of idle connections start again"
+    assert not receive(flow, 99, 60.0)
 
 
 def test_pause() -> None:
@@ -62,7 +75,7 @@ def test_a_backoff_of_the_consumer_stops_all_then_lets_one_probe() -> None:
     backoff = Backoff(BackoffOptions())
     flow = RdyDistributor[int](100, backoff)
     for number in range(3):
-        flow.add(number, 2500, backoff, 0.0)
+        add(flow, number, 2500, backoff)
     backoff.failed(0.0)
     assert flow.shares(1.0) == {0: 0, 1: 0, 2: 0}
     backoff.tick(2.0)
@@ -78,7 +91,7 @@ def test_a_backoff_of_the_consumer_stops_all_then_lets_one_probe() -> None:
 def test_a_backoff_of_one_connection_leaves_the_others_alone() -> None:
     own = Backoff(BackoffOptions())
     flow = make(10, 2500)
-    flow.add(1, 2500, own, 0.0)
+    add(flow, 1, 2500, own)
     own.failed(0.0)
     assert flow.shares(0.0) == {0: 10, 1: 0}
     own.tick(2.0)
@@ -91,7 +104,7 @@ def test_busy_connections_keep_their_turn_for_a_while_and_are_not_pinned() -> No
     held = 0
     for step in range(100):
         now = step * 0.1
-        flow.delivered(first, now)
+        receive(flow, first, now)
         if not flow.shares(now)[first]:
             break
         held += 1
@@ -113,12 +126,12 @@ def test_the_sum_is_never_too_much(total: int, steps: list[tuple[str, int]]) -> 
     for name, number in steps:
         if name == "add":
             own[number] = Backoff(BackoffOptions())
-            flow.add(number, 1 if number % 3 else 2500, own[number], now)
+            add(flow, number, 1 if number % 3 else 2500, own[number], now)
         elif name == "remove":
             flow.remove(number)
             own.pop(number, None)
         elif name == "delivered":
-            flow.delivered(number, now)
+            receive(flow, number, now)
         elif name == "fail":
             backoff.failed(now)
         elif name == "own" and number in own:
@@ -145,7 +158,7 @@ def test_nobody_starves(total: int, count: int) -> None:
         shares = flow.shares(now)
         seen |= {key for key, share in shares.items() if share}
         for key in (key for key, share in shares.items() if share and key % 2):
-            flow.delivered(key, now)
+            receive(flow, key, now)
     assert seen == set(range(count))
 
 
@@ -165,3 +178,60 @@ def test_held_messages_do_not_count_up_to_as_many_again() -> None:
     assert flow.shares(0) == {0: 20}
     flow.paused = True
     assert flow.shares(0) == {0: 0}
+
+
+def fill(flow: RdyDistributor[int], number: int, now: float) -> bool:
+    """Receive as many messages as RDY allows, none of which is answered."""
+    share = flow.shares(now)[number]
+    return flow.received(number, share, share, share, now)
+
+
+def test_a_window_starts_at_one_and_doubles_while_a_handler_waits() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    seen = []
+    for step in range(9):
+        seen.append(flow.shares(step)[0])
+        fill(flow, 0, step)
+        assert flow.grow() == (step < 7)
+    assert seen == [1, 2, 4, 8, 16, 32, 64, 100, 100]
+
+
+def test_a_window_that_is_not_exhausted_does_not_grow() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    fill(flow, 0, 0.0)
+    assert flow.grow()
+    for step in range(1, 20):
+        assert flow.shares(step)[0] == 2
+        flow.received(0, 1, 1, 1, step)
+        assert not flow.grow()
+
+
+def test_messages_that_are_answered_at_once_exhaust_a_window_too() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    for number in range(8):
+        flow.shares(0.0)
+        flow.received(0, 1, 1, 1, 0.001 * number)
+        flow.grow()
+    assert flow.shares(0.01)[0] >= 4
+
+
+def test_up_to_the_concurrency_no_handler_has_to_wait() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.concurrency = 6
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    assert [fill(flow, 0, 0.0) for _ in range(4)] == [True, True, True, False]
+    assert flow.shares(0.0) == {0: 8}
+
+
+def test_large_messages_lower_the_counts() -> None:
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()), max_bytes=1000)
+    for number in range(2):
+        add(flow, number, 2500)
+    assert flow.shares(0.0) == {0: 50, 1: 50}
+    receive(flow, 0, 0.0, 1, size=100)
+    assert flow.shares(0.0) == {0: 5, 1: 95}
+    receive(flow, 1, 0.0, 1, size=10_000)
+    assert flow.shares(0.0) == {0: 5, 1: 1}, "each may have one message"

@@ -63,7 +63,8 @@ async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> No
         await consumer.seek(Position.earliest())
         await consumer.seek(Position.latest())
         publish(cluster, topic, b"4")
-        assert (await take(consumer, 1))[-1] in (b"1", b"4")
+        # one message from before may be delivered: whichever the server has requeued first
+        assert (await take(consumer, 1))[-1] in (b"1", b"2", b"3", b"4")
         with pytest.raises(InvalidPartition):
             await consumer.seek(Position.latest(), [5])
 
@@ -96,7 +97,7 @@ async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> No
     seen: list[str] = []
 
     async def seek(consumer: Consumer) -> None:
-        with pytest.raises(InvalidState, match="ended"):
+        with pytest.raises(InvalidState, match="was closed"):
             await consumer.seek(Position.latest())
         seen.append("ended")
 
@@ -106,7 +107,7 @@ async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> No
             await eventually(lambda: not consumer.connections)
             tasks.start_soon(seek, consumer)
             await anyio.wait_all_tasks_blocked()
-        with pytest.raises(InvalidState, match="not open"):
+        with pytest.raises(InvalidState, match="is closed"):
             await consumer.seek(Position.latest())
     assert seen == ["ended"]
     cluster.restart(cluster.leader(topic))
@@ -150,7 +151,7 @@ async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster
     ended: list[Position] = []
 
     async def seek(consumer: Consumer, position: Position) -> None:
-        with pytest.raises(InvalidState, match="ended"):
+        with pytest.raises(InvalidState, match="was closed"):
             await consumer.seek(position)
         ended.append(position)
 

@@ -1,4 +1,4 @@
-"""Which errors end a consumer."""
+"""Which errors end a consumer, and which ones another try or another lookup resolves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.client.consumer.subscriptions.refusals import heals_itself, is_fatal, is_refused
+from nsqext.client.consumer.subscriptions.subscriber import is_fatal, is_not_leader, is_stale_meta
 from nsqext.errors.server import (
     AuthFailed,
     BadTopic,
@@ -32,11 +32,11 @@ def test_settings_that_were_taken_once_are_not_fatal(kind: type[NsqError]) -> No
     assert not is_fatal(kind("no"), opened=True)
 
 
-def test_what_another_look_at_lookup_mends() -> None:
-    assert is_refused(NotLeader("no"))
-    assert not heals_itself(NotLeader("no"))
-    assert heals_itself(ExtendRequired("no"))
-    assert not is_refused(ExtendRequired("no"))
+def test_errors_that_another_lookup_resolves() -> None:
+    assert is_not_leader(NotLeader("no"))
+    assert not is_stale_meta(NotLeader("no"))
+    assert is_stale_meta(ExtendRequired("no"))
+    assert not is_not_leader(ExtendRequired("no"))
     assert not is_fatal(NotLeader("no"), opened=False)
-    assert not is_refused(None)
-    assert not heals_itself(None)
+    assert not is_not_leader(None)
+    assert not is_stale_meta(None)

@@ -1,0 +1,324 @@
+"""How a consumer lives in other programs: opened and closed anywhere, fair to others, and telling what it does."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import create_task_group
+
+import nsqext
+from nsqext import App, ConnectionOptions, Consumer, ConsumerEvent, ConsumerOptions, Message, Producer
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NegotiationFailed
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
+from tests.support.fake_lookupd import answering, http, serving
+from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_lookup, scripted_node
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+pytestmark = pytest.mark.anyio
+
+
+# --- opened in one task, closed in another ---------------------------------------------------------------------------
+
+
+async def test_opened_in_one_task_and_closed_in_another(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    async with create_task_group() as tasks:
+        tasks.start_soon(consumer.start)
+    publish(cluster, topic, b"a")
+    assert await take(consumer, 1) == [b"a"]
+    async with create_task_group() as tasks:
+        tasks.start_soon(consumer.aclose)
+    assert consumer.connections == ()
+    await consumer.aclose()
+    with pytest.raises(InvalidState, match="opened before"):
+        await consumer.start()
+
+
+async def test_the_task_that_started_it_may_be_cancelled(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+
+    started = anyio.Event()
+
+    async def start() -> None:
+        await consumer.start()
+        started.set()
+        await anyio.sleep_forever()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(start)
+        await started.wait()
+        tasks.cancel_scope.cancel()
+    publish(cluster, topic, b"a")
+    assert await take(consumer, 1) == [b"a"]
+    await consumer.aclose()
+
+
+async def test_start_runs_the_handler_in_the_background(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    handled = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        handled.set()
+
+    await consumer.start()
+    publish(cluster, topic, b"a")
+    with anyio.fail_after(10):
+        await handled.wait()
+    await consumer.aclose()
+    await eventually(lambda: not depth(cluster, topic))
+
+
+async def test_aclose_in_a_handler_ends_the_run(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await consumer.aclose()
+
+    publish(cluster, topic, b"a")
+    with anyio.fail_after(10):
+        await consumer.run()
+    await eventually(lambda: not depth(cluster, topic))
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["consumer", "app"])
+async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster, topic: str, kind: str) -> None:
+    def mine(*given: object) -> None:
+        """Stand for the handler of a web server."""
+
+    app = App(cluster.lookupd)
+
+    async def handle(message: Message) -> None:
+        """Do nothing."""
+
+    if kind == "app":
+        app.handler(topic, "ch", options=QUICK)(handle)
+        consumer, run, stop = app.consumers[0], app.serve, app.stop
+    else:
+        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+        consumer.handler(handle)
+        run, stop = consumer.run, consumer.stop
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        async with create_task_group() as tasks:
+            tasks.start_soon(run)
+            await eventually(lambda: consumer.connections)
+            await anyio.wait_all_tasks_blocked()
+            assert signal.getsignal(signal.SIGTERM) is mine
+            stop()
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topic: str) -> None:
+    consumers = [Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK) for _ in range(2)]
+
+    async def handle(message: Message) -> None:
+        """Do nothing."""
+
+    with anyio.fail_after(10):
+        async with create_task_group() as tasks:
+            for consumer in consumers:
+                consumer.handler(handle)
+                tasks.start_soon(consumer.run)
+            await eventually(lambda: all(consumer.connections for consumer in consumers))
+            await anyio.wait_all_tasks_blocked()
+            signal.raise_signal(signal.SIGTERM)
+
+
+# --- servers that are not up yet, and wrong ones ---------------------------------------------------------------------
+
+
+async def test_run_waits_for_a_lookup_service_that_starts_later(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    consumer = Consumer("t", "ch", lookupd=f"127.0.0.1:{port}", options=quick(lookup_timeout=30.0))
+    handled = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        handled.set()
+
+    async def body() -> None:
+        await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
+        async with scripted_lookup(port=port) as lookup, scripted_node(obey({"RDY": message(1)})) as node:
+            lookup.tell({0: node}, num=1)
+            with anyio.fail_after(10):
+                await handled.wait()
+
+    with caplog.at_level(logging.WARNING, "nsqext.consumer"):
+        await running(consumer, body)
+    assert caplog.text.count("waiting for a partition to subscribe to") == 1
+
+
+async def test_the_wait_for_a_lookup_service_ends() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    consumer = Consumer("t", "ch", lookupd=f"127.0.0.1:{port}", options=quick(lookup_timeout=0.1))
+    with anyio.fail_after(10), pytest.raises(LookupUnreachable):
+        await consumer.start()
+
+
+async def test_an_address_that_is_not_that_of_a_lookup_service_fails_at_once() -> None:
+    async with serving(answering(http(b"<html>"))) as address:
+        consumer = Consumer("t", "ch", lookupd=str(address), options=quick(lookup_timeout=300.0))
+        with anyio.fail_after(10), pytest.raises(LookupFailed):
+            await consumer.start()
+
+
+async def test_nodes_that_refuse_tls_end_a_consumer_that_never_worked() -> None:
+    options = quick(connection=ConnectionOptions(tls=True))
+    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
+        consumer = Consumer("t", "ch", nsqd=f"{one},{two}", options=options)
+        with anyio.fail_after(10), pytest.raises(NegotiationFailed, match="TLS"):
+            await consumer.start()
+
+
+async def test_repeated_failures_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_node(obey({"SUB": error("E_SUB_FAILED no")}), granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), options=quick(start_timeout=0.0))
+        with caplog.at_level(logging.WARNING, "nsqext.consumer"):
+            async with consumer:
+                await eventually(lambda: len(node.peers) > 5)
+    assert caplog.text.count("subscription ended") == 1
+
+
+# --- fairness --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_consumer_that_joins_late_gets_work(cluster: Cluster, topic: str) -> None:
+    """Each message takes 20 ms; the second consumer subscribes after the first one has handled fifteen of them."""
+    counts = {"first": 0, "second": 0}
+    consumers: list[Consumer] = []
+    late = anyio.Event()
+
+    def make(name: str) -> Consumer:
+        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=ConsumerOptions(partitions=(0,)))
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            await anyio.sleep(0.02)
+            counts[name] += 1
+            if counts["first"] == 15:
+                late.set()
+            if sum(counts.values()) >= 150:
+                for one in consumers:
+                    one.stop()
+
+        consumers.append(consumer)
+        return consumer
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [b"x"] * 150, partition=0)
+    with anyio.fail_after(30):
+        async with create_task_group() as tasks:
+            tasks.start_soon(make("first").run)
+            await late.wait()
+            tasks.start_soon(make("second").run)
+    assert counts["second"] >= 45, counts
+
+
+async def test_a_caller_that_holds_messages_gets_more(cluster: Cluster, topic: str) -> None:
+    """A batch is collected before the first message of it is finished."""
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [b"x"] * 60, partition=0)
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        with anyio.fail_after(10):
+            held = [await consumer.__anext__() for _ in range(60)]
+        for one in held:
+            await one.finish()
+    await eventually(lambda: not depth(cluster, topic))
+
+
+# --- what it tells ---------------------------------------------------------------------------------------------------
+
+
+async def test_statistics(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(partitions=(0,)))
+    with pytest.raises(InvalidState, match="not open"):
+        consumer.statistics()
+    publish(cluster, topic, b"1", b"2", b"3")
+    async with consumer:
+        first, second, third = [await consumer.__anext__() for _ in range(3)]
+        await first.finish()
+        await second.requeue(30.0)
+        found = consumer.statistics()
+        assert (found.received, found.finished, found.requeued, found.in_flight, found.lost) == (3, 1, 1, 1, 0)
+        assert found.bytes_received > 3 * 26
+        assert found.connections == consumer.connections
+        assert found.lookup_age is not None
+        assert (found.lookup_failures, found.reconnects) == (0, 0)
+        await third.finish()
+    assert consumer.statistics().finished == 2
+
+
+async def test_events_and_log_of_a_life(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[ConsumerEvent] = []
+    async with scripted_node(obey(), granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        consumer.on_event(events.append)
+
+        @consumer.on_event
+        def fail(event: ConsumerEvent) -> None:
+            raise ValueError("of the callback")
+
+        with caplog.at_level(logging.INFO, "nsqext.consumer"):
+            async with consumer:
+                await node.peers[0].close()
+                await eventually(lambda: len(events) == 3)
+    assert [event.kind for event in events] == ["connected", "disconnected", "connected", "disconnected"]
+    assert {event.node for event in events} == {str(node)}
+    assert consumer.statistics().reconnects == 1
+    texts = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert texts[0] == f"subscribed to t/ch at {node}"
+    assert "back after" in texts[1]
+    assert texts[2:] == ["drained and closed t/ch"]
+
+
+async def test_a_backoff_is_an_event() -> None:
+    events: list[ConsumerEvent] = []
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+        consumer.on_event(events.append)
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            raise ValueError("broken")
+
+        async def body() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1))
+            await eventually(lambda: "backoff" in [event.kind for event in events])
+
+        await running(consumer, body, node)
+    assert [event.detail for event in events if event.kind == "backoff"] == ["level 1"]
+
+
+async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixture) -> None:
+    consumer = nsqext.Consumer("t", "ch", lookupd="127.0.0.1:9", options=QUICK)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        """Do nothing."""
+
+    with suppress(LookupFailed):
+        await consumer.run()
+        raise AssertionError("it ran")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Nothing here depends on the loop."""
+    """The HTTP application does not depend on the event loop."""
     return "asyncio"
 
 
@@ -356,3 +356,31 @@ def test_a_body_that_is_cut_off_is_refused_in_the_originals_words(sent: bytes, r
     client.session.no_more()
     assert client.receive() == [(FrameType.ERROR, refusal.encode())]
     assert not client.open
+
+
+_CHANNEL = (
+    "channel_name depth backend_depth in_flight_count deferred_count message_count global_msg_count requeue_count "
+    "timeout_count client_count clients paused e2e_processing_latency"
+)
+_TOPIC = "topic_name channels depth backend_depth message_count message_bytes paused e2e_processing_latency"
+_CLIENT = (
+    "client_id hostname version remote_address state ready_count in_flight_count message_count finish_count "
+    "requeue_count connect_ts sample_rate deflate snappy user_agent topology_zone topology_region tls tls_cipher_suite "
+    "tls_version tls_negotiated_protocol tls_negotiated_protocol_is_mutual"
+)
+
+
+@pytest.mark.anyio
+async def test_stats_have_the_members_that_nsqadmin_reads() -> None:
+    """The API of the original nsqadmin was compared on this server and the real one, member by member."""
+    node = _node()
+    _consumer(node)
+    Client(node).ask(sized("PUB t", b"x"))
+    answer = (await _web(node).get("/stats?format=json")).json()
+    assert list(answer) == ["version", "health", "start_time", "topics", "memory", "producers"]
+    (topic,) = answer["topics"]
+    (channel,) = topic["channels"]
+    (client,) = channel["clients"]
+    assert [list(topic), list(channel), list(client)] == [_TOPIC.split(), _CHANNEL.split(), _CLIENT.split()]
+    assert all(type(client[name]) is int for name in ("ready_count", "connect_ts", "state", "finish_count"))
+    assert client["remote_address"].count(":") == 1

@@ -26,7 +26,7 @@ V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Nothing here depends on the loop."""
+    """The HTTP application does not depend on the event loop."""
     return "asyncio"
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Nothing here depends on the loop."""
+    """The HTTP application does not depend on the event loop."""
     return "asyncio"
 
 

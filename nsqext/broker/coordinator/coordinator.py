@@ -20,7 +20,6 @@ from nsqext.broker.coordinator.replication import (
     commit_all,
     copy_records,
     hand_over_channels,
-    mirror_channels,
 )
 from nsqext.broker.engine.errors import Refusal
 from nsqext.errors import InvalidSetting
@@ -330,9 +329,9 @@ class Coordinator:
         """Copy the leader's channels to the followers that answer."""
         state = replicas.state
         if len(replicas.hosts) > 1 and self.reachable(state.leader):
-            for name, hosted in replicas.hosts.items():
-                if name != state.leader and name in state.in_sync and self.reachable(name):
-                    mirror_channels(replicas.leader, hosted.partition)
+            for name in state.in_sync:
+                if name != state.leader and name in replicas.hosts and self.reachable(name):
+                    replicas.mirror_to(name)
 
     def notify_watchers(self, topic: str) -> None:
         """Call the watchers after a change of a topic."""

@@ -122,6 +122,7 @@ class ReplicaSet:
     reachable: Callable[[str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
+    _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
     _changed: anyio.Event = field(factory=anyio.Event, alias="changed")
     _refused: str = field(default="", init=False)
 
@@ -174,15 +175,25 @@ class ReplicaSet:
     def _is_aligned(self, name: str) -> bool:
         return self._aligned.get(name) == self.state.epoch
 
+    def mirror_to(self, name: str) -> None:
+        """Copy the leader's channels to a follower, if they changed since the last copy."""
+        leader = self.leader
+        version = self.state.leader, self.state.epoch, leader.changes
+        if self._mirrored.get(name) != version:
+            mirror_channels(leader, self.hosts[name].partition)
+            self._mirrored[name] = version
+
     def align(self, name: str) -> None:
         """Make a replica a prefix of the leader's, once in each epoch."""
         if not self._is_aligned(name):
             cut_tail(self.leader, self.hosts[name].partition)
             self._aligned[name] = self.state.epoch
+            self._mirrored.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Align a replica again before the next copy, because its node was away."""
         self._aligned.pop(name, None)
+        self._mirrored.pop(name, None)
 
     async def replicate(self, stored: Stored) -> None:
         """Return when every in-sync replica has the entries.

@@ -55,6 +55,7 @@ class Partition:
         suspended: another node leads the partition, so consumers are refused.
         paused: messages are not passed to channels (original server).
         touched: a deadline may have changed since the last `tick`.
+        changes: grows with every change of the channels' persistent state, and when records are removed.
         message_count: messages stored since the partition was opened.
         message_bytes: bytes of their bodies.
         on_channel_deleted: called with the name of a deleted channel; None for no callback.
@@ -85,6 +86,7 @@ class Partition:
         self.suspended: bool = False
         self.paused: bool = False
         self.touched: bool = False
+        self.changes: int = 0
         self.message_count: int = 0
         self.message_bytes: int = 0
         self.on_channel_deleted: Callable[[str], None] | None = None
@@ -307,7 +309,10 @@ class Partition:
         if self.suspended:
             return
         slowest = min((channel.acked.offset for channel in self.channels.values()), default=self.readable_offset)
+        start = self.log.start_offset
         self.log.trim(min(slowest, self.readable_offset, max(self.log.end_offset - keep, 0)))
+        if self.log.start_offset != start:
+            self.changes += 1
 
     # channels
 
@@ -485,6 +490,7 @@ class Partition:
 
     def note_progress(self) -> None:
         """Write the channels' positions with the next interval."""
+        self.changes += 1
         if self._storage is not None:
             self._storage.dirty = True
             if not self.touched:
@@ -499,5 +505,6 @@ class Partition:
     def note_channels(self) -> None:
         """Write the channels' state at once, because channels were created, deleted or switched."""
         self._new_on_replica = False
+        self.changes += 1
         if self._storage is not None:
             self._save(self._storage)

@@ -1,0 +1,144 @@
+"""Ticks of partitions: only where a deadline has passed or may have changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsqext.broker.engine.options import PartitionOptions
+from nsqext.broker.engine.partition import NewMessage, Partition
+from nsqext.broker.engine.schedule import Schedule
+from tests.support.engine_partition import Bench, Consumer
+
+
+class Timer:
+    """A scheduled thing that returns deadlines from a list."""
+
+    def __init__(self, *deadlines: float | None) -> None:
+        self.deadlines = list(deadlines)
+        self.ticks = 0
+
+    def tick(self) -> float | None:
+        """Count the call."""
+        self.ticks += 1
+        return self.deadlines.pop(0) if self.deadlines else None
+
+
+def test_an_item_is_ticked_after_add_and_at_its_deadline() -> None:
+    schedule, timer = Schedule(), Timer(10.0, 20.0)
+    schedule.run(0)
+    schedule.add(timer)
+    schedule.add(timer)
+    schedule.run(1)
+    assert timer.ticks == 1
+    schedule.run(9.9)
+    assert timer.ticks == 1
+    schedule.run(10)
+    schedule.run(19)
+    assert timer.ticks == 2
+    schedule.run(20)
+    schedule.run(1000)
+    assert timer.ticks == 3
+
+
+def test_a_new_deadline_replaces_the_old_one() -> None:
+    schedule, timer = Schedule(), Timer(10.0, 30.0, 20.0)
+    for _ in range(3):
+        schedule.add(timer)
+        schedule.run(1)
+    schedule.run(15)
+    assert timer.ticks == 3
+    schedule.run(25)
+    assert timer.ticks == 4
+
+
+def test_a_removed_item_is_not_ticked() -> None:
+    schedule, timer = Schedule(), Timer(10.0)
+    schedule.add(timer)
+    schedule.run(0)
+    schedule.remove(timer)
+    schedule.add(timer)
+    schedule.remove(timer)
+    schedule.run(100)
+    assert timer.ticks == 1
+
+
+class Scheduled(Bench):
+    """A partition that is ticked by a schedule alone."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.schedule = Schedule()
+        self.ticks = 0
+        self.partition = Partition(
+            "orders", 0, PartitionOptions(clock=self.clock, wall=self.wall, **options), schedule=self.schedule
+        )
+        tick = self.partition.tick
+
+        def counted() -> float | None:
+            self.ticks += 1
+            return tick()
+
+        self.partition.tick = counted  # type: ignore[method-assign]
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in steps of 50 ms, as the server's ticks do."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 0.05, end)
+            self.schedule.run(self.now)
+
+
+def test_an_idle_partition_is_not_ticked() -> None:
+    bench = Scheduled()
+    consumer = bench.consume(ready=5)
+    bench.publish("a")
+    bench.finish(consumer, [2])
+    bench.wait(0.1)
+    before = bench.ticks
+    bench.wait(30)
+    assert bench.ticks - before <= 1
+
+
+def test_deadlines_are_met_without_other_activity() -> None:
+    bench = Scheduled()
+    consumer = bench.consume(ready=5, msg_timeout=5.0)
+    bench.publish("a", "b", "c", "d")
+    bench.channel().requeue(consumer, 3, 2.0)
+    bench.channel().requeue(consumer, 4, 1000.0)
+    bench.channel().finish(consumer, 5)
+    assert consumer.attempts() == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+    bench.wait(2)
+    assert consumer.attempts() == [("b", 2)]
+    bench.channel().finish(consumer, 3)
+    bench.wait(2.9)
+    assert consumer.attempts() == []
+    bench.wait(0.2)
+    assert consumer.attempts() == [("a", 2)]
+    bench.channel().touch(consumer, 2)
+    bench.channel().finish(consumer, 2)
+    bench.wait(994)
+    assert consumer.attempts() == []
+    bench.wait(2)
+    assert consumer.attempts() == [("c", 2)]
+
+
+def test_the_delayed_queue_waits_for_a_client() -> None:
+    bench = Scheduled()
+    consumer = bench.consume(ready=1)
+    bench.publish("a")
+    bench.channel().requeue(consumer, 2, 1000.0)
+    bench.channel().unsubscribe(consumer)
+    bench.wait(1001)
+    second = Consumer(2)
+    bench.channel().subscribe(second)
+    bench.channel().set_ready(second, 1)
+    bench.wait(0.1)
+    assert second.bodies() == ["a"]
+
+
+def test_a_closed_partition_is_not_ticked() -> None:
+    bench = Scheduled()
+    bench.partition.put([NewMessage(b"a")])
+    bench.partition.close()
+    bench.wait(1)
+    assert bench.ticks == 0

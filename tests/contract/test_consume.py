@@ -269,7 +269,7 @@ async def test_a_message_is_answered_once(cluster_under_test: ClusterUnderTest, 
         await producer.publish(topic, b"hi")
         message = (await finish_all(consumer, 1))[0]
         for answer in (message.finish, message.requeue, message.touch):
-            with pytest.raises(InvalidState, match="answered already"):
+            with pytest.raises(InvalidState, match="finished or requeued already"):
                 await answer()
 
 

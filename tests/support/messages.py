@@ -75,6 +75,9 @@ class RecordingOwner:
 
     def __init__(self, *, in_order: bool = False) -> None:
         self.in_order: bool = in_order
+        self.moved: bool = False
+        self.number: int = 1
+        self.ready: int = 1
         self.horizon: float = float("-inf")
         self.msg_timeout: float = 60.0
         self.max_msg_timeout: float = 900.0

@@ -1,4 +1,4 @@
-"""What a handler raises to say what becomes of its message."""
+"""Exceptions that a handler raises to decide about its message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from nsqext.errors import InvalidInput
 __all__ = ("MAX_DELAY", "Finish", "HandlerSignal", "Reject", "Requeue", "check_delay")
 
 MAX_DELAY = 3 * 24 * 3600.0
-"""The longest delay of a requeue that servers take, in seconds."""
+"""Longest delay of a requeue that servers accept, in seconds."""
 
 
 def check_delay(delay: float) -> float:
@@ -22,7 +22,7 @@ def check_delay(delay: float) -> float:
 
 
 class HandlerSignal(Exception):
-    """A handler's decision about its message; no error, and not logged as one."""
+    """A handler's decision about its message; not logged as an error."""
 
 
 class Finish(HandlerSignal):
@@ -30,11 +30,11 @@ class Finish(HandlerSignal):
 
 
 class Requeue(HandlerSignal):
-    """Give the message back.
+    """Requeue the message.
 
     Args:
-        delay: seconds until it comes again; None for the delay of failed messages.
-        backoff: slow the consumer down, as any other exception does.
+        delay: seconds until it is delivered again; None for the delay of failed messages.
+        backoff: slow the consumer down, as for any other exception.
 
     Raises:
         InvalidInput: the delay is negative or too long.
@@ -47,13 +47,14 @@ class Requeue(HandlerSignal):
 
 
 class Reject(HandlerSignal):
-    """Send the message to the dead letters and finish it, whatever its attempts; on ordered channels only where that
-    is allowed.
+    """Send the message to the dead letters and finish it, after any number of attempts.
+
+    On ordered channels this needs `FailureOptions.reject_ordered`.
 
     Args:
-        reason: for the log.
+        reason: for the log and the dead letter.
     """
 
-    def __init__(self, reason: str = "its handler gave it up") -> None:
+    def __init__(self, reason: str = "rejected by its handler") -> None:
         super().__init__(reason)
         self.reason: str = reason

@@ -1,4 +1,4 @@
-"""A message in the hands of a consumer."""
+"""A message as a consumer receives it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,33 @@ class Owner(Protocol):
     """The subscription that a message came from.
 
     Attributes:
-        horizon: messages that arrived before this time are no longer ours.
+        topic: name of the topic.
+        partition: number of the partition; -1 at the original NSQ.
+        node: ``host:port`` of the node.
+        in_order: the next message is delivered after this one was finished.
+        moved: the channel was moved to another position before this subscription received its first message.
+        number: which of the subscriptions of the consumer to its partition that were opened, counted from 1.
+        ready: messages that the server may have in flight on it (RDY).
+        horizon: messages received before this time are not in flight any more.
         msg_timeout: seconds that a message may be in flight.
         max_msg_timeout: seconds that it may be in flight, however often it is touched.
-        ignore_lost: answering a message that is no longer ours does nothing, rather than raise.
+        ignore_lost: answering a message that is not in flight any more does nothing, rather than raise.
     """
 
     topic: str
     partition: int
     node: str
     in_order: bool
+    moved: bool
+    number: int
     horizon: float
     msg_timeout: float
     max_msg_timeout: float
     ignore_lost: bool
+
+    @property
+    def ready(self) -> int:
+        """Messages that the server may have in flight."""
 
     def finish(self, message: Message) -> None:
         """Send FIN."""
@@ -48,38 +61,40 @@ class Owner(Protocol):
         """Send TOUCH."""
 
     def record_outcome(self, failed: bool) -> None:
-        """Note a failure, or a message given back without being counted as a failure, whose REQ comes later."""
+        """Count a failure, or a requeue that is none, whose REQ is sent later."""
 
     def expired(self, message: Message) -> bool:
         """Return whether the message went back to the server."""
 
 
 class Message(RawMessage):
-    """A message that was delivered.
+    """A delivered message.
 
-    Each message is answered once, with `finish` or `requeue`; in a handler, returning and raising do that. Answers are
-    collected and sent together as soon as the event loop has a moment: awaiting them does not wait for the server,
-    which does not reply to them.
+    Each message is answered once, with `finish` or `requeue`; for a handler, returning and raising do that. Answers are
+    collected and sent together in the next turn of the event loop: awaiting them does not wait for the server, which
+    does not reply to them.
 
     Attributes:
         body: what was published.
         attempts: how often it was delivered, this time included.
         timestamp: when the server stored it, in nanoseconds since 1970.
         id: the 16 bytes of its id.
-        offset: byte offset in the partition's queue; -1 where the subscription does not tell.
-        size: bytes of its record in the queue; 0 where the subscription does not tell.
+        offset: byte offset in the partition's queue; -1 where the subscription does not report it.
+        size: bytes of its record in the queue; 0 where the subscription does not report it.
         header: bytes of the extend header as they were published.
-        received: when it arrived or was touched last, in seconds of the monotonic clock.
+        delivered: when it was received, in seconds of the monotonic clock.
+        received: when it was received or touched last, on the same clock.
         answered: whether it was finished or requeued.
-        owner: the subscription that it came over.
+        owner: the subscription that received it.
     """
 
-    __slots__ = ("_headers", "answered", "owner", "received")
+    __slots__ = ("_headers", "answered", "delivered", "owner", "received")
 
     def __init__(self, owner: Owner) -> None:
         self.owner: Owner = owner
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False
+        self.delivered: float = 0.0
         self.received: float = 0.0
 
     @property
@@ -89,7 +104,7 @@ class Message(RawMessage):
 
     @property
     def partition(self) -> int:
-        """Partition it came from; -1 at the original NSQ."""
+        """Partition that it was read from; -1 at the original NSQ."""
         return self.owner.partition
 
     @property
@@ -99,7 +114,7 @@ class Message(RawMessage):
 
     @property
     def in_order(self) -> bool:
-        """Whether the next message of its partition waits for the answer to this one."""
+        """Whether the next message of its partition is delivered after this one was finished."""
         return self.owner.in_order
 
     @property
@@ -109,12 +124,12 @@ class Message(RawMessage):
         Values are text, unless a publisher of another kind used other JSON values.
 
         Raises:
-            ProtocolError: the header is neither JSON nor what servers take for it, which they refuse to store.
+            ProtocolError: the header is not JSON, not by the lenient rules of servers either.
         """
         full = self._headers
         if full is None:
             full = self._all_headers()
-        # nothing reserved, and nothing that could spell it; 'find' takes a third of the time of 'in'
+        # no reserved name, and no escape that could spell one; 'find' takes a third of the time of 'in'
         if self.header.find(b"##") < 0 and self.header.find(b"\\u") < 0:
             return full
         return {name: value for name, value in full.items() if not name.startswith(RESERVED_PREFIX)}
@@ -148,18 +163,18 @@ class Message(RawMessage):
 
     @property
     def expired(self) -> bool:
-        """Whether it is no longer ours, because its timeout has passed or its connection is gone; it comes again."""
+        """Whether it is not in flight any more: its timeout has passed, or its connection ended. It is redelivered."""
         return self.owner.expired(self)
 
     async def finish(self) -> None:
         """Acknowledge it: it will not be delivered again.
 
-        It does not wait, so that nothing cancels it: the answer goes out with the next write, and nothing tells whether
-        it has arrived. The same holds for `requeue` and `touch`.
+        It does not wait, so it is not a cancellation point: FIN is sent with the next write, and servers do not
+        acknowledge it. The same holds for `requeue` and `touch`.
 
         Raises:
             InvalidState: it was answered before.
-            MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.
+            MessageNotInFlight: it is not in flight any more, see `expired`; not with ``on_lost="ignore"``.
         """
         self._check()
         try:
@@ -169,16 +184,16 @@ class Message(RawMessage):
         self.answered = True
 
     async def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
-        """Give it back: it will be delivered again, with one attempt more.
+        """Requeue it: it will be delivered again, with one attempt more.
 
         Args:
-            delay: seconds until then; servers take up to three days, and ordered channels none.
-            backoff: slow the consumer down, as a handler that raises does.
+            delay: seconds until then, up to three days; ordered channels ignore it.
+            backoff: slow the consumer down, as for a handler that raises.
 
         Raises:
             InvalidInput: the delay is negative or too long.
             InvalidState: it was answered before.
-            MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.
+            MessageNotInFlight: it is not in flight any more, see `expired`; not with ``on_lost="ignore"``.
         """
         check_delay(delay)
         self._check()
@@ -189,11 +204,11 @@ class Message(RawMessage):
         self.answered = True
 
     async def touch(self) -> None:
-        """Start its timeout anew.
+        """Restart its timeout.
 
         Raises:
             InvalidState: it was answered before.
-            MessageNotInFlight: it is no longer ours, see `expired`; not with ``on_lost="ignore"``.
+            MessageNotInFlight: it is not in flight any more, see `expired`; not with ``on_lost="ignore"``.
         """
         self._check()
         try:
@@ -202,27 +217,33 @@ class Message(RawMessage):
             self._lost(error)
 
     def finish_now(self) -> None:
-        """Finish it after its handler returned; one that is no longer ours is left to its next delivery."""
+        """Finish it after its handler returned; log where it is not in flight any more and will be redelivered."""
         try:
             self.owner.finish(self)
         except MessageNotInFlight as error:
-            logger.warning("a handled message will come again: %s", error)
+            logger.warning("a handled message will be redelivered: %s", error)
         self.answered = True
 
     def requeue_now(self, delay: float, *, backoff: bool) -> None:
-        """Requeue it after its handler raised; one that is no longer ours is left to its next delivery."""
+        """Requeue it after its handler raised; log where it is not in flight any more and will be redelivered."""
         try:
             self.owner.requeue(self, delay, backoff=backoff)
         except MessageNotInFlight as error:
-            logger.warning("a message that was not handled will come again: %s", error)
+            logger.warning("a message that was not handled will be redelivered: %s", error)
         self.answered = True
 
+    def renew(self, delivery: Message) -> None:
+        """Continue with a later delivery of the same message, in place of one that is not in flight any more."""
+        self.owner = delivery.owner
+        self.delivered = self.received = delivery.received
+        self.attempts = max(self.attempts, delivery.attempts)
+
     def unpack(self) -> None:
-        """Restore a body that the publishing client compressed, and take the headers away that say so.
+        """Decompress a body that the publishing client compressed, and remove the headers that say so.
 
         Raises:
-            ProtocolError: the body is damaged, or grows too large.
-            InvalidSetting: a package is missing that knows the compression.
+            ProtocolError: the body is damaged, or unpacks to too many bytes.
+            InvalidSetting: the package for the compression is not installed.
         """
         headers = self._all_headers()
         if is_compressed(headers):
@@ -231,7 +252,9 @@ class Message(RawMessage):
 
     def _check(self) -> None:
         if self.answered:
-            raise InvalidState("the message was answered already", topic=self.topic, partition=self.partition)
+            raise InvalidState(
+                "the message was finished or requeued already", topic=self.topic, partition=self.partition
+            )
 
     def _lost(self, error: MessageNotInFlight) -> None:
         if not self.owner.ignore_lost:

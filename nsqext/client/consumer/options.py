@@ -141,17 +141,25 @@ class DeliveryOptions:
             ``ignore``.
         decompress: restore bodies that the publishing client compressed.
         block_warning: an event loop that is blocked for longer is reported; 0 for never.
+        redelivery_wait: with ``key``: how long later messages of a key and partition wait for the redelivery of earlier
+            ones that timed out or whose connection ended. The time counts while the server can deliver them. Then a
+            warning is logged, and the later ones are handled.
+        gap_wait: with ``key``: how long messages of a partition wait, after its connection was lost, for earlier
+            messages that the server may have sent and that were never received. Gaps that stay, for example because of
+            a filter or a tag, delay a partition by this time after each lost connection.
     """
 
     auto_touch: bool = True
     on_lost: Literal["raise", "ignore"] = "raise"
     decompress: bool = True
     block_warning: float = 1.0
+    redelivery_wait: float = 60.0
+    gap_wait: float = 5.0
 
     def __attrs_post_init__(self) -> None:
         if self.on_lost not in ("raise", "ignore"):
             raise InvalidSetting(f"on_lost={self.on_lost!r} is neither 'raise' nor 'ignore'")
-        _check_times(self, "block_warning")
+        _check_times(self, "block_warning", "redelivery_wait", "gap_wait")
 
 
 @frozen
@@ -295,6 +303,11 @@ class ConsumerOptions:
     def lanes(self) -> str | KeyOf | None:
         """The key of the lanes; None if messages are handled in the order received."""
         return KEY_HEADER if self.key is None and self.dispatch == KEY_FAILOVER else self.key
+
+    @property
+    def reports_position(self) -> bool:
+        """Whether messages report their offset: lanes need it to restore the order of a partition."""
+        return self.queue_position or (self.lanes is not None and self.dispatch != KEY_FAILOVER)
 
     def start_of(self, partition: int) -> Position | None:
         """Return the start position of a partition; None leaves it to the server."""

@@ -72,9 +72,9 @@ class ConsumerSession:
             max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
         )
         self.dispatcher: MessageDispatcher = MessageDispatcher(spec, self.flow, self.fail)
-        self.group: SubscriptionGroup = SubscriptionGroup(self.flow, backoff, self.dispatcher.ticked, self.events)
+        self.group: SubscriptionGroup = SubscriptionGroup(self.flow, backoff, self.dispatcher.tick, self.events)
         self.subscriber: Subscriber = Subscriber(
-            spec, self.group, metadata, self.dispatcher.arrived, self.fail, self.events
+            spec, self.group, metadata, self.dispatcher.dispatch, self.fail, self.events
         )
         self.ended: anyio.Event = anyio.Event()
         self.error: NsqError | None = None
@@ -152,7 +152,7 @@ class ConsumerSession:
             # while the connections are open, so that their messages are delivered again at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await self.dispatcher.wait()
-        self.dispatcher.give_back()
+        self.dispatcher.requeue_remaining()
         await self.subscriber.close()
 
     def fail(self, error: NsqError) -> None:
@@ -185,7 +185,7 @@ class ConsumerSession:
         hook = None if isinstance(dead_letters, str) else dead_letters
         if self._dead_letters is not None:
             hook = self._dead_letters.take
-        self.dispatcher.work(self._tasks, handler, concurrency, hook, self.flush)
+        self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self.flush)
 
     def flush(self) -> None:
         """Send pending answers; ask for more messages if none is queued, because the caller is about to wait."""

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.consumer.handlers.auto_touch import AutoTouch
+from nsqext.client.consumer.handlers.auto_touch import touch_due
 from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.errors import InvalidInput, NsqError
 from nsqext.protocol.messages import is_text_id
@@ -76,7 +76,6 @@ class Holder:
         self._error: NsqError | None = None
         self._wake = anyio.Event()
         self._backlog = Backlog(options.connection, options.topics, options.channel or "")
-        self._toucher = AutoTouch()
         self._closing = AsyncExitStack()
 
     def _consumer(self, topic: str) -> Consumer:
@@ -135,7 +134,7 @@ class Holder:
         while True:
             await anyio.sleep(_TICK)
             held = [entry.message for entry in self._held]
-            self._toucher.tick((*held, *self._arrived, *self._later), time.monotonic())
+            touch_due((*held, *self._arrived, *self._later), time.monotonic())
 
     async def freeze(self) -> None:
         """Give out nothing any more that is stored from now on, by the clocks of the servers."""

@@ -221,7 +221,7 @@ async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, top
 
     async with Producer(cluster.lookupd) as producer:
         await producer.publish(topic, b"x")
-    with anyio.fail_after(10), pytest.raises(InvalidInput, match="mend the consumer's key function"):
+    with anyio.fail_after(10), pytest.raises(InvalidInput, match="key function failed"):
         await consumer.run()
 
 
@@ -237,7 +237,7 @@ async def test_a_server_that_knows_no_key_failover_is_refused() -> None:
     with Cluster(nodes=1, generation="nsq") as cluster:
         cluster.create_topic("t", channels=["ch"])
         consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
-        with pytest.raises(InvalidSetting, match="knows no dispatch by key_failover"):
+        with pytest.raises(InvalidSetting, match="does not support dispatch by key_failover"):
             async with consumer:
                 pass
 

@@ -20,7 +20,7 @@ async def test_it_is_answered_once() -> None:
         await message.touch()
         await getattr(message, answer)()
         for again in ("finish", "requeue", "touch"):
-            with pytest.raises(InvalidState, match="answered already"):
+            with pytest.raises(InvalidState, match="finished or requeued already"):
                 await getattr(message, again)()
         assert len(owner.commands) == 2
         assert message.answered
@@ -62,8 +62,8 @@ async def test_after_a_handler_lost_messages_are_only_logged(caplog: pytest.LogC
         make_message(owner).finish_now()
         make_message(owner).requeue_now(1.0, backoff=True)
     assert [record.message for record in caplog.records] == [
-        "a handled message will come again: gone",
-        "a message that was not handled will come again: gone",
+        "a handled message will be redelivered: gone",
+        "a message that was not handled will be redelivered: gone",
     ]
 
 

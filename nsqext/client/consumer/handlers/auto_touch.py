@@ -1,4 +1,4 @@
-"""More time for messages that are here: one timer for all of them."""
+"""Extend the timeouts of messages in flight: one timer for all of them."""
 
 from __future__ import annotations
 
@@ -11,44 +11,29 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
 
-__all__ = ("AutoTouch",)
+__all__ = ("touch_due",)
 
 
-class AutoTouch:
-    """Touches messages when half of their timeout has passed, until the server's longest time is used up.
+def touch_due(messages: Iterable[Message], now: float) -> int:
+    """Touch the messages of which half the timeout has passed; returns how many.
 
-    It is told the time, and called a few times for each half of the shortest timeout (which is a second).
+    To be called several times within half of the shortest timeout (a second). A message is touched until the longest
+    time that its server grants (``max_msg_timeout``) is used up.
+
+    Args:
+        messages: messages in flight; answered ones are skipped.
+        now: the time.
     """
-
-    def __init__(self) -> None:
-        self._arrived: dict[Message, float] = {}
-
-    def tick(self, held: Iterable[Message], now: float) -> int:
-        """Touch what is due; returns how many messages that were.
-
-        Args:
-            held: messages that are here; answered ones are left alone.
-            now: the time.
-        """
-        count = 0
-        arrived: dict[Message, float] = {}
-        for message in held:
-            if message.answered:
+    count = 0
+    for message in messages:
+        if message.answered:
+            continue
+        owner = message.owner
+        half = owner.msg_timeout / 2
+        if now - message.received >= half and now - message.delivered + half < owner.max_msg_timeout:
+            try:
+                owner.touch(message)
+            except MessageNotInFlight:
                 continue
-            since = self._arrived.get(message)
-            owner = message.owner
-            if now - message.received >= owner.msg_timeout / 2:
-                since = message.received if since is None else since
-                if now - since + owner.msg_timeout / 2 < owner.max_msg_timeout:
-                    count += self._touch(message)
-            if since is not None:
-                arrived[message] = since
-        self._arrived = arrived
-        return count
-
-    def _touch(self, message: Message) -> bool:
-        try:
-            message.owner.touch(message)
-        except MessageNotInFlight:
-            return False
-        return True
+            count += 1
+    return count

@@ -1,17 +1,18 @@
-"""The messages of a consumer that are here: who takes them, who is at work on them, and what time does to them."""
+"""Queue received messages and dispatch them to handlers."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from nsqext.client.consumer.handlers.auto_touch import AutoTouch
+from nsqext.client.consumer.handlers.auto_touch import touch_due
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
 from nsqext.client.consumer.handlers.key_lanes import KeyLaneOwner, KeyLanes, key_reader
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import Handler, Workers
 from nsqext.errors import InvalidInput
+from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import is_text_id
 
 if TYPE_CHECKING:
@@ -33,154 +34,173 @@ _clock = time.monotonic
 
 
 class MessageDispatcher:
-    """Takes messages in, in one row or in one for each worker, and lets handlers work on them.
+    """Queues received messages, in one queue or in one for each worker, and runs the workers.
 
     Args:
-        source: what is consumed.
-        flow: told how many messages wait for their keys.
-        failed: told of a message that cannot be sorted in.
+        spec: what is consumed.
+        flow: receives the number of messages that wait for their keys.
+        failed: called when the key of a message cannot be read.
 
     Attributes:
-        queue: the row that all take from; with lanes it stays empty.
+        queue: what all workers, or the iteration, take messages from; empty with lanes.
     """
 
     def __init__(
-        self, source: SubscriptionSpec, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
+        self, spec: SubscriptionSpec, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
     ) -> None:
         self.queue: MessageQueue = MessageQueue()
-        self._left: list[Message] = []
-        self._leaving = False
-        self._topic = source.topic
-        self._options = source.options
+        self._unstarted: list[Message] = []
+        self._closing = False
+        self._topic = spec.topic
+        self._options = spec.options
         self._flow = flow
         self._failed = failed
-        delivery = source.options.delivery
         self._delays = DelayedRequeues()
-        self._auto_touch = AutoTouch() if delivery.auto_touch else None
-        self._stall = StallWatch(delivery.block_warning, "the loop over the consumer")
+        self._stall = StallWatch(spec.options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing further is given out."""
+        """Whether no further message is dispatched."""
         return self.queue.stopped
 
-    def arrived(self, messages: list[Message]) -> None:
-        """Take messages in."""
+    def dispatch(self, messages: list[Message]) -> None:
+        """Queue the messages of one read of a subscription."""
         if self.queue.stopped:
-            self._keep_back(messages)
-            return
-        if self._lanes is None:
+            self._keep_unstarted(messages)
+        elif self._lanes is not None:
+            try:
+                self._lanes.put(messages)
+            except InvalidInput as error:
+                self._failed(error)
+        else:
+            if messages and messages[0].in_order:
+                messages = self._without_running(messages)
             self.queue.put(messages)
-            return
-        try:
-            self._lanes.put(messages)
-        except InvalidInput as error:
-            self._failed(error)
 
-    def ticked(self, now: float, late: float) -> bool:
-        """Let time pass: delays, touches, a look at handlers that block.
+    def _without_running(self, messages: list[Message]) -> list[Message]:
+        """Return the messages whose handlers do not run.
+
+        An ordered message is redelivered when its connection was lost, while its handler still runs: the handler
+        continues with the new delivery, rather than beside a second call that the next message does not wait for.
+        """
+        running = {message.id: message for message in self._workers.running} if self._workers is not None else {}
+        others = []
+        for message in messages:
+            known = running.get(message.id)
+            if known is None or known.answered or known.partition != message.partition:
+                others.append(message)
+            else:
+                known.renew(message)
+        return others
+
+    def tick(self, now: float, late: float) -> bool:
+        """Requeue what is due, touch messages, and report handlers that block the event loop.
 
         Args:
             now: the time.
-            late: seconds by which this comes too late.
+            late: seconds by which this call is late.
 
         Returns:
-            Whether another number of messages may be in flight than before.
+            Whether the number of messages that may be in flight changed.
         """
         running = self._workers.running if self._workers is not None else []
         self._delays.tick(now)
         lanes = self._lanes
-        widened = False
+        changed = False
         if lanes is not None:
             lanes.tick(now)
-            widened = self._flow.widen(lanes.waiting)
-        if self._auto_touch is not None:
-            waiting = lanes.here() if lanes is not None else self.queue.messages
-            self._auto_touch.tick((*running, *self._delays.held, *waiting), now)
+            changed = self._flow.widen(lanes.waiting)
+        if self._options.delivery.auto_touch:
+            queued = lanes.queued() if lanes is not None else self.queue.messages
+            touch_due((*running, *self._delays.waiting, *queued), now)
         self._stall.tick(late, running, self._topic)
-        return widened
+        return changed
 
-    def work(
+    def start_workers(
         self,
         tasks: TaskGroup | BackgroundTasks,
         handler: Handler,
         concurrency: int,
-        hook: DeadLetterHook | None,
+        dead_letters: DeadLetterHook | None,
         flush: Callable[[], None],
     ) -> None:
         """Start the workers.
 
         Args:
             tasks: where they run.
-            handler: what they run.
+            handler: what they call.
             concurrency: how many there are.
-            hook: takes dead letters.
+            dead_letters: receives rejected messages.
             flush: sends all answers.
         """
         options = self._options
         name = getattr(handler, "__qualname__", type(handler).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
-        policy = FailurePolicy(options.failure, hook, self._delays)
-        self._workers = Workers(handler, policy, self._stall, flush, self._missed)
-        self._workers.start(tasks, self._rows(concurrency))
+        policy = FailurePolicy(options.failure, dead_letters, self._delays)
+        self._workers = Workers(handler, policy, self._stall, flush, self._expired)
+        self._workers.start(tasks, self._queues(concurrency))
 
-    def _missed(self, message: Message) -> None:
+    def _expired(self, message: Message) -> None:
         if self._lanes is not None:
-            self._lanes.missed(message)
+            self._lanes.expired(message)
 
-    def _rows(self, concurrency: int) -> list[MessageQueue]:
-        """Return where each of the workers takes its messages from."""
+    def _queues(self, concurrency: int) -> list[MessageQueue]:
+        """Return the queue of each worker."""
         key = self._options.lanes
         if key is None:
             return [self.queue] * concurrency
-        self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock)
-        arrived = list(self.queue.messages)
+        by_server = self._options.dispatch == KEY_FAILOVER
+        self._lanes = lanes = KeyLanes(
+            concurrency, key_reader(key), _clock, self._options.delivery, ordered_by_server=by_server
+        )
+        received = list(self.queue.messages)
         self.queue.messages.clear()
-        self.arrived(arrived)
-        return lanes.rows
+        for message in received:  # of several subscriptions
+            self.dispatch([message])
+        return lanes.lanes
 
     def stop(self) -> None:
-        """Give out nothing further; handlers that run go on."""
-        self._keep_back(self.queue.messages)
+        """Dispatch no further message; running handlers continue."""
+        self._keep_unstarted(self.queue.messages)
         self.queue.stop()
         if self._lanes is not None:
             self._lanes.stop()
 
-    def _keep_back(self, messages: Iterable[Message]) -> None:
-        """Keep what nobody will begin with; the redesigned server hands it on by itself."""
-        self._left += [message for message in messages if is_text_id(message.id)]
-        if self._leaving:
-            self.give_back()
+    def _keep_unstarted(self, messages: Iterable[Message]) -> None:
+        """Keep messages that no handler will begin with; the redesigned server redelivers its own by itself."""
+        self._unstarted += [message for message in messages if is_text_id(message.id)]
+        if self._closing:
+            self.requeue_remaining()
 
-    def give_back(self) -> None:
-        """Requeue what nobody has begun with, and what handlers were cut off from.
+    def requeue_remaining(self) -> None:
+        """Requeue messages that no handler began with, and those of cancelled handlers.
 
-        The original NSQ would keep it until its timeout has passed; the redesigned one takes back what nobody has begun
-        with when the connection ends. On ordered channels everything is left to that.
+        The original NSQ would keep the former until their timeouts have passed; the redesigned one redelivers them when
+        the connection ends. On ordered channels all are left to that.
         """
-        self._leaving = True
-        for message in self._workers.take_cut_off() if self._workers is not None else ():
+        self._closing = True
+        for message in self._workers.take_cancelled() if self._workers is not None else ():
             if message.answered or message.in_order or message.expired:
                 continue
             if isinstance(message.owner, KeyLaneOwner):
-                message.owner.give_back([message])
+                message.owner.send_requeue([message])
             else:
                 message.requeue_now(0.0, backoff=False)
         if self._lanes is not None:
-            self._lanes.give_back(lambda message: is_text_id(message.id))
-        left, self._left = self._left, []
-        for message in left:
+            self._lanes.requeue_remaining(lambda message: is_text_id(message.id))
+        unstarted, self._unstarted = self._unstarted, []
+        for message in unstarted:
             if not message.answered and not message.expired:
                 message.requeue_now(0.0, backoff=False)
 
     async def wait(self) -> None:
-        """Wait until all handlers have ended, which they do once this is stopped."""
+        """Wait until all handlers have ended; call `stop` first."""
         if self._workers is not None:
             await self._workers.wait()
 
     def cancel(self) -> None:
-        """Cancel the handlers; `give_back` requeues their messages."""
+        """Cancel the handlers; `requeue_remaining` requeues their messages."""
         if self._workers is not None:
             self._workers.cancel()

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler raised: requeued, given up to the dead letters, or as the handler said."""
+"""Decide about messages whose handler raised: requeue them, send them to the dead letters, or as the handler says."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ DeadLetters = Callable[[Message, Exception | None], Awaitable[object]]
 
 
 class DelayedRequeues:
-    """Requeues that are held back here, because servers ignore the delay on ordered channels (captured:
-    sub_ordered_requeue).
+    """Requeues that wait in this process: servers ignore the delay on ordered channels (captured: sub_ordered_requeue).
 
     Attributes:
-        held: messages that wait.
+        waiting: messages whose requeue is not due.
     """
 
     def __init__(self) -> None:
-        self.held: set[Message] = set()
+        self.waiting: set[Message] = set()
         self._due: list[tuple[float, Message]] = []
 
-    def hold(self, message: Message, due: float) -> None:
-        """Requeue a message at a time."""
-        self.held.add(message)
+    def add(self, message: Message, due: float) -> None:
+        """Requeue a message at a time of the monotonic clock."""
+        self.waiting.add(message)
         self._due.append((due, message))
 
     def tick(self, now: float) -> None:
@@ -47,19 +46,19 @@ class DelayedRequeues:
         ready = [message for due, message in self._due if due <= now]
         self._due = [entry for entry in self._due if entry[0] > now]
         for message in ready:
-            self.held.discard(message)
+            self.waiting.discard(message)
             if not message.answered:
                 message.requeue_now(0.0, backoff=False)
 
 
 class FailurePolicy:
-    """Decides about messages that were not simply handled.
+    """Decides about messages whose handler raised, or that were delivered too often.
 
     Args:
         options: the policy.
-        dead_letters: takes messages that are given up; None where nothing does.
-        delays: holds requeues on ordered channels back.
-        chance: gives a number from -1 to 1 for the jitter.
+        dead_letters: receives rejected messages; None to only log and finish them.
+        delays: keeps the delayed requeues of ordered channels.
+        chance: returns a number from -1 to 1 for the jitter.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class FailurePolicy:
         return min(delay, options.max_requeue_delay)
 
     def attempts_exhausted(self, message: Message) -> bool:
-        """Return whether a message was delivered more often than it may fail, and nobody lived to say so."""
-        return 0 < self._options.max_attempts < message.attempts and self._may_give_up(message)
+        """Return whether all attempts were used up without a result, because earlier consumers crashed."""
+        return 0 < self._options.max_attempts < message.attempts and self._may_reject(message)
 
     async def failed(self, message: Message, error: Exception) -> None:
-        """Act on the exception of a handler; one that came after the answer is only logged."""
+        """Answer the message of a handler that raised; if it was answered before, only log the error."""
         if isinstance(error, Finish):
             if not message.answered:
                 message.finish_now()
@@ -96,24 +95,24 @@ class FailurePolicy:
             if not message.answered:
                 await self.dead_letter(message, error)
         else:
-            await self._broke(message, error)
+            await self._raised(message, error)
 
-    async def _broke(self, message: Message, error: Exception) -> None:
-        logger.error("the handler failed on %r: %s", message, error, exc_info=error, extra=_where(message))
+    async def _raised(self, message: Message, error: Exception) -> None:
+        logger.error("the handler failed for %r: %s", message, error, exc_info=error, extra=_where(message))
         if message.answered:
             return
         limit = self._options.max_attempts
-        if limit and message.attempts >= limit and self._may_give_up(message):
+        if limit and message.attempts >= limit and self._may_reject(message):
             await self.dead_letter(message, error)
         else:
             self.requeue(message, None, backoff=True)
 
     def requeue(self, message: Message, delay: float | None, *, backoff: bool) -> None:
-        """Give a message back.
+        """Requeue a message.
 
         Args:
             message: the message.
-            delay: seconds; None for what the policy says.
+            delay: seconds; None for the delay of failed messages.
             backoff: count it as a failure.
         """
         wait = self.delay(message) if delay is None else delay
@@ -121,28 +120,28 @@ class FailurePolicy:
             message.requeue_now(wait, backoff=backoff)
             return
         message.owner.record_outcome(backoff)
-        self._delays.hold(message, _clock() + wait)
+        self._delays.add(message, _clock() + wait)
 
     async def dead_letter(self, message: Message, error: Exception | None) -> None:
-        """Hand a message to the dead letters and finish it; where that fails, or may not be, requeue it."""
+        """Send a message to the dead letters and finish it; requeue it where that fails or is not allowed."""
         where = _where(message)
-        if not self._may_give_up(message):
-            logger.warning("an ordered message is not given up, it blocks its partition: %r", message, extra=where)
+        if not self._may_reject(message):
+            logger.warning("an ordered message is not rejected, it blocks its partition: %r", message, extra=where)
             self.requeue(message, None, backoff=True)
             return
         try:
             if self._dead_letters is not None:
                 await self._dead_letters(message, error)
         except Exception:
-            logger.exception("the dead letters did not take %r", message, extra=where)
+            logger.exception("%r was not sent to the dead letters", message, extra=where)
             if not message.answered:
                 self.requeue(message, None, backoff=True)
             return
-        logger.error("given up after %d attempts: %r", message.attempts, message, extra=where)
+        logger.error("rejected after %d attempts: %r", message.attempts, message, extra=where)
         if not message.answered:
             message.finish_now()
 
-    def _may_give_up(self, message: Message) -> bool:
+    def _may_reject(self, message: Message) -> bool:
         return self._options.reject_ordered or not message.in_order
 
 

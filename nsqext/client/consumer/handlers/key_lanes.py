@@ -1,31 +1,44 @@
-"""Handlers in parallel, one lane for each range of the keys, so that the order of a key is kept (Key_Failover note).
+"""Handle messages in parallel lanes that keep the order of each key (Key_Failover note).
 
-A message that is requeued stays here: its key waits until it is handled again, all other keys go on. So the order holds
-against any server, as long as one consumer has the channel to itself or the channel is of type key_failover.
+A message that is requeued stays in this process: its key waits until it is handled again, all other keys continue. A
+message that the server holds again (its connection ended, or it timed out) keeps its place: newer messages of its key
+and partition wait until it was redelivered. So the order holds against any server, as long as one consumer has the
+channel to itself or the channel is of type key_failover.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, cast
+from zlib import crc32
 
-from nsqext.client.consumer.handlers.auto_touch import AutoTouch
+from attrs import define, field
+
+from nsqext.client.consumer.handlers.auto_touch import touch_due
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
-from nsqext.dispatch import KeyRanges
+from nsqext.client.consumer.handlers.redelivery import PartitionOrder, is_lost
 from nsqext.errors import InvalidInput, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from nsqext.client.consumer.message import Message, Owner
-    from nsqext.client.consumer.options import KeyOf
+    from nsqext.client.consumer.options import DeliveryOptions, KeyOf
 
 __all__ = ("KeyLaneOwner", "KeyLanes", "key_reader")
 
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+_FULL = 1.0
+"""Seconds that RDY may be used up by messages that wait for others, before some of them are requeued."""
+_SETTLE = 0.2
+"""Seconds for which the first messages of a partition are collected and sorted."""
+_FAILOVER_WAIT = 2.0
+"""Seconds for which a key of a key_failover channel waits for a redelivery, before its other messages are requeued."""
+
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
-    """Return what finds the key of a message: a header by its name, or a function; without a key its id stands in."""
+    """Return what reads the key of a message: a header by its name, or a function; without a key its id stands in."""
 
     def read(message: Message) -> bytes:
         try:
@@ -39,11 +52,21 @@ def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
     return read
 
 
+def lane_number(key: bytes, count: int) -> int:
+    """Return the lane of a key.
+
+    The hash is independent of the one that divides keys among consumers (MurmurHash3): a consumer that serves a part of
+    that line would otherwise use the same part of its lanes.
+    """
+    return (crc32(key) * 0x9E3779B1 >> 8) % count
+
+
 class KeyLaneOwner:
-    """Stands between a message and its subscription, and keeps here what is requeued.
+    """The subscription of a message as lanes see it: requeued messages stay in this process.
 
     Args:
         owner: the subscription.
+        order: of its partition.
         lanes: where requeued messages wait.
     """
 
@@ -52,19 +75,25 @@ class KeyLaneOwner:
         "ignore_lost",
         "in_order",
         "max_msg_timeout",
+        "moved",
         "msg_timeout",
         "node",
+        "number",
+        "order",
         "owner",
         "partition",
         "topic",
     )
 
-    def __init__(self, owner: Owner, lanes: KeyLanes) -> None:
+    def __init__(self, owner: Owner, order: PartitionOrder, lanes: KeyLanes) -> None:
         self.owner: Owner = owner
+        self.order: PartitionOrder = order
         self.topic: str = owner.topic
         self.partition: int = owner.partition
         self.node: str = owner.node
         self.in_order: bool = owner.in_order
+        self.moved: bool = owner.moved
+        self.number: int = owner.number
         self.msg_timeout: float = owner.msg_timeout
         self.max_msg_timeout: float = owner.max_msg_timeout
         self.ignore_lost: bool = owner.ignore_lost
@@ -72,25 +101,31 @@ class KeyLaneOwner:
 
     @property
     def horizon(self) -> float:
-        """Messages that arrived before this time are no longer ours."""
+        """Messages received before this time are not in flight any more."""
         return self.owner.horizon
 
     @horizon.setter
     def horizon(self, time: float) -> None:
         self.owner.horizon = time
 
+    @property
+    def ready(self) -> int:
+        """Messages that the server may have in flight."""
+        return self.owner.ready
+
     def finish(self, message: Message) -> None:
         """Send FIN."""
         self.owner.finish(message)
+        self.order.finish(message)
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Let the message and all behind it of its key wait here; nobody else slows down."""
-        self._lanes.hold(message, delay)
+        """Let the message wait in this process, and all others of its key behind it; no other key slows down."""
+        self._lanes.delay(message, delay)
 
-    def give_back(self, messages: Iterable[Message], delay: float = 0.0) -> None:
-        """Send REQ with a delay in seconds for messages that are still ours."""
+    def send_requeue(self, messages: Iterable[Message], delay: float = 0.0) -> None:
+        """Send REQ with a delay in seconds for those of the messages that are in flight."""
         for message in messages:
-            if message.received >= self.horizon:
+            if not is_lost(message):
                 self.owner.requeue(message, delay, backoff=False)
                 message.answered = True
 
@@ -99,172 +134,365 @@ class KeyLaneOwner:
         self.owner.touch(message)
 
     def record_outcome(self, failed: bool) -> None:
-        """Leave the backoff alone: the key waits, and no other."""
+        """Leave the backoff alone: only the key waits."""
 
     def expired(self, message: Message) -> bool:
-        """Return whether the message went back to the server."""
+        """Return whether the message is not in flight any more."""
         return self.owner.expired(message)
 
 
-class _Held:
-    """A key whose first message waits to be handled again."""
+@define(eq=False)
+class _Wait:
+    """A key whose first message cannot be handled yet.
 
-    __slots__ = ("behind", "due", "lane", "message")
+    Attributes:
+        message: its first message.
+        lane: where it is handled.
+        due: when it is handled again; for a lost message, when waiting for its redelivery ends.
+        lost: the server has to redeliver it first.
+        behind: later messages of the key.
+    """
 
-    def __init__(self, message: Message, lane: MessageQueue, due: float) -> None:
-        self.message = message
-        self.lane = lane
-        self.due = due
-        self.behind: deque[Message] = deque()
+    message: Message
+    lane: MessageQueue
+    due: float
+    lost: bool
+    behind: list[Message] = field(factory=list)
+
+
+_WaitKey = tuple[bytes, PartitionOrder | None]
+"""A key, and the partition where only its messages of that one wait: for the redelivery of a lost one."""
 
 
 class KeyLanes:
-    """Rows of messages, one for each worker; a key is always in the same one.
+    """Queues of messages, one for each worker; the messages of a key are always in the same one.
 
     Args:
-        count: how many lanes.
-        key: finds the key of a message.
-        clock: the time in seconds.
+        count: lanes.
+        key: reads the key of a message.
+        clock: gives the time.
+        delivery: how long lost messages are waited for.
+        ordered_by_server: the channel is of type key_failover: what was in flight may be redelivered to another
+            consumer, and in order.
 
     Attributes:
-        rows: the row of each lane.
-        waiting: messages that wait behind a requeued one of their key, it included.
+        lanes: the queues.
     """
 
-    def __init__(self, count: int, key: Callable[[Message], bytes], clock: Callable[[], float]) -> None:
-        self.rows: list[MessageQueue] = [MessageQueue() for _ in range(count)]
-        self.waiting: int = 0
+    def __init__(
+        self,
+        count: int,
+        key: Callable[[Message], bytes],
+        clock: Callable[[], float],
+        delivery: DeliveryOptions,
+        *,
+        ordered_by_server: bool = False,
+    ) -> None:
+        self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
         self._key = key
         self._clock = clock
-        self._ranges = KeyRanges[int](clock=clock)
-        for number in range(count):
-            self._ranges.add_consumer(number)
-        self._owners: dict[int, KeyLaneOwner] = {}
-        self._held: dict[bytes, _Held] = {}
-        self._auto_touch = AutoTouch()
-        self._left: list[Message] = []
+        self._ordered_by_server = ordered_by_server
+        self._redelivery_wait = _FAILOVER_WAIT if ordered_by_server else delivery.redelivery_wait
+        self._gap_wait = delivery.gap_wait
+        self._orders: dict[int | str, PartitionOrder] = {}
+        self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
+        self._waits: dict[_WaitKey, _Wait] = {}
+        self._unstarted: list[Message] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many messages in flight wait for their keys, or for unseen messages."""
+        return sum(not is_lost(message) for message in self._blocked())
+
+    # Receiving
 
     def put(self, messages: list[Message]) -> None:
-        """Sort messages in; those of a key that is held wait behind its first.
+        """Take in the messages of one read of a subscription.
 
         Raises:
-            InvalidInput: the key of a message cannot be had; what came before it is sorted in.
+            InvalidInput: the key of a message cannot be read; the messages before it are taken in.
         """
-        rows: dict[int, list[Message]] = {}
-        try:
-            for message in messages:
-                key = self._read(message)
-                message.owner = self._owner(message.owner)
-                held = self._held.get(key)
-                if held is None:
-                    rows.setdefault(self._ranges.get_consumer(key) or 0, []).append(message)
-                else:
-                    held.behind.append(message)
-                    self.waiting += 1
-        finally:
-            for number, row in rows.items():
-                self.rows[number].put(row)
+        if not messages:
+            return
+        owner = self._owner(messages[0].owner)
+        order = owner.order
+        order.note_ready(owner.ready)
+        woken: set[MessageQueue] = set()
+        for message in messages:
+            message.owner = owner
+            known = order.unfinished.get(message.id)
+            if known is not None:
+                self._redelivered(known, message)
+            elif order.was_finished(message):
+                logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
+                message.finish_now()
+            else:
+                for ready in order.receive(message):
+                    self._accept(ready, woken)
+        if order.early and order.gap_due is None:
+            order.gap_due = self._clock() + (_SETTLE if order.settling else self._gap_wait)
+        for lane in woken:
+            lane.wake()
+
+    def _owner(self, owner: Owner) -> KeyLaneOwner:
+        name = owner.partition if owner.partition >= 0 else owner.node
+        order = self._orders.get(name)
+        if order is None:
+            order = self._orders[name] = PartitionOrder(ordered_by_server=self._ordered_by_server)
+        found = self._owners.get(order)
+        if found is None or found.owner is not owner:
+            found = self._owners[order] = KeyLaneOwner(owner, order, self)
+            if order.subscribe(found, self._clock()):
+                self._forget_lost(order)
+            else:
+                due = self._clock() + self._redelivery_wait
+                for (_, partition), wait in self._waits.items():
+                    if partition is order:
+                        wait.due = due
+        return found
+
+    def _accept(self, message: Message, woken: set[MessageQueue]) -> None:
+        key = self._read(message)
+        order = _order_of(message)
+        order.unfinished[message.id] = message
+        if self._waits:
+            wait = self._waits.get((key, None)) or self._waits.get((key, order))
+            if wait is not None:
+                wait.behind.append(message)
+                return
+        lane = self._lane(key)
+        if not lane.stopped:
+            lane.messages.append(message)
+            woken.add(lane)
 
     def _read(self, message: Message) -> bytes:
         try:
             return self._key(message)
         except Exception as error:
             raise InvalidInput(
-                f"the key of {message!r} cannot be had: {error!r}",
+                f"the key function failed for {message!r}: {error!r}",
                 topic=message.topic,
                 partition=message.partition,
-                hint="mend the consumer's key function; it returns text, bytes or None",
+                hint="the function key= must return str, bytes or None",
             ) from error
 
-    def _owner(self, owner: Owner) -> KeyLaneOwner:
-        found = self._owners.get(id(owner))
-        if found is None or found.owner is not owner:
-            if len(self._owners) > 64:  # of connections that came and went
-                self._owners.clear()
-            found = self._owners[id(owner)] = KeyLaneOwner(owner, self)
-        return found
+    def _lane(self, key: bytes) -> MessageQueue:
+        return self.lanes[lane_number(key, len(self.lanes))]
 
-    def hold(self, message: Message, delay: float) -> None:
-        """Let a message be handled again after a delay in seconds, and what is behind it of its key not before."""
+    def _redelivered(self, message: Message, delivery: Message) -> None:
+        """Continue a message that keeps its place, or whose handler runs, with its new delivery."""
         key = self._read(message)
-        lane = self.rows[self._ranges.get_consumer(key) or 0]
-        held = self._held[key] = _Held(message, lane, self._clock() + delay)
+        order = _order_of(delivery)
+        message.renew(delivery)
+        delayed = self._waits.get((key, None))
+        if message.answered and (delayed is None or delayed.message is not message):
+            logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
+            message.finish_now()
+            return
+        wait = self._waits.get((key, order))
+        if wait is not None and wait.message is message:
+            del self._waits[key, order]
+            self._resume(key, wait)
+
+    # Waiting
+
+    def delay(self, message: Message, delay: float) -> None:
+        """Let a message be handled again after a delay in seconds, and no later one of its key before."""
+        key = self._read(message)
+        wait = self._waits[key, None] = _Wait(message, self._lane(key), self._clock() + delay, lost=False)
+        wait.behind = self._take(wait.lane, lambda other: self._read(other) == key)
+
+    def expired(self, message: Message) -> None:
+        """Keep the place of a message that the server holds again when its turn comes."""
+        key, order = self._read(message), _order_of(message)
+        wait = _Wait(message, self._lane(key), self._clock() + self._redelivery_wait, lost=True)
+        wait.behind = self._take(wait.lane, lambda other: _order_of(other) is order and self._read(other) == key)
+        self._waits[key, order] = wait
+
+    def _take(self, lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message]:
+        """Remove messages from a lane and return them."""
+        taken: list[Message] = []
         others: list[Message] = []
-        for other in lane.messages:
-            (held.behind if self._read(other) == key else others).append(other)
+        for message in lane.messages:
+            (taken if wanted(message) else others).append(message)
         lane.messages.clear()
         lane.messages.extend(others)
-        self.waiting += 1 + len(held.behind)
+        return taken
 
-    def missed(self, message: Message) -> None:
-        """Give back what waits behind a message of its key that timed out in its lane, to come again after it."""
-        owner, key = message.owner, self._read(message)
-        lane = self.rows[self._ranges.get_consumer(key) or 0]
-        behind: list[Message] = []
-        others: list[Message] = []
-        for other in lane.messages:
-            ours = other.owner is owner and other.received >= owner.horizon
-            (behind if ours and self._read(other) == key else others).append(other)
-        if behind and isinstance(owner, KeyLaneOwner):
-            lane.messages.clear()
-            lane.messages.extend(others)
-            owner.give_back(behind)
+    def _resume(self, key: bytes, wait: _Wait, *, without_first: bool = False) -> None:
+        """Put a key back into its lane, before all that its lane holds."""
+        row = wait.behind if without_first else [wait.message, *wait.behind]
+        delayed = self._waits.get((key, None))
+        if delayed is not None:
+            delayed.behind[:0] = row
+            return
+        ready: list[Message] = []
+        for message in row:
+            lost = self._waits.get((key, _order_of(message)))
+            (ready if lost is None else lost.behind).append(message)
+        wait.lane.messages.extendleft(reversed(ready))
+        wait.lane.wake()
 
     def tick(self, now: float) -> None:
-        """Let keys go on whose delay has passed, and ask for more time for those that are held."""
-        stopped = self.rows[0].stopped
-        for key, held in [entry for entry in self._held.items() if entry[1].due <= now and not stopped]:
-            del self._held[key]
-            self.waiting -= 1 + len(held.behind)
-            self._go_on(held)
-        for held in self._held.values():
-            held.message.answered = False  # it was answered with a requeue that the server does not know of
-        self._auto_touch.tick(self._all_held(), now)
+        """Handle messages again whose delay has passed, end waits that took too long, and touch waiting messages."""
+        for wait in self._waits.values():
+            if not wait.lost:
+                wait.message.answered = False  # it was answered with a requeue that the server does not know of
+        if not self.lanes[0].stopped:
+            for entry in [entry for entry in self._waits.items() if entry[1].due <= now]:
+                self._end_wait(*entry, now)
+            for order in self._orders.values():
+                self._watch(order, now)
+        touch_due(self._blocked(), now)
 
-    def _all_held(self) -> Iterator[Message]:
-        for held in self._held.values():
-            yield held.message
-            yield from held.behind
-
-    def _go_on(self, held: _Held) -> None:
-        message, lane = held.message, held.lane
-        row = [message, *held.behind]
-        if message.received < message.owner.horizon:
-            # it comes again, and so has to what came with it: the rest was delivered anew behind it
-            owner = message.owner
-            row = [other for other in held.behind if other.owner is not owner]
-            if isinstance(owner, KeyLaneOwner):
-                owner.give_back(other for other in held.behind if other.owner is owner)
-        else:
+    def _end_wait(self, name: _WaitKey, wait: _Wait, now: float) -> None:
+        key, message = name[0], wait.message
+        if wait.lost and not self._ordered_by_server and not self._can_receive(_order_of(message)):
+            wait.due = now + self._redelivery_wait
+            return
+        del self._waits[name]
+        if not wait.lost:
             message.answered = False
-            message.attempts += 1
-        lane.messages.extendleft(reversed(row))
-        lane.wake()
+            if not is_lost(message):
+                message.attempts += 1
+            self._resume(key, wait)  # a lost one waits for its redelivery when its turn comes
+            return
+        lost = [message, *filter(is_lost, wait.behind)]
+        wait.behind = [other for other in wait.behind if not is_lost(other)]
+        for other in lost:
+            _order_of(other).unfinished.pop(other.id, None)
+        if self._ordered_by_server:
+            # another consumer may have the key now, and gets these behind the lost ones
+            for other in wait.behind:
+                _order_of(other).unfinished.pop(other.id, None)
+                self._send_requeue(other)
+            return
+        logger.warning(
+            "%d messages of a key were not redelivered within %g s, later ones are handled first: %r",
+            len(lost),
+            self._redelivery_wait,
+            message,
+            extra={"topic": message.topic, "partition": message.partition},
+        )
+        self._resume(key, wait, without_first=True)
+
+    def _can_receive(self, order: PartitionOrder) -> bool:
+        """Return whether the server can deliver a message; otherwise the time for a redelivery does not count.
+
+        It cannot while it is disconnected or paused, or while handlers are busy with all that RDY allows. Where RDY is
+        used up by messages that wait themselves, `_make_room` ends that.
+        """
+        owner = order.owner
+        if owner is None or owner.horizon == float("inf") or not owner.ready:
+            return False
+        return order.in_flight() < owner.ready or self._count_blocked(order) * 2 >= owner.ready
+
+    def _count_blocked(self, order: PartitionOrder) -> int:
+        waits = [wait for (_, partition), wait in self._waits.items() if partition is order]
+        return len(order.early) + sum(not is_lost(message) for wait in waits for message in wait.behind)
+
+    def _watch(self, order: PartitionOrder, now: float) -> None:
+        """End the wait for unseen messages; make room where messages that wait use up RDY."""
+        owner = order.owner
+        if owner is None or owner.horizon == float("inf"):
+            return
+        order.forget_handled(now - self._redelivery_wait)
+        if self._ordered_by_server:
+            return
+        if order.gap_due is not None:
+            if not order.settling and not self._can_receive(order):
+                order.gap_due = now + self._gap_wait
+            elif order.gap_due <= now:
+                self._end_gap(order)
+        blocked = self._count_blocked(order)
+        if order.settling or not blocked or order.in_flight() < owner.ready:
+            order.full_since = None
+        elif order.full_since is None:
+            order.full_since = now
+        elif now - order.full_since >= _FULL:
+            order.full_since = None
+            self._make_room(order)
+
+    def _end_gap(self, order: PartitionOrder) -> None:
+        woken: set[MessageQueue] = set()
+        for message in order.end_gap():
+            self._accept(message, woken)
+        for lane in woken:
+            lane.wake()
+
+    def _make_room(self, order: PartitionOrder) -> None:
+        """Requeue the newer half of the messages that wait for others; they keep their places."""
+        for message in order.drop_newest_early():
+            self._send_requeue(message)
+        for wait in [wait for (_, partition), wait in self._waits.items() if partition is order]:
+            behind = [message for message in wait.behind if not is_lost(message)]
+            for message in behind[len(behind) // 2 :]:
+                self._send_requeue(message)
+                message.answered, message.received = False, float("-inf")
+
+    def _send_requeue(self, message: Message, delay: float = 0.0) -> None:
+        if isinstance(message.owner, KeyLaneOwner):
+            message.owner.send_requeue([message], delay)
+
+    def _forget_lost(self, order: PartitionOrder) -> None:
+        """Remove the lost messages of a partition, except for those whose handlers run."""
+
+        def gone(message: Message) -> bool:
+            return _order_of(message) is order and is_lost(message)
+
+        for lane in self.lanes:
+            for message in self._take(lane, gone):
+                order.unfinished.pop(message.id, None)
+        for name, wait in list(self._waits.items()):
+            for message in filter(gone, wait.behind):
+                order.unfinished.pop(message.id, None)
+            wait.behind = [message for message in wait.behind if not gone(message)]
+            if gone(wait.message):
+                order.unfinished.pop(wait.message.id, None)
+                del self._waits[name]
+                self._resume(name[0], wait, without_first=True)
+
+    def _blocked(self) -> Iterator[Message]:
+        """Return the messages that no worker can take yet."""
+        for wait in self._waits.values():
+            yield wait.message
+            yield from wait.behind
+        for order in self._orders.values():
+            yield from order.early.values()
+
+    # Closing
 
     def stop(self) -> None:
-        """Give out nothing further."""
-        self._left += self.here()
-        for row in self.rows:
-            row.stop()
+        """Hand out nothing further."""
+        self._unstarted += self.queued()
+        for lane in self.lanes:
+            lane.stop()
 
-    def give_back(self, wanted: Callable[[Message], bool]) -> None:
-        """Requeue after the stop what nobody has begun with, and what is held with the rest of its delay.
+    def requeue_remaining(self, wanted: Callable[[Message], bool]) -> None:
+        """Send REQ after the stop for messages that no handler began with, delayed ones with the rest of their delay.
 
         Args:
-            wanted: which messages; the others are left to their next delivery.
+            wanted: which messages; the server redelivers the others by itself.
         """
         now = self._clock()
-        held, self._held = self._held, {}
-        left = [(message, 0.0) for message in self._left]
-        for entry in held.values():
-            left += [(message, max(0.0, entry.due - now)) for message in (entry.message, *entry.behind)]
-        self._left = []
-        self.waiting = 0
-        for message, delay in left:
-            if isinstance(message.owner, KeyLaneOwner) and wanted(message):
-                message.owner.give_back([message], delay)
+        waits, self._waits = self._waits, {}
+        remaining = [(message, 0.0) for message in self._unstarted]
+        for order in self._orders.values():
+            remaining += [(message, 0.0) for message in order.early.values()]
+            order.early.clear()
+        for wait in waits.values():
+            delay = 0.0 if wait.lost else max(0.0, wait.due - now)
+            remaining += [(message, delay) for message in (wait.message, *wait.behind)]
+        self._unstarted = []
+        for message, delay in remaining:
+            if wanted(message):
+                self._send_requeue(message, delay)
 
-    def here(self) -> Iterator[Message]:
-        """Return the messages that wait for their handlers, the held ones not included."""
-        for row in self.rows:
-            yield from row.messages
+    def queued(self) -> Iterator[Message]:
+        """Return the messages that wait for their handlers, those of waiting keys not included."""
+        for lane in self.lanes:
+            yield from lane.messages
+
+
+def _order_of(message: Message) -> PartitionOrder:
+    return cast("KeyLaneOwner", message.owner).order

@@ -1,4 +1,4 @@
-"""Messages that have arrived and wait for somebody to take them."""
+"""A queue of received messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ("MessageQueue",)
 
 
 class MessageQueue:
-    """A row of messages; any number of tasks may wait for them.
+    """A queue that any number of tasks take messages from.
 
     Attributes:
         messages: oldest first.
-        stopped: nothing further is given out.
+        stopped: no further message is handed out.
     """
 
     __slots__ = ("_wake", "messages", "stopped")
@@ -29,23 +29,23 @@ class MessageQueue:
         self._wake = anyio.Event()
 
     def put(self, messages: list[Message]) -> None:
-        """Append messages; after the stop they are left to their next delivery."""
+        """Append messages; discards them after the stop, the server redelivers them."""
         if not self.stopped:
             self.messages.extend(messages)
             self._wake.set()
 
     def stop(self) -> None:
-        """Give out nothing further, and wake all who wait."""
+        """Hand out nothing further, and wake all waiting tasks."""
         self.stopped = True
         self.messages.clear()
         self._wake.set()
 
     def wake(self) -> None:
-        """Wake all who wait, because something else happened."""
+        """Wake all waiting tasks."""
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait until something has happened since the last time that somebody began to wait."""
+        """Wait for the next call of `put`, `wake` or `stop`; returns at once if there was one since the last wait."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         await self._wake.wait()

@@ -1,4 +1,4 @@
-"""Runs the handler on the messages that arrive: a fixed number of tasks, none for a single message."""
+"""Run the handler for received messages, in a fixed number of tasks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Handler = Callable[[Message], Awaitable[object]]
 
 _clock = time.monotonic
 _SLICE = 0.02
-"""Seconds after which a worker whose handlers never wait lets others have a turn, and sends what is finished."""
+"""Seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers."""
 
 
 class _Slot:
-    """What one worker is at."""
+    """The state of one worker."""
 
     __slots__ = ("message", "queue", "scope")
 
@@ -42,14 +42,14 @@ class _Slot:
 
 
 class Workers:
-    """The tasks that run a handler.
+    """The tasks that call a handler.
 
     Args:
-        handler: what is run.
+        handler: what they call.
         policy: decides about messages whose handler raised.
-        stall: told of handlers that took long.
+        stall: records handlers that took long.
         flush: sends all answers.
-        missed: told of messages that were no longer ours when their turn came.
+        expired: called with messages that are not in flight any more when their turn comes.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Workers:
         policy: FailurePolicy,
         stall: StallWatch,
         flush: Callable[[], None],
-        missed: Callable[[Message], None],
+        expired: Callable[[Message], None],
     ) -> None:
         self._handler = handler
         self._verdict = policy
         self._stall = stall
         self._flush = flush
-        self._missed = missed
+        self._expired = expired
         self._slots: list[_Slot] = []
         self._busy = 0
         self._ended = anyio.Event()
-        self._cut_off: list[Message] = []
+        self._cancelled: list[Message] = []
 
     def start(self, tasks: TaskGroup | BackgroundTasks, queues: Sequence[MessageQueue]) -> None:
         """Start one for each of these queues. They are shielded: only `cancel` ends them early."""
@@ -80,24 +80,24 @@ class Workers:
 
     @property
     def running(self) -> list[Message]:
-        """Messages whose handlers are at work."""
+        """Messages whose handlers run."""
         return [slot.message for slot in self._slots if slot.message is not None]
 
     async def wait(self) -> None:
-        """Wait until all have ended, which they do when their queues are stopped."""
+        """Wait until all have ended; stop their queues first."""
         while self._busy:
             self._ended = anyio.Event()
             await self._ended.wait()
 
     def cancel(self) -> None:
-        """Cancel the handlers; see `take_cut_off` for their messages."""
+        """Cancel the handlers; `take_cancelled` returns their messages."""
         for slot in self._slots:
             slot.scope.cancel()
 
-    def take_cut_off(self) -> list[Message]:
-        """Return the messages whose handlers did not come to their end, oldest first, and forget them."""
-        cut_off, self._cut_off = self._cut_off, []
-        return cut_off
+    def take_cancelled(self) -> list[Message]:
+        """Return the messages of cancelled handlers, oldest first, and forget them."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
 
     async def _run(self, slot: _Slot) -> None:
         try:
@@ -105,7 +105,7 @@ class Workers:
                 await self._work(slot)
         finally:
             if slot.message is not None:
-                self._cut_off.append(slot.message)
+                self._cancelled.append(slot.message)
             slot.message = None
             self._busy -= 1
             self._ended.set()
@@ -122,7 +122,7 @@ class Workers:
                 continue
             message = messages.popleft()
             if message.received < message.owner.horizon:
-                self._missed(message)  # it waited here too long, or its connection is gone: it comes again
+                self._expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
                 continue
             slot.message = message
             try:
@@ -149,9 +149,9 @@ class Workers:
 
 
 def _interrupted(error: BaseException) -> InvalidState:
-    """Return what to report of a handler that let a cancellation out which nobody here asked for."""
+    """Return the error of a handler that raised a cancellation which the consumer did not request."""
     failure = InvalidState(
-        "the handler was cancelled from outside", hint="it waited for a task that somebody else cancelled"
+        "the handler was cancelled, but not by its consumer", hint="did it await a task that was cancelled elsewhere?"
     )
     failure.__cause__ = error
     return failure

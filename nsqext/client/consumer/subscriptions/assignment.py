@@ -50,7 +50,7 @@ class Assignment:
         pending: where the channel has to be moved to, as soon as it can be.
         moved: set when no move is pending any more, or never will be possible.
         start_applied: whether the start position of the options was applied.
-        opened: whether a subscription succeeded once.
+        opened: how many subscriptions succeeded.
         ended_at: when the last subscription ended, in seconds of the monotonic clock.
         warned_at: when a failure was logged last.
         unreported: failures that were not logged since.
@@ -60,7 +60,7 @@ class Assignment:
     pending: Position | None = None
     moved: anyio.Event = field(factory=anyio.Event)
     start_applied: bool = False
-    opened: bool = False
+    opened: int = 0
     ended_at: float = 0.0
     warned_at: float = float("-inf")
     unreported: int = 0

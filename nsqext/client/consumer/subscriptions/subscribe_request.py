@@ -55,7 +55,7 @@ class SubscribeRequest:
         """The subscribe command (smart client note, ordered consumption)."""
         if self.ordered:
             return "SUB_ORDERED"
-        return "SUB_ADVANCED" if self.options.queue_position and self.partition >= 0 else "SUB"
+        return "SUB_ADVANCED" if self.options.reports_position and self.partition >= 0 else "SUB"
 
     def identify(self) -> IdentifyRequest:
         """Return the body of IDENTIFY.

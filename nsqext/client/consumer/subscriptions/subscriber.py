@@ -247,7 +247,7 @@ class Subscriber:
             started = _clock()
             error = await self._subscribe(assignment, address, view)
             if error is not None and (
-                is_fatal(error, opened=assignment.opened) or self._all_misconfigured(assignment, error)
+                is_fatal(error, opened=assignment.opened > 0) or self._all_misconfigured(assignment, error)
             ):
                 assignment.moved.set()
                 self._fail(error)
@@ -307,7 +307,8 @@ class Subscriber:
         try:
             await self.seeker.apply_start(assignment, view, address)
             await subscription.open()
-            assignment.opened = True
+            assignment.opened += 1
+            subscription.number = assignment.opened
             await self.seeker.move(assignment, subscription, view)
             self._misconfigured = None
             self._connected(assignment, subscription)

@@ -69,8 +69,10 @@ class Subscription:
         "live",
         "max_msg_timeout",
         "max_ready",
+        "moved",
         "msg_timeout",
         "node",
+        "number",
         "partition",
         "ready",
         "received",
@@ -111,6 +113,10 @@ class Subscription:
         self.msg_timeout: float = 60.0
         self.max_msg_timeout: float = 900.0
         self.ready: int = 0
+        self.number: int = 1
+        """Which of the subscriptions to its partition that were opened, counted from 1."""
+        self.moved: bool = False
+        """Whether the channel was moved on this subscription."""
         self.start: Position | None = None
         """Where the channel was moved to; earlier messages are finished without being delivered."""
         self._deliver = deliver
@@ -143,6 +149,7 @@ class Subscription:
             PartitionUnavailable: the node cannot be reached, or refuses.
         """
         self.start = position
+        self.moved = True
         await self._opened().move(http, position)
 
     async def read(self) -> None:
@@ -175,7 +182,7 @@ class Subscription:
             for data in frames:
                 message = Message(self)
                 decode_into(message, data, extend, detail)
-                message.received = now
+                message.delivered = message.received = now
                 if order is not None and not order.takes(message):
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from nsqext.client.consumer.handlers.auto_touch import AutoTouch
+from nsqext.client.consumer.handlers.auto_touch import touch_due
 from nsqext.errors import MessageNotInFlight
 from tests.support.messages import RecordingOwner, make_message
 
 
 def test_half_of_the_timeout_is_when_to_touch() -> None:
-    owner, auto_touch = RecordingOwner(), AutoTouch()
+    owner = RecordingOwner()
     message = make_message(owner)
-    message.received = 100.0
-    assert auto_touch.tick([message], 129.9) == 0
-    assert auto_touch.tick([message], 130.0) == 1
+    message.received = message.delivered = 100.0
+    assert touch_due([message], 129.9) == 0
+    assert touch_due([message], 130.0) == 1
     message.received = 130.0
-    assert auto_touch.tick([message], 159.0) == 0
-    assert auto_touch.tick([message], 160.0) == 1
+    assert touch_due([message], 159.0) == 0
+    assert touch_due([message], 160.0) == 1
     assert owner.commands == ["TOUCH 1", "TOUCH 1"]
 
 
 def test_answered_and_lost_messages_are_left_alone() -> None:
-    owner, auto_touch = RecordingOwner(), AutoTouch()
+    owner = RecordingOwner()
     message = make_message(owner)
     owner.refusal = MessageNotInFlight("gone")
-    assert auto_touch.tick([message], 60.0) == 0
+    assert touch_due([message], 60.0) == 0
     owner.refusal = None
     message.answered = True
-    assert auto_touch.tick([message], 60.0) == 0
+    assert touch_due([message], 60.0) == 0
     assert owner.commands == []
 
 
 def test_no_longer_than_the_server_grants() -> None:
-    owner, auto_touch = RecordingOwner(), AutoTouch()
+    owner = RecordingOwner()
     owner.msg_timeout, owner.max_msg_timeout = 10.0, 30.0
     message = make_message(owner)
     now = 0.0
     while now < 100.0:
-        if auto_touch.tick([message], now):
+        if touch_due([message], now):
             message.received = now
         now += 0.25
     assert message.received <= 30.0

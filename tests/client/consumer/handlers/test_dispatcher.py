@@ -30,19 +30,19 @@ def dispatcher(failed: list[NsqError]) -> MessageDispatcher:
 def test_messages_wait_in_one_row() -> None:
     failed: list[NsqError] = []
     here = dispatcher(failed)
-    here.arrived([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
-    here.arrived([make_message(RecordingOwner(), 3)])
+    here.dispatch([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
+    here.dispatch([make_message(RecordingOwner(), 3)])
     assert [message.internal_id for message in here.queue.messages] == [1, 2, 3]
-    assert not here.ticked(1.0, 0.0)
+    assert not here.tick(1.0, 0.0)
     assert failed == []
 
 
 def test_nothing_is_taken_in_after_the_stop() -> None:
     here = dispatcher([])
-    here.arrived([make_message(RecordingOwner(), 1)])
+    here.dispatch([make_message(RecordingOwner(), 1)])
     here.stop()
     assert here.stopped
-    here.arrived([make_message(RecordingOwner(), 2)])
+    here.dispatch([make_message(RecordingOwner(), 2)])
     assert not here.queue.messages
 
 

@@ -98,7 +98,7 @@ async def test_without_dead_letters_what_is_given_up_is_only_logged(caplog: pyte
     owner = RecordingOwner()
     await make_policy(max_attempts=1).failed(make_message(owner), ValueError("x"))
     assert owner.commands == ["FIN 1"]
-    assert "given up after 1 attempts" in caplog.text
+    assert "rejected after 1 attempts" in caplog.text
 
 
 async def test_ordered_messages_are_given_up_only_where_that_was_asked_for() -> None:
@@ -117,12 +117,12 @@ async def test_delays_of_ordered_messages_pass_here() -> None:
     message = make_message(owner)
     await policy.failed(message, ValueError("x"))
     assert owner.commands == ["failed"]
-    assert delays.held == {message}
+    assert delays.waiting == {message}
     delays.tick(0.0)
-    assert delays.held == {message}
+    assert delays.waiting == {message}
     delays.tick(float("inf"))
     assert owner.commands == ["failed", "REQ 1 0"]
-    assert not delays.held
+    assert not delays.waiting
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import anyio
 import pytest
 
-from nsqext.client.consumer.handlers.key_lanes import KeyLanes, key_reader
+from nsqext.client.consumer.handlers.key_lanes import KeyLanes, key_reader, lane_number
+from nsqext.client.consumer.handlers.redelivery import is_lost
 from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.dispatch import position_of
 from nsqext.errors import InvalidInput, MessageNotInFlight
 from nsqext.protocol.messages import EXT_JSON
 
@@ -16,34 +20,38 @@ from nsqext.protocol.messages import EXT_JSON
 class Owner:
     """A subscription that writes down what it is told."""
 
-    topic, partition, node, in_order = "t", 0, "127.0.0.1:4150", False
+    topic, node, in_order = "t", "127.0.0.1:4150", False
     msg_timeout, max_msg_timeout, ignore_lost = 60.0, 900.0, False
 
     def __init__(self) -> None:
-        self.horizon = float("-inf")
-        self.told: list[tuple[str, bytes]] = []
+        self.horizon = 0.0
+        self.partition = 0
+        self.moved = False
+        self.number = 1
+        self.ready = 20
+        self.commands: list[tuple[str, bytes]] = []
         self.delays: dict[bytes, float] = {}
         self.clock = Clock()
 
     def finish(self, message: Message) -> None:
         """Note a FIN."""
-        self.told.append(("FIN", message.body))
+        self.commands.append(("FIN", message.body))
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
         """Note a REQ."""
-        self.told.append(("REQ", message.body))
+        self.commands.append(("REQ", message.body))
         self.delays[message.body] = delay
 
     def touch(self, message: Message) -> None:
         """Note a TOUCH."""
         if message.received < self.horizon:
             raise MessageNotInFlight("gone")
-        self.told.append(("TOUCH", message.body))
+        self.commands.append(("TOUCH", message.body))
         message.received = self.clock.now
 
     def record_outcome(self, failed: bool) -> None:
         """Note what a backoff would hear."""
-        self.told.append(("record_outcome", b""))
+        self.commands.append(("record_outcome", b""))
 
     def expired(self, message: Message) -> bool:
         """Return whether it is gone."""
@@ -62,36 +70,45 @@ class Clock:
 class Bench:
     """Lanes whose key is the first byte of the body."""
 
-    def __init__(self, count: int = 4) -> None:
+    def __init__(self, count: int = 4, *, ordered_by_server: bool = False) -> None:
         self.clock = Clock()
         self.owner = Owner()
         self.owner.clock = self.clock
-        self.lanes = KeyLanes(count, key_reader(lambda message: message.body[:1]), self.clock)
-        self.numbers = 0
+        self.lanes = KeyLanes(
+            count,
+            key_reader(lambda message: message.body[:1]),
+            self.clock,
+            DeliveryOptions(),
+            ordered_by_server=ordered_by_server,
+        )
 
     def put(self, *bodies: str, owner: Owner | None = None) -> list[Message]:
-        """Let messages arrive."""
+        """Receive messages."""
+        messages = self.make(*bodies, owner=owner)
+        self.lanes.put(messages)
+        return messages
+
+    def make(self, *bodies: str, owner: Owner | None = None) -> list[Message]:
+        """Return messages."""
         messages = []
         for body in bodies:
-            self.numbers += 1
             message = Message(owner or self.owner)
-            message.body, message.id = body.encode(), b"%016d" % self.numbers
-            message.attempts, message.received = 1, self.clock.now
-            message.version, message.header = 0, b""
+            message.body, message.id = body.encode(), body.encode().ljust(16, b"-")
+            message.attempts, message.received, message.delivered = 1, self.clock.now, self.clock.now
+            message.version, message.header, message.offset, message.size = 0, b"", -1, 0
             messages.append(message)
-        self.lanes.put(messages)
         return messages
 
     def rows(self) -> dict[str, list[str]]:
         """Return the bodies that wait in lanes, by key."""
         found: dict[str, list[str]] = {}
-        for message in self.lanes.here():
+        for message in self.lanes.queued():
             found.setdefault(message.body[:1].decode(), []).append(message.body.decode())
         return found
 
     def take(self, message: Message) -> Message:
         """Take a message out of its lane, as its worker does."""
-        for row in self.lanes.rows:
+        for row in self.lanes.lanes:
             if row.messages and row.messages[0] is message:
                 return row.messages.popleft()
         raise AssertionError("it is not the first of its lane")
@@ -105,12 +122,12 @@ class Bench:
 def test_a_key_is_always_in_the_same_lane() -> None:
     bench = Bench()
     bench.put(*(f"{key}{number}" for number in range(3) for key in "abcdefgh"))
-    for row in bench.lanes.rows:
+    for row in bench.lanes.lanes:
         for key in {message.body[:1] for message in row.messages}:
             assert [message.body for message in row.messages if message.body[:1] == key] == [
                 key + b"%d" % number for number in range(3)
             ]
-    assert sum(bool(row.messages) for row in bench.lanes.rows) > 1
+    assert sum(bool(row.messages) for row in bench.lanes.lanes) > 1
 
 
 @pytest.mark.anyio
@@ -127,11 +144,11 @@ async def test_a_requeue_holds_up_its_key_and_no_other() -> None:
     bench.wait(0.2)
     assert bench.rows() == {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
     assert (first.attempts, first.answered, bench.lanes.waiting) == (2, False, 0)
-    assert bench.owner.told == []
+    assert bench.owner.commands == []
     bench.take(first)
     await first.finish()
-    assert bench.owner.told == [("FIN", b"a1")]
-    assert [row.messages[0] for row in bench.lanes.rows] == [second]
+    assert bench.owner.commands == [("FIN", b"a1")]
+    assert [row.messages[0] for row in bench.lanes.lanes] == [second]
     assert not other.answered
 
 
@@ -142,41 +159,211 @@ async def test_what_is_held_is_touched() -> None:
     bench.take(first)
     await first.requeue(100.0)
     bench.wait(20.0)
-    assert bench.owner.told == []
+    assert bench.owner.commands == []
     bench.wait(11.0)
-    assert bench.owner.told == [("TOUCH", b"a1"), ("TOUCH", b"a2")]
+    assert bench.owner.commands == [("TOUCH", b"a1"), ("TOUCH", b"a2")]
+
+
+def _cut(bench: Bench) -> Owner:
+    """End the connection; returns the next one."""
+    bench.owner.horizon = float("inf")
+    bench.owner = Owner()
+    bench.owner.clock = bench.clock
+    return bench.owner
 
 
 @pytest.mark.anyio
-async def test_a_held_message_whose_connection_is_gone_takes_the_rest_with_it() -> None:
+async def test_messages_of_a_lost_connection_keep_their_places() -> None:
     bench = Bench(1)
-    first, _ = bench.put("a1", "a2")
+    first, second, _ = bench.put("a1", "a2", "b1")
     bench.take(first)
     await first.requeue(5.0)
-    bench.owner.horizon = float("inf")
-    again = Owner()
-    bench.put("a1", "a2", owner=again)
+    again = _cut(bench)
+    bench.put("a3", "a2", "b1", "a1", owner=again)
     bench.wait(6.0)
-    assert bench.rows() == {"a": ["a1", "a2"]}
-    assert {message.owner.node for message in bench.lanes.here()} == {again.node}
-    assert all(message.received >= message.owner.horizon for message in bench.lanes.here())
-    assert bench.owner.told == []
+    assert bench.rows() == {"a": ["a1", "a2", "a3"], "b": ["b1"]}
+    assert not [message for message in bench.lanes.queued() if is_lost(message)]
+    bench.take(first)
+    await first.finish()
+    assert again.commands == [("FIN", b"a1")]
+    assert bench.lanes.lanes[0].messages[0] is second
 
 
 @pytest.mark.anyio
-async def test_a_held_message_that_timed_out_has_the_rest_given_back() -> None:
+async def test_later_messages_wait_for_a_lost_one_and_no_other_key_does() -> None:
     bench = Bench(1)
     (first,) = bench.put("a1")
+    again = _cut(bench)
+    bench.put("a2", "b1", owner=again)
     bench.take(first)
-    await first.requeue(5.0)
-    bench.clock.now += 2
-    second, third = bench.put("a2", "a3")
-    bench.owner.horizon = bench.clock.now - 1
-    bench.wait(6.0)
+    bench.lanes.expired(first)
+    assert bench.rows() == {"b": ["b1"]}
+    bench.wait(59.0)
+    assert bench.rows() == {"b": ["b1"]}
+    bench.put("a1", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2"], "b": ["b1"]}
+
+
+@pytest.mark.anyio
+async def test_waiting_for_a_redelivery_ends(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = _cut(bench)
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    again.ready = 0  # while the server can deliver nothing, the time does not count
+    bench.wait(61.0)
     assert bench.rows() == {}
-    assert bench.owner.told == [("REQ", b"a2"), ("REQ", b"a3")]
-    assert second.answered
-    assert third.answered
+    again.ready = 20
+    bench.wait(61.0)
+    assert bench.rows() == {"a": ["a2"]}
+    assert "1 messages of a key were not redelivered within 60 s" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_handled_message_whose_fin_was_lost_is_not_handled_again() -> None:
+    bench = Bench(1)
+    finished, running = bench.put("a1", "a2")
+    bench.take(finished).finish_now()
+    bench.take(running)
+    again = _cut(bench)
+    running.finish_now()
+    bench.put("a2", "a1", owner=again)
+    assert bench.rows() == {}
+    assert again.commands == [("FIN", b"a2"), ("FIN", b"a1")]
+    bench.put("a1", owner=again)
+    assert bench.rows() == {}, "a redelivery of an earlier connection"
+
+
+@pytest.mark.anyio
+async def test_the_handler_of_a_lost_message_answers_its_next_delivery() -> None:
+    bench = Bench(1)
+    (running,) = bench.put("a1")
+    bench.take(running)
+    again = _cut(bench)
+    bench.put("a1", owner=again)
+    assert bench.rows() == {}
+    await running.finish()
+    assert again.commands == [("FIN", b"a1")]
+
+
+@pytest.mark.anyio
+async def test_after_a_seek_nothing_is_expected_again() -> None:
+    bench = Bench(1)
+    first, _ = bench.put("a1", "a2")
+    bench.take(first).finish_now()
+    again = _cut(bench)
+    again.moved = True
+    bench.put("a1", "a3", owner=again)
+    assert bench.rows() == {"a": ["a1", "a3"]}
+
+
+def _place(message: Message, number: int) -> Message:
+    message.offset, message.size = number * 30, 30
+    return message
+
+
+@pytest.mark.anyio
+async def test_unseen_messages_are_waited_for() -> None:
+    """The server had sent 2 and 3, which were never received; 4 is received first."""
+    bench = Bench(1)
+
+    def put(*numbers: int) -> None:
+        messages = bench.make(*(f"a{number}" for number in numbers))
+        bench.lanes.put([_place(message, number) for message, number in zip(messages, numbers, strict=True)])
+
+    put(1)
+    bench.wait(0.3)
+    _cut(bench)
+    put(4, 3)
+    assert bench.rows() == {"a": ["a1"]}
+    assert bench.lanes.waiting == 2
+    put(2)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+    put(6)
+    bench.wait(4.9)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+    bench.wait(0.2)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a6"]}, "a gap that stays"
+
+
+@pytest.mark.anyio
+async def test_the_first_messages_are_sorted_even_when_their_connection_is_lost_meanwhile() -> None:
+    bench = Bench(1)
+
+    def put(*numbers: int) -> None:
+        messages = bench.make(*(f"a{number}" for number in numbers))
+        bench.lanes.put([_place(message, number) for message, number in zip(messages, numbers, strict=True)])
+
+    put(3, 1)
+    assert bench.rows() == {}
+    _cut(bench)
+    put(4, 3)
+    bench.wait(0.3)
+    assert bench.rows() == {}
+    put(2, 1)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
+
+
+@pytest.mark.anyio
+async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = _cut(bench)
+    again.ready = 4
+    bench.put("a2", "a3", "a4", "a5", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.wait(0.5)
+    assert again.commands == []
+    bench.wait(1.1)
+    assert again.commands == [("REQ", b"a4"), ("REQ", b"a5")]
+    bench.put("a5", "a1", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
+    assert [is_lost(message) for message in bench.lanes.queued()] == [False, False, False, True, False]
+
+
+@pytest.mark.anyio
+async def test_a_key_of_another_partition_does_not_wait() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = _cut(bench)
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    other = Owner()
+    other.partition = 1
+    bench.put("a7", owner=other)
+    assert bench.rows() == {"a": ["a7"]}
+
+
+@pytest.mark.anyio
+async def test_a_key_failover_channel_redelivers_to_any_consumer() -> None:
+    """So the rest of the key is requeued behind a message that timed out, and forgotten with its connection."""
+    bench = Bench(1, ordered_by_server=True)
+    (first,) = bench.put("a1")
+    bench.clock.now += 2
+    bench.put("a2")
+    bench.owner.horizon = bench.clock.now - 1
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.put("a3")
+    assert bench.rows() == {}
+    bench.wait(2.1)
+    assert bench.owner.commands == [("REQ", b"a2"), ("REQ", b"a3")]
+    bench.put("b1")
+    bench.put("b2", owner=_cut(bench))
+    assert bench.rows() == {"b": ["b2"]}
+
+
+def test_lanes_divide_the_keys_of_one_consumer_evenly() -> None:
+    """A consumer of a key_failover channel serves a part of the hash line, and uses all of its lanes."""
+    keys = [b"key-%d" % number for number in range(4000)]
+    mine = [key for key in keys if position_of(key) < 1 << 30]
+    counts = Counter(lane_number(key, 8) for key in mine)
+    assert len(counts) == 8
+    assert max(counts.values()) < 1.4 * len(mine) / 8
 
 
 @pytest.mark.anyio
@@ -202,19 +389,19 @@ async def test_what_is_left_is_given_back_with_the_rest_of_its_delay() -> None:
     bench.wait(2.0)
     await b1.requeue(1.0)  # its handler was still at work
     bench.owner.horizon, c1.received = 0.5, 0.0  # no longer ours
-    bench.lanes.give_back(lambda message: message.body != b"b2")
+    bench.lanes.requeue_remaining(lambda message: message.body != b"b2")
     assert sorted(bench.owner.delays.items()) == [(b"a1", 3.0), (b"a2", 3.0), (b"b1", 1.0)]
-    bench.lanes.give_back(lambda message: True)
+    bench.lanes.requeue_remaining(lambda message: True)
     assert len(bench.owner.delays) == 3
     assert a1.answered
 
 
 def test_a_key_that_cannot_be_had_is_an_error() -> None:
     bench = Bench()
-    bench.lanes = KeyLanes(2, key_reader(lambda message: {b"good": "k"}[message.body]), bench.clock)
-    with pytest.raises(InvalidInput, match="mend the consumer's key function"):
+    bench.lanes = KeyLanes(2, key_reader(lambda message: {b"good": "k"}[message.body]), bench.clock, DeliveryOptions())
+    with pytest.raises(InvalidInput, match="must return str, bytes or None"):
         bench.put("good", "bad", "good")
-    assert [message.body for message in bench.lanes.here()] == [b"good"]
+    assert [message.body for message in bench.lanes.queued()] == [b"good"]
 
 
 @pytest.mark.parametrize(
@@ -251,8 +438,8 @@ async def test_a_waiting_worker_wakes_when_its_key_goes_on() -> None:
     woken = anyio.Event()
 
     async def work() -> None:
-        while not bench.lanes.rows[0].messages:
-            await bench.lanes.rows[0].wait()
+        while not bench.lanes.lanes[0].messages:
+            await bench.lanes.lanes[0].wait()
         woken.set()
 
     async with anyio.create_task_group() as tasks:

@@ -1,0 +1,201 @@
+"""Restore the order of a partition after its connection was lost.
+
+A server that loses a connection holds the messages in flight again, and redelivers them in any order, mixed with
+messages that it never sent (measured on the redesigned NSQ). Two kinds of messages are concerned:
+
+* *received* ones, which were not finished: their ids are known;
+* *unseen* ones, which the server had sent and this process never received: at most as many as RDY allowed, and all of
+  them directly behind the last message received, because a server reads its queue from front to back. Queue offsets
+  show where they belong: a message begins where the one before it ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.client.consumer.message import Message, Owner
+
+__all__ = ("PartitionOrder", "is_lost")
+
+
+def is_lost(message: Message) -> bool:
+    """Return whether the server holds a message again: it timed out, was requeued, or its connection ended."""
+    return message.received < message.owner.horizon
+
+
+class PartitionOrder:
+    """The unfinished messages of one partition (or node of the original NSQ), across its subscriptions.
+
+    Its memory is bounded by RDY: it holds messages that are in flight or were when a connection ended, and for each
+    subscription as many ids of finished messages as could be in flight; those of earlier ones until `forget_handled`.
+
+    Args:
+        ordered_by_server: the server keeps the order of a key across connections (a channel of type key_failover), so
+            that nothing is expected to return to this consumer.
+
+    Attributes:
+        owner: the current subscription.
+        unfinished: messages that were received and not finished, by id; also those that the server holds again.
+        early: messages received ahead of unseen ones, by offset.
+        gap_due: when waiting for unseen messages ends; None before the first early message.
+        full_since: since when RDY is used up by messages that wait for others; None where it is not.
+    """
+
+    __slots__ = (
+        "_finished",
+        "_finished_before",
+        "_frontier",
+        "_last_end",
+        "_most_ready",
+        "_ordered_by_server",
+        "_settling",
+        "_unseen",
+        "early",
+        "full_since",
+        "gap_due",
+        "owner",
+        "unfinished",
+    )
+
+    def __init__(self, *, ordered_by_server: bool = False) -> None:
+        self.owner: Owner | None = None
+        self.unfinished: dict[bytes, Message] = {}
+        self.early: dict[int, Message] = {}
+        self.gap_due: float | None = None
+        self.full_since: float | None = None
+        self._finished: dict[bytes, None] = {}  # ids on this subscription, oldest first
+        self._finished_before: dict[bytes, float] = {}  # ids on earlier subscriptions, and when the next one began
+        self._ordered_by_server = ordered_by_server
+        self._most_ready = 1
+        self._frontier = -1  # offset behind the last message that has no unseen one before it
+        self._last_end = -1  # offset behind the last message ever received
+        self._settling = False  # the first messages are collected, to be sorted
+        self._unseen = 0  # messages behind the frontier that may be redelivered out of order
+
+    def subscribe(self, owner: Owner, now: float) -> bool:
+        """Begin with another subscription.
+
+        Args:
+            owner: the subscription.
+            now: the time.
+
+        Returns:
+            Whether the messages of earlier subscriptions are to be forgotten, rather than expected again: the channel
+            was moved, or the server keeps the order itself.
+        """
+        previous, self.owner = self.owner, owner
+        first = previous is None
+        if previous is not None:
+            self.note_ready(previous.ready)  # it may have grown after the last message was received
+        if self._frontier < 0 and self.early:
+            self._frontier = min(self.early)  # lost while the first messages were collected
+        self.early.clear()
+        self.gap_due = self.full_since = None
+        self._finished_before.update(dict.fromkeys(self._finished, now))
+        self._finished.clear()
+        if owner.moved:
+            self._finished_before.clear()
+        if first or owner.moved or self._ordered_by_server:
+            self._frontier, self._last_end, self._unseen = -1, -1, 0
+            self._settling = first and not owner.moved
+            return not first
+        self._settling = self._frontier < 0
+        if not self._settling:
+            # on subscriptions in between nothing was received, but messages may have been sent
+            lost = 1 if previous is None else max(1, owner.number - previous.number)
+            self._unseen += lost * self._most_ready
+        return False
+
+    def note_ready(self, ready: int) -> None:
+        """Note how many messages the server may have in flight."""
+        self._most_ready = max(self._most_ready, ready)
+
+    def finish(self, message: Message) -> None:
+        """Note that FIN was sent.
+
+        FIN is not acknowledged, but the server had read all of them except for the last RDY ones: it would not have
+        sent the messages that followed. So these are remembered.
+        """
+        self.unfinished.pop(message.id, None)
+        finished = self._finished
+        finished[message.id] = None
+        if len(finished) > self._most_ready:
+            del finished[next(iter(finished))]
+
+    def was_finished(self, message: Message) -> bool:
+        """Return whether a delivery repeats a message whose FIN was lost with its connection, or received too late.
+
+        One that was finished on the same connection, with its first attempt, does not: the channel was moved back.
+        """
+        if message.id in self._finished_before:
+            return True
+        return message.attempts > 1 and message.id in self._finished
+
+    def receive(self, message: Message) -> list[Message]:
+        """Take in a message that is not known; returns the messages whose turn it is, in order."""
+        offset, end = message.offset, message.offset + message.size
+        if offset < 0:
+            self._settling = False
+            return [message]
+        if not self._recovering:
+            self._frontier = self._last_end = max(self._frontier, end)
+            return [message]
+        self._last_end = max(self._last_end, end)
+        if offset > self._frontier or self._settling:
+            self.early[offset] = message
+            return []
+        ready = [message]
+        while offset <= self._frontier < end:
+            self._frontier, self._unseen = end, self._unseen - 1
+            following = self.early.pop(end, None)
+            if following is not None:
+                ready.append(following)
+                offset, end = end, end + following.size
+        if not self._recovering:
+            ready += self.end_gap()
+        return ready
+
+    @property
+    def settling(self) -> bool:
+        """Whether the first messages of the partition are collected, so that they can be sorted.
+
+        They may be redelivered ones of an earlier consumer, in any order.
+        """
+        return self._settling
+
+    @property
+    def _recovering(self) -> bool:
+        return self._settling or self._unseen > 0 or bool(self.early) or self._frontier < self._last_end
+
+    def end_gap(self) -> list[Message]:
+        """Wait for unseen messages no longer; returns the early ones in order."""
+        early = [self.early[offset] for offset in sorted(self.early)]
+        self.early.clear()
+        self._frontier, self._unseen, self.gap_due, self._settling = self._last_end, 0, None, False
+        return early
+
+    def forget_handled(self, since: float) -> None:
+        """Forget handled messages that were not redelivered although their connection was lost before a time."""
+        before = self._finished_before
+        for message_id in [message_id for message_id, lost in before.items() if lost < since]:
+            del before[message_id]
+        unfinished = self.unfinished
+        for message in [message for message in unfinished.values() if message.answered]:
+            if is_lost(message) and message.received + message.owner.msg_timeout < since:
+                del unfinished[message.id]
+
+    def drop_newest_early(self) -> list[Message]:
+        """Remove the newer half of the early messages, at least one, and return it; they are received again."""
+        newest = sorted(self.early)[len(self.early) // 2 :]
+        return [self.early.pop(offset) for offset in newest]
+
+    def in_flight(self) -> int:
+        """Return how many messages this process holds of the current subscription."""
+        return sum(1 for _ in self._held())
+
+    def _held(self) -> Iterator[Message]:
+        yield from (message for message in self.unfinished.values() if not is_lost(message))
+        yield from self.early.values()

@@ -1,0 +1,76 @@
+"""Every promise of order, while the consumer's own connections are cut with messages in flight."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext import Consumer, Producer
+from nsqext.broker import Cluster
+from tests.support.lost_connections import LossyConsumers, backward_steps, lossy_options, numbered, relayed_connections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes, which requeue messages of a lost connection in random order."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+def topic_of(cluster: Cluster, *, partitions: int = 2, extend: bool = True, ordered: bool = False) -> str:
+    """Return a fresh topic with the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=partitions, extend=extend, ordered=ordered, channels=["ch"])
+    return name
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_lanes_never_go_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    topic = topic_of(cluster)
+    consumer = Consumer(
+        topic, "ch", lookupd=cluster.lookupd, key="of", concurrency=4, max_in_flight=20, options=lossy_options()
+    )
+    lossy = LossyConsumers([consumer], seed)
+    async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
+        await lossy.run(relays, producer, topic, numbered(2, 6, 200, seed))
+    assert backward_steps(lossy.begun) == []
+
+
+@pytest.mark.parametrize("seed", range(1))
+async def test_an_ordered_partition_never_goes_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    topic = topic_of(cluster, ordered=True, extend=False)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, options=lossy_options())
+    lossy = LossyConsumers([consumer], seed)
+    messages = {
+        partition: [type(one)(one.body) for one in given] for partition, given in numbered(2, 1, 40, seed).items()
+    }
+    async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
+        await lossy.run(relays, producer, topic, messages)
+    assert backward_steps(lossy.begun) == []
+    assert backward_steps(lossy.done) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_key_failover_delivers_first_in_order(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Two consumers: a message may be handled twice, by either, but never for the first time after a later one."""
+    topic = topic_of(cluster)
+    options = lossy_options(key="of", dispatch="key_failover")
+    consumers = [
+        Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, options=options)
+        for _ in range(2)
+    ]
+    lossy = LossyConsumers(consumers, seed)
+    async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
+        await lossy.run(relays, producer, topic, numbered(2, 6, 200, seed))
+    assert backward_steps(dict.fromkeys(lossy.begun)) == []

@@ -1,0 +1,177 @@
+"""Consume while the consumer's own connections are cut at random, and record what its handlers see."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio import create_task_group
+
+from nsqext import BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, OutgoingMessage, Producer
+from nsqext.client.consumer.subscriptions import partition_reader
+from nsqext.transport.handshake import open_connection
+from nsqext.types import Address
+from tests.support.consumers import eventually
+from tests.support.tcp_relay import Relay, relaying
+
+if TYPE_CHECKING:
+    import pytest
+    from anyio.abc import TaskGroup
+
+__all__ = ("LossyConsumers", "backward_steps", "lossy_options", "numbered", "relayed_connections")
+
+PATIENCE = 90.0
+_CUTS = 8
+
+
+def lossy_options(**members: object) -> ConsumerOptions:
+    """Return options that reconnect quickly and requeue failed messages soon."""
+    given: dict[str, object] = {
+        "reconnect_wait": 0.01,
+        "max_reconnect_wait": 0.1,
+        "failure": FailureOptions(requeue_delay=0.02),
+        "backoff": BackoffOptions(mode="off"),
+        **members,
+    }
+    return ConsumerOptions(**given)  # type: ignore[arg-type]
+
+
+class RelayedConnections:
+    """Relays between consumers and the nodes that they connect to.
+
+    Args:
+        tasks: where the relays run.
+    """
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._relays: dict[Address, Relay] = {}
+
+    async def relay_of(self, node: Address) -> Address:
+        """Return the address of the relay to a node."""
+        if node not in self._relays:
+            ready = anyio.Event()
+            self._tasks.start_soon(self._run, node, ready)
+            await ready.wait()
+        host, _, port = self._relays[node].address.rpartition(":")
+        return Address(host, int(port))
+
+    async def _run(self, node: Address, ready: anyio.Event) -> None:
+        async with relaying(str(node)) as relay:
+            self._relays[node] = relay
+            ready.set()
+            await anyio.sleep_forever()
+
+    def cut(self, chance: random.Random) -> None:
+        """Cut the connections to one node."""
+        if self._relays:
+            chance.choice(list(self._relays.values())).cut()
+
+
+@asynccontextmanager
+async def relayed_connections(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RelayedConnections]:
+    """Connect consumers through relays."""
+    async with create_task_group() as tasks:
+        relays = RelayedConnections(tasks)
+
+        async def open_relayed(address: Address, *rest: Any) -> Any:
+            return await open_connection(await relays.relay_of(address), *rest)
+
+        monkeypatch.setattr(partition_reader, "open_connection", open_relayed)
+        yield relays
+        monkeypatch.undo()
+        tasks.cancel_scope.cancel()
+
+
+def backward_steps(seen: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
+    """Return each key, number and later number of its key that was seen before."""
+    last: dict[str, int] = {}
+    wrong = []
+    for key, number in seen:
+        if number < last.get(key, -1):
+            wrong.append((key, number, last[key]))
+        last[key] = max(number, last.get(key, -1))
+    return wrong
+
+
+class LossyConsumers:
+    """Consumers of one channel whose connections are cut while messages are in flight.
+
+    Args:
+        consumers: opened by `run`.
+        seed: of handlers and cuts.
+        failures: the share of calls in which the handler raises.
+
+    Attributes:
+        begun: name of the order and number of the message, for each call of a handler.
+        done: the same, for each call that returned.
+    """
+
+    def __init__(self, consumers: Sequence[Consumer], seed: int, *, failures: float = 0.05) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.done: list[tuple[str, int]] = []
+        self._consumers = consumers
+        self._failures = failures
+        self._chance = random.Random(seed)
+        for consumer in consumers:
+            consumer.handler(self._handle)
+
+    async def _handle(self, message: Message) -> None:
+        name, _, number = message.body.decode().partition(":")
+        self.begun.append((name, int(number)))
+        await anyio.sleep(self._chance.choice([0.0, 0.001, 0.01]))
+        if self._chance.random() < self._failures:
+            raise OSError("try again")
+        self.done.append((name, int(number)))
+
+    async def run(
+        self, relays: RelayedConnections, producer: Producer, topic: str, messages: dict[int, list[OutgoingMessage]]
+    ) -> None:
+        """Publish messages to their partitions, and consume until each was handled.
+
+        Args:
+            relays: cut at random until then.
+            producer: publishes.
+            topic: name of the topic.
+            messages: by partition.
+        """
+        wanted = sum(map(len, messages.values()))
+        async with create_task_group() as tasks:
+            for consumer in self._consumers:
+                tasks.start_soon(lambda consumer: consumer.run(signals=False), consumer)
+            with anyio.fail_after(PATIENCE):
+                await eventually(
+                    lambda: all(len(consumer.connections) == len(messages) for consumer in self._consumers)
+                )
+                tasks.start_soon(self._publish, producer, topic, messages)
+                for done in sorted(self._chance.sample(range(1, wanted), _CUTS)):
+                    await eventually(lambda done=done: len(set(self.done)) >= done, PATIENCE)  # type: ignore[misc]
+                    relays.cut(self._chance)
+                await eventually(lambda: len(set(self.done)) == wanted, PATIENCE)
+            for consumer in self._consumers:
+                consumer.stop()
+
+    async def _publish(self, producer: Producer, topic: str, messages: dict[int, list[OutgoingMessage]]) -> None:
+        for partition, given in messages.items():
+            for first in range(0, len(given), 40):
+                await producer.publish_many(topic, given[first : first + 40], partition=partition)
+                await anyio.sleep(0.01)
+
+
+def numbered(partitions: int, keys: int, count: int, seed: int) -> dict[int, list[OutgoingMessage]]:
+    """Return messages of random keys for each partition; a body is ``partition/key:number``."""
+    chance = random.Random(seed)
+    numbers: defaultdict[str, int] = defaultdict(int)
+    made: dict[int, list[OutgoingMessage]] = {}
+    for partition in range(partitions):
+        made[partition] = []
+        for _ in range(count):
+            key = f"key{chance.randrange(keys)}"
+            name = f"{partition}/{key}"
+            made[partition].append(OutgoingMessage(f"{name}:{numbers[name]}".encode(), headers={"of": key}))
+            numbers[name] += 1
+    return made

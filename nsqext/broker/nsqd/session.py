@@ -113,6 +113,7 @@ class Session:
         self.rules: CommandValidator = dialect.validator(self)
         self._dialect = dialect
         self._parser = CommandParser(self.rules, raw_ids=not options.original)
+        self._max_unsent = options.max_unsent
         self._magic: bytes | None = b""
         self._marked = self._waiting = self._choked = False
         self.heard: float = self.clock()
@@ -170,9 +171,10 @@ class Session:
             return None
         handlers, parser, faulty = self._dialect.commands, self._parser, self.node.faults.active
         waiting: Awaitable[None] | None = None
+        rules, output, most = self.rules, self.output, self._max_unsent
         left = _TURN
         while waiting is None and not self.closing:
-            if not left or not self.has_room:
+            if not left or output.size > most:
                 self.pending = True
                 break
             left -= 1
@@ -183,11 +185,11 @@ class Session:
                 words = command.words
                 if faulty and (fault := self.node.faults.command(words[0].decode("latin-1"))):
                     raise fault
-                if self.rules.tls_missing and command.body is None:
-                    self.rules.check_tls(words)
+                if rules.tls_missing and command.body is None:
+                    rules.check_tls(words)
                 handler = handlers.get(words[0])
                 if handler is None:
-                    self.rules.refuse_unknown(words)
+                    rules.refuse_unknown(words)
                 waiting = handler(self, command)
             except Fault as fault:
                 self.refuse(fault)
@@ -230,7 +232,7 @@ class Session:
     @property
     def has_room(self) -> bool:
         """Whether the unsent output is within ``NodeOptions.max_unsent``; if not, no further command is run."""
-        return self.output.size <= self.node.options.max_unsent
+        return self.output.size <= self._max_unsent
 
     def answer(self, data: bytes) -> None:
         """Send a response."""
@@ -259,10 +261,11 @@ class Session:
         output = self.output
         if output.hold(frame, full=full):
             self.node.flush_later(self, output.due)
-        if output.size > self.node.options.max_unsent:
+        if output.size > self._max_unsent:
             self.choke()
             output.urgent = True
-        self.mark()
+        if output.urgent and not self._marked:
+            self.mark()
 
     def mark(self) -> None:
         """Put this session on the node's list of sessions to send or to close."""

@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.options import LookupOptions
@@ -60,6 +61,7 @@ __all__ = (
     "Position",
     "Producer",
     "ProducerOptions",
+    "ProducerStatistics",
     "PublishFailed",
     "Receipt",
     "Reject",
@@ -84,6 +86,7 @@ _HOMES = {
     "nsqext.client.consumer.position": ("Position",),
     "nsqext.client.producer.producer": ("Producer",),
     "nsqext.client.producer.request": ("OutgoingMessage",),
+    "nsqext.client.producer.statistics": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),

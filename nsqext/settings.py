@@ -1,14 +1,14 @@
-"""Settings from four places: keywords go before a URL, that before the environment, that before the defaults.
+"""Settings. Precedence: keyword, URL, environment, default.
 
-One name serves everywhere: ``connection_tls`` is a keyword, a parameter of the URL, and ``NSQEXT_CONNECTION_TLS`` in
-the environment. The first part names the group of options that the setting belongs to, where it belongs to one.
+A setting has the same name everywhere: ``connection_tls`` is a keyword, a parameter of the URL, and
+``NSQEXT_CONNECTION_TLS`` in the environment. The first part of the name is its group of options, if it has one.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -16,12 +16,12 @@ import attrs
 
 from nsqext.errors import InvalidSetting
 
-__all__ = ("PREFIX", "Loaded", "Reader", "Setting", "load", "redacted", "settings_of")
+__all__ = ("PREFIX", "Loaded", "Reader", "Setting", "load", "redacted", "settings_of", "suggest", "unknown_arguments")
 
 T = TypeVar("T")
 
 Reader = Callable[[str], Any]
-"""Reads a value that is written as text; raises ValueError where it cannot be right."""
+"""Parses the text of a value; raises ValueError where it is not valid."""
 
 PREFIX = "NSQEXT_"
 _OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_")
@@ -38,12 +38,12 @@ class Setting:
 
     Attributes:
         name: its name everywhere; in capitals and behind ``NSQEXT_`` in the environment.
-        member: member of the option class.
-        group: member of the outer option class that holds that class; empty for the outer class itself.
-        kind: annotation of the member.
-        default: value where nobody says anything.
-        read: reads it from text; None where it can only be given as a keyword.
-        owner: the option class; None for a setting that belongs to none.
+        member: attribute of the option class.
+        group: attribute of the outer option class that holds the option class; empty for the outer class itself.
+        kind: annotation of the attribute.
+        default: the default.
+        read: parses its text; None for a setting that can only be given as a keyword.
+        owner: the option class; None for an argument of the constructor.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Setting:
 
 @attrs.frozen
 class Loaded(Generic[T]):
-    """What was found.
+    """Settings from all places.
 
     Attributes:
         lookupd: lookup addresses.
         nsqd: nsqd addresses, instead.
         options: the options.
-        others: values of settings that belong to no option class.
+        others: values of constructor arguments that are not in the options.
     """
 
     lookupd: Any
@@ -79,7 +79,7 @@ def _read_bool(text: str) -> bool:
 
 
 def _read_tls(text: str) -> ssl.SSLContext | bool:
-    """Read true, false, or the path of a file with the authorities' certificates."""
+    """Parse true, false, or the path of a file of CA certificates."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
     try:
@@ -114,11 +114,11 @@ def _reader(kind: str, name: str, readers: Mapping[str, Reader]) -> Reader | Non
 
 
 def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> dict[str, Setting]:
-    """Return the settings of an option class and of the classes in it, by name.
+    """Return the settings of an option class and of its groups, by name.
 
     Args:
         options: the class.
-        readers: how values are read whose type does not say it, by name of the setting.
+        readers: parsers by name of the setting, where the type does not determine it.
     """
     found: dict[str, Setting] = {}
     for outer in attrs.fields(options):
@@ -139,27 +139,68 @@ def _setting(
     return Setting(name, member.name, group, kind, member.default, _reader(kind, name, readers), owner)
 
 
-def redacted(url: str) -> str:
-    """Return a URL that can be shown: without secrets."""
+def redacted(url: str, known: Container[str] = ()) -> str:
+    """Return a URL without secrets, for error messages.
+
+    Args:
+        url: the URL.
+        known: settings whose values are shown, unless they are secrets; a misspelt name may hold a secret.
+    """
     parts = urlsplit(url)
     if _cuts_secret(parts):
         return f"{parts.scheme}://***"
     place = parts.netloc.rpartition("@")[2]
     shown = f"***@{place}" if "@" in parts.netloc else place
     query = "&".join(
-        f"{name}={'***' if _is_secret(name) else value}"
+        f"{name}={value if name in known and not _is_secret(name) else '***'}"
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
     )
     return f"{parts.scheme}://{shown}{'?' if query else ''}{query}"
 
 
+def suggest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to an unknown one; None where no name is similar."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    wanted = name.lower().replace("-", "_")
+    # the member without its group counts as well: tls for connection_tls
+    ends = [one for one in names if one.endswith(f"_{wanted}")]
+    found = get_close_matches(wanted, names, 1, 0.6)
+    return ends[0] if len(ends) == 1 else (found[0] if found else None)
+
+
+def unknown_arguments(
+    owner: str, unknown: Iterable[str], arguments: Iterable[str], options: type[attrs.AttrsInstance]
+) -> TypeError:
+    """Return the error for unknown keyword arguments of a constructor, which suggests the right ones.
+
+    Args:
+        owner: name of the class.
+        unknown: the unknown arguments.
+        arguments: arguments that the constructor has.
+        options: the class of its ``options``.
+    """
+    name = next(iter(unknown))
+    members = [member.name for member in attrs.fields(options)]
+    known = [*arguments, *members]
+    found = name if name in members else suggest(name, known)
+    if found is None:
+        hint = f"it has {', '.join(arguments)}; everything else is in options={options.__name__}(...)"
+    elif found in members and found not in arguments:
+        hint = f"did you mean options={options.__name__}({found}=...)?"
+    else:
+        hint = f"did you mean {found}=?"
+    return TypeError(f"{owner}() has no argument {name!r}: {hint}")
+
+
 def _is_secret(name: str) -> bool:
-    """Return whether a name is that of a secret, or somebody took it for one."""
+    """Return whether the name of a setting is that of a secret, or resembles one."""
     return name in _SECRETS or any(word in name.lower() for word in ("secret", "password", "token"))
 
 
 def _cuts_secret(parts: SplitResult) -> bool:
-    """Return whether a secret holds a character that ends the host, so that the rest of it stands somewhere else."""
+    """Return whether a secret contains a character that ends the host, so that the rest of it is parsed as a path."""
     behind = parts.path + parts.fragment + parts.query.partition("=")[0]
     return "@" not in parts.netloc and (parts.netloc.startswith(":") or "@" in behind)
 
@@ -171,13 +212,13 @@ def _text_of(value: str, setting: Setting, place: str) -> object:
         return setting.read(value)
     except ValueError as error:
         shown = "***" if setting.name in _SECRETS else repr(value)
-        raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be read: {error}") from None
+        raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be parsed: {error}") from None
 
 
-def _from_url(url: str) -> dict[str, str]:
+def _from_url(url: str, known: Container[str]) -> dict[str, str]:
     """Return the settings of a URL as text."""
     parts = _split(url)
-    shown = redacted(url)
+    shown = redacted(url, known)
     kind, port = _SCHEMES[parts.scheme]
     userinfo, _, hosts = parts.netloc.rpartition("@")
     given: dict[str, str] = {}
@@ -186,7 +227,7 @@ def _from_url(url: str) -> dict[str, str]:
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     user, _, secret = userinfo.partition(":")
     if user:
-        raise InvalidSetting(f"{shown}: NSQ knows no user names", hint="a secret is written nsq://:SECRET@host:port")
+        raise InvalidSetting(f"{shown}: NSQ has no user names", hint="a secret is written nsq://:SECRET@host:port")
     if secret:
         pairs.append(("connection_auth_secret", unquote(secret)))
     for name, value in pairs:
@@ -226,7 +267,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Collector:
-    """Puts values together, those of the strongest place first."""
+    """Collect values, in the order of precedence."""
 
     def __init__(self, own: Mapping[str, Setting], foreign: Mapping[str, Setting]) -> None:
         self._own = own
@@ -235,10 +276,10 @@ class _Collector:
         self.addresses: dict[str, object] = {}
 
     def add(self, given: Mapping[str, object], place: str, *, text: bool) -> None:
-        """Take what one place says.
+        """Add the values of one place.
 
         Raises:
-            InvalidSetting: a setting that there is not, a value that cannot be read, two kinds of addresses.
+            InvalidSetting: an unknown setting, a value that cannot be parsed, two kinds of addresses.
         """
         addresses = {name: given[name] for name in _ADDRESSES if given.get(name)}
         if len(addresses) > 1:
@@ -249,7 +290,9 @@ class _Collector:
                 continue
             setting = self._own.get(name) or (self._foreign.get(name) if text else None)
             if setting is None:
-                raise InvalidSetting(f"{place}: there is no setting {name!r}", hint="see the reference of settings")
+                found = suggest(name, (*self._own, *_ADDRESSES))
+                hint = "see the reference of settings" if found is None else f"did you mean {found}?"
+                raise InvalidSetting(f"{place}: unknown setting {name!r}", hint=hint)
             read = _text_of(str(value), setting, place) if text else value
             if name in self._own:
                 self.values.setdefault(name, read)
@@ -268,7 +311,7 @@ class _Collector:
         return options(**outer)
 
     def others(self) -> dict[str, Any]:
-        """Return the values of settings that belong to no option class."""
+        """Return the values of constructor arguments that are not in the options."""
         return {name: value for name, value in self.values.items() if self._own[name].owner is None}
 
 
@@ -281,26 +324,27 @@ def load(
     foreign: Mapping[str, Setting],
     environ: Mapping[str, str] | None = None,
 ) -> Loaded[T]:
-    """Put settings together.
+    """Load settings from keywords, a URL and the environment.
 
     Args:
-        options: the option class that is made.
-        own: its settings, and further ones.
+        options: the option class.
+        own: its settings, and arguments of the constructor.
         url: ``nsq://lookupd:4161,lookupd2:4161?…``, or ``nsqd://nsqd:4150?…`` to do without lookup; ``NSQEXT_URL`` in
             the environment where it is None.
         keywords: settings by name; values, not text.
-        foreign: settings of others, which may stand in URL and environment as well; they are checked, not used.
-        environ: the environment; the process's by default.
+        foreign: settings of other clients, which URL and environment may contain as well; checked, not used.
+        environ: the environment; the one of the process by default.
 
     Raises:
-        InvalidSetting: an unknown setting, a value that cannot be, settings that contradict each other.
+        InvalidSetting: an unknown setting, an invalid value, settings that contradict each other.
     """
     environ = os.environ if environ is None else environ
     collector = _Collector(own, foreign)
     collector.add(keywords, "keywords", text=False)
     url = url or environ.get(f"{PREFIX}URL")
     if url:
-        collector.add(_from_url(url), redacted(url), text=True)
+        known = {*own, *foreign}
+        collector.add(_from_url(url, known), redacted(url, known), text=True)
     collector.add(_from_environment(environ), "environment", text=True)
     return Loaded(
         collector.addresses.get("lookupd", ()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import frozen
 
 __all__ = ("Address", "Receipt", "TopicMeta")
 
@@ -47,16 +47,16 @@ class Receipt:
         topic: the topic it went to.
         partition: its partition; -1 at a server without partitions.
         node: ``host:port`` of the leader that stored it.
-        message_id: internal id; 0 where the server does not tell.
-        trace_id: the trace id that was given; 0 without one.
-        offset: byte offset in the partition's queue; -1 where the server does not tell.
-        size: bytes of the record in that queue; 0 where the server does not tell.
+        message_id: internal id; None without a trace id: servers report it for traced publishes only.
+        trace_id: the trace id of the message; 0 without one.
+        offset: byte offset in the partition's queue; None without a trace id.
+        size: bytes of the record in that queue; None without a trace id.
     """
 
     topic: str
     partition: int
     node: str
-    message_id: int = 0
+    message_id: int | None = None
     trace_id: int = 0
-    offset: int = field(default=-1)
-    size: int = 0
+    offset: int | None = None
+    size: int | None = None

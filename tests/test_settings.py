@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 import ssl
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,12 +105,12 @@ def test_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "keywords", "environ", "reason"),
     [
-        ("nsq://h?colour=red", {}, {}, "there is no setting 'colour'"),
-        (None, {"colour": "red"}, {}, "there is no setting 'colour'"),
-        (None, {}, {"NSQEXT_COLOUR": "red"}, "there is no setting 'colour'"),
-        (None, {"start_timeout": 1.0}, {}, "there is no setting 'start_timeout'"),
-        ("nsq://h?timeout=soon", {}, {}, "timeout='soon' cannot be read"),
-        ("nsq://h?close_timeout=soon", {}, {}, "close_timeout='soon' cannot be read"),
+        ("nsq://h?colour=red", {}, {}, "unknown setting 'colour'"),
+        (None, {"colour": "red"}, {}, "unknown setting 'colour'"),
+        (None, {}, {"NSQEXT_COLOUR": "red"}, "unknown setting 'colour'"),
+        (None, {"start_timeout": 1.0}, {}, "unknown setting 'start_timeout'"),
+        ("nsq://h?timeout=soon", {}, {}, "timeout='soon' cannot be parsed"),
+        ("nsq://h?close_timeout=soon", {}, {}, "close_timeout='soon' cannot be parsed"),
         ("nsq://h?connection_snappy=maybe", {}, {}, "write true or false"),
         ("nsq://h?connection_tls=/no/such/file", {}, {}, "a file of certificates"),
         ("nsq://h?start=somewhere", {}, {}, "write earliest"),
@@ -137,6 +139,8 @@ def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, 
     "url",
     [
         "nsq://h:4161?auth_secret=hush",
+        "nsq://h:4161?connection_auth_secrt=hush",
+        "nsq://h:4161?auth=hush&timeout=x",
         "nsq://h:4161?password=hush",
         "nsq://:hu#sh@h:4161",
         "nsq://:hu/sh@h:4161",
@@ -157,9 +161,44 @@ def test_secrets_are_read_and_never_shown() -> None:
     options = produce("nsq://:hu%2Fsh@h")
     assert options.connection.auth_secret == "hu/sh"
     assert "hu/sh" not in repr(options)
-    assert redacted("nsq://:hush@h:1?timeout=1&connection_auth_secret=hush") == (
-        "nsq://***@h:1?timeout=1&connection_auth_secret=***"
-    )
+    url = "nsq://:hush@h:1?timeout=1&connection_auth_secret=hush"
+    assert redacted(url, producer_settings()) == "nsq://***@h:1?timeout=1&connection_auth_secret=***"
+    assert redacted(url) == "nsq://***@h:1?timeout=***&connection_auth_secret=***"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("time_out", "timeout"),
+        ("tls", "connection_tls"),
+        ("max-retry-wait", "max_retry_wait"),
+        ("lookup", "lookupd"),
+        ("connection_auth_secrt", "connection_auth_secret"),
+    ],
+)
+def test_a_misspelt_setting_suggests_the_right_one(name: str, meant: str) -> None:
+    places: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+        (f"nsq://h?{name}=hush", {}, {}),
+        ("nsq://h", {name: "hush"}, {}),
+        ("nsq://h", {}, {f"NSQEXT_{name.upper()}": "hush"}),
+    ]
+    for url, keywords, environ in places:
+        with pytest.raises(InvalidSetting, match=f"did you mean {meant}") as caught:
+            load_producer(url, keywords, environ)
+        assert "hush" not in str(caught.value)
+
+
+def test_an_unknown_argument_suggests_the_right_one() -> None:
+    for arguments, meant in (
+        ({"bogus": 1}, r"no argument 'bogus': it has lookupd, nsqd, connect, options"),
+        ({"lokupd": "h"}, "did you mean lookupd="),
+        ({"timeout": 1}, r"did you mean options=ProducerOptions\(timeout=...\)"),
+        ({"timout": 1}, r"did you mean options=ProducerOptions\(timeout=...\)"),
+    ):
+        with pytest.raises(TypeError, match=meant), warnings.catch_warnings(record=True) as caught:
+            nsqext.Producer("h", **arguments)
+        gc.collect()
+        assert caught == []
 
 
 def test_names_are_unambiguous_and_complete() -> None:

@@ -20,7 +20,7 @@ def test_addresses_are_values() -> None:
         Address("a", 1).port = 2  # type: ignore[misc]
 
 
-def test_what_a_server_does_not_tell_has_a_neutral_value() -> None:
+def test_what_a_server_does_not_report_is_none() -> None:
     assert TopicMeta() == TopicMeta(0, 0, False, False, False, False)
     receipt = Receipt("t", -1, "n:1")
-    assert (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (0, 0, -1, 0)
+    assert (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (None, 0, None, None)

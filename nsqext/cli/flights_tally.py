@@ -185,7 +185,7 @@ class Tally:
                 nodes=tuple(sorted({receipt.node for receipt in receipts})),
                 receipts=len(receipts),
                 received=self._by_partition[partition],
-                last_offset=max((receipt.offset for receipt in receipts), default=-1),
+                last_offset=max((receipt.offset for receipt in receipts if receipt.offset is not None), default=-1),
             )
             for partition, receipts in sorted(found.items())
         ]

@@ -79,7 +79,7 @@ class TraceLog:
                     "node": receipt.node,
                 }
                 logger.info(
-                    "published %s[%d] internal_id=%d trace_id=%d queue_offset=%d node=%s",
+                    "published %s[%d] internal_id=%s trace_id=%d queue_offset=%s node=%s",
                     receipt.topic,
                     receipt.partition,
                     receipt.message_id,

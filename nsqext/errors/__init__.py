@@ -21,6 +21,7 @@
     │   └── NotSent                      the server did not read the request: it has no effect
     ├── RequestTimeout (TimeoutError)    no response in time; the request may have had its effect
     ├── LookupFailed                     no lookup node returned a usable response
+    │   ├── NotLookupd                   the address is not that of a lookup service
     │   └── LookupUnreachable            no lookup node can be reached
     ├── TopicNotFound                    the lookup service does not know the topic
     ├── TopicNotReady                    the topic exists and cannot be published to yet: it has no channel
@@ -65,6 +66,7 @@ __all__ = (
     "LookupUnreachable",
     "MessageNotInFlight",
     "NegotiationFailed",
+    "NotLookupd",
     "NotSent",
     "NsqError",
     "OperationNotSupported",
@@ -242,6 +244,12 @@ class LookupFailed(NsqError):
     """No lookup node returned a usable response."""
 
     retryable = True
+
+
+class NotLookupd(LookupFailed):
+    """The server at the address is not a lookup service; retrying would not help."""
+
+    retryable = False
 
 
 class LookupUnreachable(LookupFailed):

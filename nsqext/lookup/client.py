@@ -15,6 +15,7 @@ from nsqext.errors import (
     InvalidState,
     LookupFailed,
     LookupUnreachable,
+    NotLookupd,
     NsqError,
     TopicNotFound,
 )
@@ -286,7 +287,10 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
         if isinstance(error, TopicNotFound):
             return TopicNotFound(error.message, topic=topic, node=error.node, hint=error.hint)
     told = "; ".join(str(error) for error in errors)
-    kind = LookupUnreachable if errors and all(isinstance(one, LookupUnreachable) for one in errors) else LookupFailed
+    kind: type[LookupFailed] = LookupFailed
+    for one in (NotLookupd, LookupUnreachable):
+        if errors and all(isinstance(error, one) for error in errors):
+            kind = one
     failed = kind(f"no lookup node gave a usable answer: {told}", topic=topic)
     failed.__cause__ = errors[0] if errors else None
     return failed

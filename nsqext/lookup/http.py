@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NotLookupd
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ __all__ = ("LookupHttp",)
 
 # the first member asks for bare answers with true status codes; the second keeps sizes what they seem
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
+_CONCURRENT = 32
+"""Questions that one address is asked at the same time; more of them wait."""
 
 
 class LookupHttp:
@@ -40,6 +42,7 @@ class LookupHttp:
         self._client = client
         self._closed = False
         self._asking: set[anyio.CancelScope] = set()
+        self._slots: dict[Address, anyio.CapacityLimiter] = {}
 
     async def ask(self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET") -> Any:
         """Return the data of an answer.
@@ -74,6 +77,23 @@ class LookupHttp:
         client = self._client = self._client or _make_client(httpx, self._options)
         if self._closed or client.is_closed:
             raise InvalidState("the lookup client is closed")
+        slots = self._slots.setdefault(address, anyio.CapacityLimiter(_CONCURRENT))
+        async with slots:  # the time limit begins behind it: a queue of this process is no fault of the node
+            return await self._fetch(client, address, path, params, method, body)
+
+    async def _fetch(
+        self,
+        client: httpx.AsyncClient,
+        address: Address,
+        path: str,
+        params: Mapping[str, str | int],
+        method: str,
+        body: bytes,
+    ) -> tuple[int, bytes]:
+        import httpx
+
+        if self._closed:
+            raise InvalidState("the lookup client is closed")
         timeout = self._options.request_timeout
         node = str(address)
         try:
@@ -89,8 +109,10 @@ class LookupHttp:
         except (TimeoutError, httpx.TimeoutException) as error:
             raise LookupUnreachable(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error
         except httpx.RemoteProtocolError as error:
-            raise LookupFailed(
-                f"what answers is not HTTP: {error}",
+            if "disconnected" in str(error) or "closed" in str(error):  # the node stopped meanwhile
+                raise LookupUnreachable(f"no answer: {error}", node=node, hint="is the node up?") from error
+            raise NotLookupd(
+                f"the server does not speak HTTP: {error}",
                 node=node,
                 hint="give the address of nsqlookupd's HTTP side (4161 by default)",
             ) from error
@@ -131,6 +153,7 @@ def _make_client(module: Any, options: LookupOptions) -> httpx.AsyncClient:
     client: httpx.AsyncClient = module.AsyncClient(
         timeout=options.request_timeout,
         trust_env=False,
+        limits=module.Limits(max_connections=None, max_keepalive_connections=20),
         # lookup speaks plain HTTP: a context without certificates spares loading those of the system
         verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
     )

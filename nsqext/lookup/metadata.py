@@ -5,6 +5,7 @@ Several of them may use one directory at the same time: what one has found, the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from anyio import current_time, from_thread
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
 from nsqext.lookup.addresses import parse_addresses
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
@@ -25,7 +26,7 @@ from nsqext.protocol.names import check_topic
 if TYPE_CHECKING:
     import httpx
 
-    from nsqext.lookup.responses import NodeInfo
+    from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
 __all__ = ("MetadataCache",)
@@ -72,11 +73,19 @@ class MetadataCache:
         self._users = 0
         self._loop: EventLoopToken | None = None
         self._closed = False
+        self._answered_at: float | None = None
+        self.failures: int = 0
+        """Rounds of questions in a row in which no lookup address gave a usable answer."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The lookup addresses; those of the nodes without lookup."""
         return self._nsqd if self._client is None else self._client.addresses
+
+    @property
+    def answer_age(self) -> float | None:
+        """Seconds since a lookup address last gave a usable answer; None where none ever did, or there is no lookup."""
+        return None if self._answered_at is None else max(0.0, time.monotonic() - self._answered_at)
 
     @property
     def asks(self) -> bool:
@@ -201,7 +210,7 @@ class MetadataCache:
             raise InvalidSetting("there is no lookup to switch", hint="nsqd=... does without")
         self._client = client = self._client.elsewhere(addresses)
         for (topic, access), refresher in self._refreshers.items():
-            refresher.start_over(partial(client.lookup, topic, access))
+            refresher.start_over(partial(self._lookup, client, topic, access))
         self._poller.wake()
 
     # Life
@@ -262,9 +271,18 @@ class MetadataCache:
             if len(self._refreshers) >= _MANY:
                 self._forget_unknown()
             refresher = self._refreshers[key] = Refresher(
-                topic, access, partial(self._client.lookup, topic, access), self._options, self._view_changed
+                topic, access, partial(self._lookup, self._client, topic, access), self._options, self._view_changed
             )
         return refresher
+
+    async def _lookup(self, client: LookupClient, topic: str, access: str) -> tuple[LookupAnswer, ...]:
+        answers = await client.lookup(topic, access)
+        if all(isinstance(answer.error, LookupFailed) for answer in answers):
+            self.failures += 1
+        else:
+            self.failures = 0
+            self._answered_at = time.monotonic()
+        return answers
 
     def _forget_unknown(self) -> None:
         for key, refresher in list(self._refreshers.items()):

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from attrs import field, frozen
 
-from nsqext.errors import LookupFailed, NsqError, TopicNotFound
+from nsqext.errors import LookupFailed, NotLookupd, NsqError, TopicNotFound
 from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
 
@@ -96,7 +96,8 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
         except orjson.JSONDecodeError:
             # error texts are put into JSON without escaping by the redesigned server
             if status == 200 or not body.lstrip().startswith(b"{"):
-                raise _nonsense(f"HTTP {status} with {body[:_SHOWN]!r}", source) from None
+                starting = LookupFailed if status >= 500 else NotLookupd  # a proxy whose server is not up yet
+                raise _nonsense(f"HTTP {status} with {body[:_SHOWN]!r}", source, starting) from None
             text = body[:_SHOWN].decode("utf-8", "backslashreplace")
     if isinstance(data, dict) and "status_code" in data:
         code, text = data["status_code"], str(data.get("status_txt", ""))
@@ -125,8 +126,8 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
     return LookupFailed(f"the lookup node answers {code} {text or '(no text)'}", node=node)
 
 
-def _nonsense(what: str, source: Address) -> LookupFailed:
-    return LookupFailed(
+def _nonsense(what: str, source: Address, kind: type[LookupFailed] = NotLookupd) -> LookupFailed:
+    return kind(
         f"this is no lookup node's answer: {what}",
         node=str(source),
         hint="give the address of nsqlookupd's HTTP side (4161 by default)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.sync.loop import Opened
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.batcher import Batcher as AsyncBatcher
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.errors import NsqError
     from nsqext.lookup.shared import Lookup
     from nsqext.types import Receipt
@@ -33,6 +34,7 @@ class Producer(Opened):
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
             `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
+        connect: connect to all nodes in `start`; ``options.connect`` by default.
         options: everything else.
 
     Raises:
@@ -46,10 +48,12 @@ class Producer(Opened):
         lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
+        connect: bool | None = None,
         options: ProducerOptions | None = None,
+        **unknown: Never,
     ) -> None:
         super().__init__()
-        self._producer = AsyncProducer(lookupd, nsqd=nsqd, options=options)
+        self._producer = AsyncProducer(lookupd, nsqd=nsqd, connect=connect, options=options, **unknown)
 
     @classmethod
     def from_url(cls, url: str | None = None, **settings: Any) -> Self:
@@ -92,6 +96,14 @@ class Producer(Opened):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._exit(kind, error, trace)
+
+    def ping(self) -> None:
+        """Check that lookup answers, and connect to every node that it knows; see `nsqext.Producer.ping`."""
+        self._run(self._producer.ping)
+
+    def statistics(self) -> ProducerStatistics:
+        """Return the numbers of this producer; see `nsqext.Producer.statistics`."""
+        return self._producer.statistics()
 
     def publish(
         self,

@@ -174,7 +174,7 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("broker", "--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),
         (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "take neither --partition nor --delay"),
-        (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "there is no setting 'colour'"),
+        (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "unknown setting 'colour'"),
         (("tail", "orders", "--nsqd", "h:1", "--start", "nowhere"), "write earliest"),
         (("lookup",), "nobody says where lookup is"),
         (("topic", "channel", "orders", "--lookupd", "h:1"), "no channel is given"),

@@ -103,8 +103,8 @@ async def _broker(**answers: object) -> AsyncIterator[Broker]:
 def _all_given_back(producer: Producer, lookup: Lookup | None = None) -> None:
     assert not producer._pool.in_flight
     assert not any(node.connection for node in producer._pool._nodes.values())
-    assert not producer._sender.running
-    assert not len(producer._turns)
+    assert not producer._sender.attempts
+    assert not len(producer._key_lock)
     if lookup is not None:
         assert not lookup.directory._users
         assert not lookup.directory._callbacks
@@ -208,8 +208,8 @@ async def test_publishing_that_is_tried_again(kind: str) -> None:
             if step.number % 2:
                 await publish(producer, b"before")  # connects
             await step.run(publish(producer, b"perhaps"))
-            assert not len(producer._turns)
-            assert not producer._sender.running
+            assert not len(producer._key_lock)
+            assert not producer._sender.attempts
             await publish(producer, b"after")
             stored = broker.bodies()
             assert stored.count(b"after") == (4 if kind == "many" else 2)
@@ -220,7 +220,8 @@ async def test_publishing_that_is_tried_again(kind: str) -> None:
 
     reluctant = Reluctant()
     async with _broker(PUB=reluctant, MPUB=reluctant) as broker:
-        assert await sweep(once) >= 3
+        # a plain message moves to the other partition without a pause, and awaits nothing but its two responses
+        assert await sweep(once) >= (2 if kind == "plain" else 3)
 
 
 @pytest.mark.parametrize("kind", ["flush", "leave", "add", "publish"])

@@ -27,7 +27,7 @@ async def test_an_upgrade_to_extend_is_followed(cluster_under_test: ClusterUnder
     received: list[Message] = []
     async with (
         consumer,
-        Producer(lookupd, options=ProducerOptions(lookup=_FAST)) as producer,
+        Producer(lookupd) as producer,  # does not poll before the test ends: the refusal has to ask lookup
         anyio.create_task_group() as tasks,
     ):
         done = anyio.Event()
@@ -80,7 +80,7 @@ async def test_a_topic_that_is_not_there_is_waited_for_by_consumers(
 async def test_a_lookup_service_that_is_down_is_told(free_tcp_port: int) -> None:
     lookupd = f"127.0.0.1:{free_tcp_port}"
     with anyio.fail_after(DEADLINE):
-        async with Producer(lookupd) as producer:
+        async with Producer(lookupd, options=ProducerOptions(startup_timeout=0.2)) as producer:
             with pytest.raises(LookupFailed, match=lookupd):
                 await producer.publish("orders", b"hi")
         with pytest.raises(LookupFailed, match=lookupd):

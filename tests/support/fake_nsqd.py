@@ -355,10 +355,12 @@ class ScriptedLookup:
     Attributes:
         address: of its HTTP side.
         questions: the paths with their query, oldest first.
+        delay: seconds until each answer.
     """
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.delay = 0.0
         self.questions: list[str] = []
         self._answer: tuple[int, Any] = (404, {"message": "Key not found"})
         self._others: dict[str, Any] = {}
@@ -399,7 +401,9 @@ class ScriptedLookup:
                     while b"\r\n\r\n" not in buffer:
                         buffer += await stream.receive()
                     head, _, buffer = buffer.partition(b"\r\n\r\n")
-                    await stream.send(self._respond(head.split(b" ")[1].decode()))
+                    response = self._respond(head.split(b" ")[1].decode())
+                    await anyio.sleep(self.delay)
+                    await stream.send(response)
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
 
@@ -416,8 +420,8 @@ class ScriptedLookup:
 
 
 @asynccontextmanager
-async def scripted_lookup(*, port: int = 0) -> AsyncIterator[ScriptedLookup]:
-    """Run a fake lookup node on a free port, or on a given one; until `ScriptedLookup.tell` it knows no topic."""
+async def scripted_lookup(port: int = 0) -> AsyncIterator[ScriptedLookup]:
+    """Run a fake lookup node on a free port, or a given one; until `ScriptedLookup.tell` it knows no topic."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     lookup = ScriptedLookup(Address("127.0.0.1", _port(listener)))
     async with _serving(listener, lookup._serve):

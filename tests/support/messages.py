@@ -14,7 +14,7 @@ from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 
 if TYPE_CHECKING:
-    from nsqext import Consumer
+    from nsqext import Consumer, Receipt
 
 __all__ = (
     "DEADLINE",
@@ -22,12 +22,21 @@ __all__ = (
     "finish_all",
     "make_message",
     "nothing_for",
+    "placed",
     "subscribed",
     "take",
 )
 
 DEADLINE = 20.0
 """Seconds; the real server shows the last message of a partition up to some seconds late."""
+
+
+def placed(receipt: Receipt) -> tuple[int, int, int]:
+    """Return message id, offset and size of the receipt of a traced publish."""
+    assert receipt.message_id is not None
+    assert receipt.offset is not None
+    assert receipt.size is not None
+    return receipt.message_id, receipt.offset, receipt.size
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:

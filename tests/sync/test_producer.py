@@ -16,6 +16,7 @@ import pytest
 import nsqext
 from nsqext import sync
 from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidBody, InvalidState, TopicNotFound
+from tests.support.messages import placed
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -55,7 +56,7 @@ def test_constructors_take_the_same() -> None:
 def test_a_publish_returns_its_receipt(cluster: Cluster, topic: str) -> None:
     with sync.Producer(cluster.lookupd) as producer:
         receipt = producer.publish(topic, b"x", headers={"user": "42"}, tag="blue", trace_id=7, key="k")
-        assert (receipt.topic, receipt.trace_id, receipt.message_id > 0) == (topic, 7, True)
+        assert (receipt.topic, receipt.trace_id, placed(receipt)[0] > 0) == (topic, 7, True)
         assert producer.publish(topic, b"y", partition=1).partition == 1
         assert len(producer.publish_many(topic, (b"%d" % number for number in range(10)))) == 10
         assert producer.options == nsqext.ProducerOptions()

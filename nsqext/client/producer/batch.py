@@ -1,118 +1,200 @@
-"""Batches, and how many messages are sorted into them: one for each partition concerned."""
+"""Batches: many messages in one command, and the planner that divides the messages of a call into batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.plain_batch import COUNT_WORD, ITEM_WORD, PlainBatch, compresses, logs_traces, plain_batches
-from nsqext.client.producer.request import OutgoingMessage, PublishRequest, key_bytes, pack_body, refuse
-from nsqext.errors import ExtendNotSupported, InvalidInput
-from nsqext.protocol.client.commands import check_body, ext_body, multi, trace_body
-from nsqext.protocol.headers import add_key, encode_headers
-from nsqext.protocol.names import check_trace_id
+from nsqext.client.producer.request import (
+    OutgoingMessage,
+    PublishRequest,
+    check_supported,
+    encode_message,
+    key_bytes,
+    logs_traces,
+)
+from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
+from nsqext.protocol.client.commands import ext_body, multi, trace_body
+from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.record import raw_size
-from nsqext.protocol.trace_reply import TraceReply, decode_trace_reply
+from nsqext.protocol.trace_reply import decode_trace_reply
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.routing import Route, Target
     from nsqext.protocol.hashing import KeyHash
-    from nsqext.protocol.identify import Negotiated
-    from nsqext.types import TopicMeta
 
-__all__ = ("Batch", "BatchPlanner", "Rows", "wrong_message")
+__all__ = ("Batch", "BatchPlanner", "Rows", "invalid_message", "plain_batches")
 
+_COUNT_WORD = 4
+"""Bytes before the first message of a batch."""
+_ITEM_WORD = 4
+"""Bytes before each message of a batch."""
 _LONGEST_TRACE = 40
-"""Bytes that a trace id takes at most, as a header of its own."""
+"""Largest number of bytes that a trace id takes, as a header of its own."""
+
+Messages = Sequence[bytes | OutgoingMessage]
 
 
 class Batch(PublishRequest):
-    """Several messages for one partition, all or nothing."""
+    """Messages for one partition that are stored together or not at all.
 
-    __slots__ = ("_bodies", "_headers", "_traces", "indexes")
+    Args:
+        topic: name of the topic.
+        partition: the partition that they are for.
+        bodies: checked bodies of messages without headers and trace ids; others are added by `add`.
+        sizes: lengths of the bodies in bytes, or the one length of them all.
+        first: index of the first body in the call.
 
-    def __init__(self, topic: str, partition: int | None = None) -> None:
-        self.topic: str = topic
-        self.key: bytes | None = None
-        self.partition: int | None = partition
-        self.in_doubt = False
-        self.indexes: list[int] = []
-        self._bodies: list[bytes] = []
+    Attributes:
+        indexes: index of each message in the call.
+    """
+
+    __slots__ = ("_bodies", "_headers", "_sizes", "_traces", "indexes")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int | None,
+        bodies: list[bytes] | None = None,
+        sizes: Sequence[int] | int | None = None,
+        first: int = 0,
+    ) -> None:
+        super().__init__(topic, partition)
+        self._bodies: list[bytes] = [] if bodies is None else bodies
+        self._sizes = sizes
         self._headers: list[bytes] = []
-        self._traces: list[int] = []
+        self._traces: list[int | None] = []
+        self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
+
+    @property
+    def count(self) -> int:
+        return len(self._bodies)
 
     @property
     def breaks(self) -> bool:
         return any(self._headers)
 
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
-        """Add a message, with header or trace id where it has them; it was checked."""
-        self.indexes.append(index)
+        """Add a message that `encode_message` encoded."""
+        self.indexes.append(index)  # type: ignore[attr-defined]
         self._bodies.append(body)
         self._headers.append(header)
-        self._traces.append(-1 if trace_id is None else trace_id)
+        self._traces.append(trace_id)
 
-    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
-        verb, items = "MPUB", self._bodies
+    def command(self, target: Target) -> bytes:
+        bodies = self._bodies
         if any(self._headers):
-            refuse(meta, negotiated, self.topic, header=True)
-            verb, items = "MPUB_EXT", list(map(ext_body, map(self._ext_header, range(len(items))), items))
-        elif any(trace >= 0 for trace in self._traces):
-            refuse(meta, negotiated, self.topic, header=False)
-            verb = "MPUB_TRACE"
-            items = [trace_body(max(trace, 0), body) for trace, body in zip(self._traces, items, strict=True)]
-        return multi(target.line(verb), items)
+            check_supported(target, header=True)
+            items = zip(self._headers, self._traces, bodies, strict=True)
+            return multi(
+                target.line("MPUB_EXT"), [ext_body(_ext_header(header, trace), body) for header, trace, body in items]
+            )
+        if any(trace is not None for trace in self._traces):
+            check_supported(target, header=False)
+            pairs = zip(self._traces, bodies, strict=True)
+            return multi(target.line("MPUB_TRACE"), [trace_body(trace or 0, body) for trace, body in pairs])
+        return multi(target.line("MPUB"), bodies, self._sizes)
 
-    def _ext_header(self, index: int) -> bytes:
-        header, trace_id = self._headers[index], self._traces[index]
-        return encode_headers(trace_id=trace_id) if not header and trace_id >= 0 else header
-
-    def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
+    def receipts(self, target: Target, response: bytes) -> list[Receipt]:
         receipt = target.receipt
-        if reply != b"OK":
-            return self._traced(receipt, meta, decode_trace_reply(reply))
-        return [
-            receipt if trace <= 0 else Receipt(receipt.topic, receipt.partition, receipt.node, trace_id=trace)
-            for trace in self._traces
-        ]
+        if response == b"OK":
+            if not any(self._traces):
+                return [receipt] * len(self._bodies)
+            return [
+                Receipt(receipt.topic, receipt.partition, receipt.node, trace_id=trace) if trace else receipt
+                for trace in self._traces
+            ]
+        if any(self._headers) or not any(trace is not None for trace in self._traces):
+            raise ProtocolError(f"received {response[:80]!r} in response to a batch")
+        return self._traced(target, response)
 
-    def _traced(self, where: Receipt, meta: TopicMeta, reply: TraceReply) -> list[Receipt]:
-        """Work out id and offset of each message: a batch is stored in one piece, with ids in a row."""
-        sizes = [raw_size(len(body), 0, meta.extend_support) for body in self._bodies]
+    def _traced(self, target: Target, response: bytes) -> list[Receipt]:
+        """Compute id and offset of each message: a batch is stored in one piece, with consecutive ids."""
+        reply = decode_trace_reply(response)
+        sizes = [raw_size(len(body), 0, target.meta.extend_support) for body in self._bodies]
         known = sum(sizes) == reply.size
-        receipts = []
+        where = target.topic, target.partition, target.receipt.node
+        receipts: list[Receipt] = []
         offset = reply.offset
         for number, (size, trace) in enumerate(zip(sizes, self._traces, strict=True)):
-            told = (reply.message_id + number, max(trace, 0), offset, size)
-            if not (known or not number):
-                told = (0, max(trace, 0), -1, 0)
-            receipts.append(Receipt(where.topic, where.partition, where.node, *told))
+            if known or not number:
+                receipts.append(Receipt(*where, reply.message_id + number, trace or 0, offset, size))
+            else:
+                receipts.append(Receipt(*where, trace_id=trace or 0))
             offset += size
         return receipts
 
 
-Rows = list[list[Batch | PlainBatch]]
-"""Batches of one call; those of a row go one after the other, rows beside each other."""
+def _ext_header(header: bytes, trace_id: int | None) -> bytes:
+    return encode_headers(trace_id=trace_id) if not header and trace_id is not None else header
+
+
+def plain_batches(
+    route: Route, partition: int | None, messages: Messages, options: ProducerOptions
+) -> list[Batch] | None:
+    """Return batches of messages that all are bodies of a valid size: the fast path of `BatchPlanner`.
+
+    Args:
+        route: route of the topic.
+        partition: the partition that they are for.
+        messages: at least one.
+        options: limits.
+
+    Returns:
+        One batch, or more where the limits require it, in the order of the messages; None where `BatchPlanner` has to
+        check the messages one by one.
+    """
+    if list(map(type, messages)).count(bytes) != len(messages) or logs_traces(route.topic, route.meta):
+        return None
+    largest = options.max_message_size
+    if options.compression != "none" and route.meta.extend_support:
+        largest = min(largest, options.compression_min - 1)
+    batches: list[Batch] = []
+    left: list[tuple[int, list[bytes]]] = [(0, list(messages))]  # type: ignore[arg-type]
+    while left:
+        first, bodies = left.pop()
+        count = len(bodies)
+        sizes: Sequence[int] | int
+        distinct = set(map(len, bodies))
+        if len(distinct) == 1:
+            sizes = smallest = biggest = distinct.pop()
+            total = count * biggest
+        else:
+            sizes = list(map(len, bodies))
+            smallest, biggest, total = min(distinct), max(distinct), sum(sizes)
+        if not smallest or biggest > largest:
+            return None
+        if count <= options.max_batch_count and _COUNT_WORD + _ITEM_WORD * count + total <= options.max_batch_size:
+            batches.append(Batch(route.topic, partition, bodies, sizes, first))
+        elif count > 1:
+            cut = options.max_batch_count if count > options.max_batch_count else count // 2
+            left += ((first + cut, bodies[cut:]), (first, bodies[:cut]))
+        else:
+            return None
+    return batches
+
+
+Rows = list[list[Batch]]
+"""Batches of one call; those of a row are sent one after the other, rows at the same time."""
 
 
 class BatchPlanner:
-    """Sorts the messages of one call; all of them are checked before anything is sent.
+    """Divide the messages of one call into batches; all messages are checked before anything is sent.
 
     Args:
-        route: where the topic's messages go.
+        route: route of the topic.
         options: limits.
-        key_hash: chooses the partition of a key.
-        key: for messages that have none of their own.
-        partition: for all messages.
+        key_hash: maps a key to its partition.
+        key: key of messages without one of their own.
+        partition: partition of all messages.
 
     Attributes:
-        rows: what came out.
-        keys: keys that occurred, whose turns have to be taken.
-        count: number of messages.
-        marked: index of the first message with headers, tag or trace id, where only the node can tell whether it takes
-            that; and whether it is more than a trace id.
+        rows: the batches.
+        keys: keys of the messages, which have to be locked.
+        marked: index of the first message with headers, tag or trace id, where the topic has no metadata and only the
+            node can tell whether it accepts that; and whether the message has more than a trace id.
     """
 
     def __init__(
@@ -120,7 +202,6 @@ class BatchPlanner:
     ) -> None:
         self.rows: Rows = []
         self.keys: set[bytes] = set()
-        self.count: int = 0
         self.marked: tuple[int, bool] | None = None
         self._route = route
         self._options = options
@@ -128,60 +209,42 @@ class BatchPlanner:
         self._key = key
         self._partition = partition
         self._filling: dict[int | None, tuple[Batch, int]] = {}
-        self._row_of: dict[int, list[Batch | PlainBatch]] = {}
-        self._carries = route.meta.extend_support
-        self._plain = route.meta.partition_num > 0 and not route.meta.extend_support
-        self._compresses = compresses(route, options)
-        self._traced = logs_traces(route)
+        self._row_of: dict[int, list[Batch]] = {}
 
-    def add(self, messages: Sequence[bytes | OutgoingMessage]) -> None:
-        """Sort messages in.
+    def add(self, messages: Messages) -> None:
+        """Divide messages into batches.
 
         Raises:
-            InvalidInput: a message cannot be right; its ``index`` tells which.
+            InvalidInput: a message is not valid; ``index`` tells which one.
         """
-        self.count = len(messages)
-        if self._key is not None and not self._carries:
-            batches = plain_batches(self._route, self._place(self._key), messages, self._options)
+        if self._key is None or not self._route.meta.extend_support:
+            place = self._partition if self._key is None else self._place(self._key)
+            batches = plain_batches(self._route, place, messages, self._options)
             if batches is not None:
-                self.rows.append([*batches])
+                self.rows += [batches] if place is not None else [[batch] for batch in batches]
                 return
+        traced = logs_traces(self._route.topic, self._route.meta)
         index = 0
         try:
             for index, message in enumerate(messages):
-                self._add_one(index, message if isinstance(message, OutgoingMessage) else OutgoingMessage(message))
+                self._add_one(index, message, traced)
         except InvalidInput as error:
-            raise wrong_message(error, index, self._route.topic) from error.__cause__
+            raise invalid_message(error, index, self._route.topic) from error.__cause__
 
-    def _add_one(self, index: int, message: OutgoingMessage) -> None:
-        header = b""
-        overhead = 0
-        body, headers, trace_id = message.body, message.headers, message.trace_id
-        if trace_id is not None:
-            check_trace_id(trace_id)
-            overhead = 8
-        elif self._traced:
-            trace_id = 0
-        if self._compresses and isinstance(body, bytes):
-            check_body(body, self._options.max_message_size)
-            body, headers = pack_body(self._options, body, headers)
-        if headers or message.tag is not None:
-            header = encode_headers(headers, tag=message.tag, trace_id=trace_id)
-            if self._plain:
-                raise ExtendNotSupported(
-                    "the topic takes no headers and no tag", hint="create it with extend support, or upgrade it"
-                )
-        if self.marked is None and not self._route.meta.partition_num and (header or trace_id is not None):
+    def _add_one(self, index: int, message: bytes | OutgoingMessage, traced: bool) -> None:
+        meta = self._route.meta
+        key = self._key
+        if isinstance(message, OutgoingMessage) and message.key is not None:
+            key = key_bytes(message.key)
+        body, header, trace_id = encode_message(self._options, meta, message, key, traced=traced)
+        if header and meta.partition_num and not meta.extend_support:
+            raise ExtendNotSupported(
+                "the topic does not accept headers or a tag", hint="create the topic with extend support, or upgrade it"
+            )
+        if self.marked is None and not meta.partition_num and (header or trace_id is not None):
             self.marked = index, bool(header)
-        key = self._key if message.key is None else key_bytes(message.key)
-        if key is not None and self._carries:
-            header = add_key(header or (b"" if trace_id is None else encode_headers(trace_id=trace_id)), key)
-        if header:
-            overhead = 2 + len(header)
-        check_body(body, self._options.max_message_size, overhead)
-        place = self._place(key)
-        size = ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
-        self._batch(place, size).add(index, body, header, trace_id)
+        size = _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
+        self._batch(self._place(key), size).add(index, body, header, trace_id)
 
     def _place(self, key: bytes | None) -> int | None:
         if key is None or self._partition is not None:
@@ -191,11 +254,12 @@ class BatchPlanner:
 
     def _batch(self, place: int | None, size: int) -> Batch:
         batch, filled = self._filling.get(place, (None, 0))
-        full = filled + size > self._options.max_batch_size or (
-            batch is not None and len(batch.indexes) >= self._options.max_batch_count
-        )
-        if batch is None or full:
-            batch, filled = self._new_batch(place), COUNT_WORD
+        if (
+            batch is None
+            or filled + size > self._options.max_batch_size
+            or batch.count >= self._options.max_batch_count
+        ):
+            batch, filled = self._new_batch(place), _COUNT_WORD
         self._filling[place] = (batch, filled + size)
         return batch
 
@@ -211,8 +275,8 @@ class BatchPlanner:
         return batch
 
 
-def wrong_message(error: InvalidInput, index: int, topic: str) -> InvalidInput:
-    """Let an error say which message of a call it is about."""
+def invalid_message(error: InvalidInput, index: int, topic: str) -> InvalidInput:
+    """Add to an error which message of the call it is about; returns the error."""
     error.index = index
     error.message = f"message {index}: {error.message}"
     error.at(topic=topic)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import anyio
 from attrs import define, frozen
 
-from nsqext.client.producer.request import OutgoingMessage, key_bytes
+from nsqext.client.producer.request import OutgoingMessage, encode_message, key_bytes
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -20,10 +20,8 @@ from nsqext.errors import (
     NsqError,
     PublishFailed,
 )
-from nsqext.protocol.client.commands import check_body
-from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.names import check_topic, check_trace_id
-from nsqext.types import Receipt
+from nsqext.protocol.names import check_topic
+from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ("Batcher", "BatcherLimits")
 
 Outcome = Receipt | NsqError
+_NO_META = TopicMeta()
 StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
@@ -205,19 +204,11 @@ class Batcher:
         self._work.set()
 
     def _check(self, message: bytes | OutgoingMessage) -> int:
-        """Return the size of a message; raise when it could never be published, which is no business of the others."""
-        limit = self._publisher.options.max_message_size
-        if not isinstance(message, OutgoingMessage):
-            return len(check_body(message, limit))
-        overhead = 0
-        if message.trace_id is not None:
-            check_trace_id(message.trace_id)
-            overhead = 8
-        if message.headers or message.tag is not None:
-            overhead = 2 + len(encode_headers(message.headers, tag=message.tag, trace_id=message.trace_id))
-        if message.key is not None:
+        """Return the size of a message, or raise where it is not valid: other messages must not fail with it."""
+        body, header, trace_id = encode_message(self._publisher.options, _NO_META, message)
+        if isinstance(message, OutgoingMessage) and message.key is not None:
             key_bytes(message.key)
-        return len(check_body(message.body, limit, overhead)) + overhead
+        return len(body) + len(header) + (0 if trace_id is None else 8)
 
     @property
     def _due(self) -> bool:

@@ -1,6 +1,6 @@
-"""The producer's connections: one for each node, made when it is needed, shared by all partitions of the node.
+"""The producer's connections: one per node, made when it is needed, shared by all partitions of the node.
 
-One connection a node means that what is published to a partition travels on one connection, in the order of the calls.
+With one connection per node, publishes to a partition are sent over one connection, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TICK = 0.25
 _FIRST_REST = 0.1
 _LONGEST_REST = 5.0
 _LAST = 1.0
-"""Seconds that the kernel may take for what is written when the pool is closed, over all connections."""
+"""Seconds for sending written bytes of all connections when the pool is closed."""
 
 _clock = time.monotonic
 
@@ -37,11 +37,11 @@ class PooledNode:
     """A node and the connection to it.
 
     Attributes:
-        connection: the connection, which may have broken since.
-        negotiated: what the server granted on it.
-        failure: why the last attempt to connect failed; None after one that did not.
-        rest_until: a node that could not be reached is left alone until then where there is a choice, in seconds of the
-            monotonic clock.
+        connection: the connection, which may be broken; None without one.
+        negotiated: features that the server granted.
+        failure: error of the last attempt to connect; None after success.
+        rest_until: a node that could not be reached is avoided until then, in seconds of the monotonic clock.
+        wanted: a topic needs the node.
     """
 
     __slots__ = (
@@ -69,11 +69,11 @@ class PooledNode:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests whose answer is awaited."""
+        """Number of requests that have received no response so far."""
         return 0 if self.connection is None else self.connection.in_flight
 
     def failed(self, error: NsqError) -> None:
-        """Note that the node could not be reached."""
+        """Record that the node could not be reached, and avoid it for a while."""
         self.failure = error
         self.failures += 1
         longest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 10))
@@ -93,26 +93,25 @@ class ConnectionPool:
         self._closed = False
 
     def node(self, address: Address) -> PooledNode:
-        """Return the place of a node, without connecting."""
+        """Return a node, without connecting to it."""
         found = self._nodes.get(address)
         if found is None:
             found = self._nodes[address] = PooledNode(address)
         return found
 
     def keep_only(self, wanted: Collection[Address]) -> None:
-        """Close the connections to all other nodes as soon as nothing is in flight on them."""
+        """Mark the other nodes: `tick` closes connections to them when nothing is in flight."""
         for address, node in self._nodes.items():
             node.wanted = address in wanted
 
     async def connection(self, node: PooledNode) -> Connection:
-        """Return the connection to a node, making it if there is none that can be used.
+        """Return the connection to a node; connects where there is no usable connection.
 
-        Callers that come while it is being made share the outcome. Cancellation of the one that makes it lets the next
-        one try.
+        Concurrent callers share the outcome. Where the caller that connects is cancelled, another one connects.
 
         Raises:
             ConnectionFailed: the node cannot be reached.
-            NsqError: the node refuses, or is no nsqd.
+            NsqError: the node refuses the connection, or is not an nsqd.
         """
         while True:
             connection = node.connection
@@ -124,7 +123,7 @@ class ConnectionPool:
                 return await self._connect(node)
             await node.connecting.wait()
             if node.failure is not None:
-                # everyone who waited gets an exception with a traceback of its own
+                # a copy: every waiting task needs a traceback of its own
                 raise copy(node.failure) from node.failure.__cause__
 
     async def _connect(self, node: PooledNode) -> Connection:
@@ -137,7 +136,7 @@ class ConnectionPool:
             connection, node.negotiated = await open_connection(node.address, self._options, IdentifyRequest())
             if self._closed:
                 connection.close()
-                raise InvalidState("the producer was closed meanwhile", node=node.node)
+                raise InvalidState("the producer was closed", node=node.node)
             node.connection = connection
             node.failures = 0
             node.rest_until = 0.0
@@ -150,29 +149,35 @@ class ConnectionPool:
         return connection
 
     async def run(self) -> None:
-        """Look after the connections for ever: heartbeats, silence, answers that take too long."""
+        """Call `tick` periodically, until cancelled."""
         while True:
             await anyio.sleep(_TICK)
             self.tick()
 
     def tick(self) -> None:
-        """Look after the connections once."""
+        """Check all connections: heartbeats, silent servers, expired requests."""
         for node in self._nodes.values():
             connection = node.connection
             if connection is None:
                 continue
             connection.tick()
+            connection.protocol.notices.clear()  # rejections of FIN, REQ and TOUCH, which a producer never sends
             if not node.wanted and not connection.in_flight:
                 connection.close()
                 node.connection = None
 
     @property
+    def connections(self) -> int:
+        """Number of connections that work."""
+        return sum(node.connection is not None and node.connection.usable for node in self._nodes.values())
+
+    @property
     def in_flight(self) -> int:
-        """Number of requests whose answer is awaited."""
+        """Number of requests that have received no response so far."""
         return sum(node.in_flight for node in self._nodes.values())
 
     async def aclose(self) -> None:
-        """Send what is written, for a second at most, then close all connections."""
+        """Send written bytes, for a second at most, then close all connections."""
         self._closed = True
         connections = [node.connection for node in self._nodes.values() if node.connection is not None]
         try:

@@ -1,4 +1,4 @@
-"""Publishes of one key take turns, so that a retry of one cannot be overtaken by the next."""
+"""A lock for each key, so that a later publish of a key cannot overtake the retry of an earlier one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from nsqext.client.producer.retry import given_up
+from nsqext.errors import PublishFailed
 
 __all__ = ("KeyLock",)
 
@@ -15,7 +15,7 @@ Turn = tuple[str, bytes]
 
 
 class KeyLock:
-    """First come, first served, for each topic and key; a key that nobody publishes with costs nothing."""
+    """A fair lock for each topic and key; a key without a publish in flight takes no memory."""
 
     def __init__(self) -> None:
         self._waiting: dict[Turn, deque[anyio.Event]] = {}
@@ -24,14 +24,14 @@ class KeyLock:
         return len(self._waiting)
 
     def try_enter(self, turn: Turn) -> bool:
-        """Take the turn if nobody has it; returns whether that worked."""
+        """Acquire the lock if it is free; returns whether it was."""
         if turn in self._waiting:
             return False
         self._waiting[turn] = deque()
         return True
 
     async def enter(self, turn: Turn) -> None:
-        """Wait until all who came before have left. Cancellation gives the place in the row up."""
+        """Acquire the lock, after all earlier callers. Cancellation gives the place in the queue up."""
         if self.try_enter(turn):
             return
         row = self._waiting[turn]
@@ -47,21 +47,22 @@ class KeyLock:
             raise
 
     async def enter_all(self, turns: Sequence[Turn], entered: list[Turn], timeout: float) -> None:
-        """Wait for several turns, one after the other, noting those that were entered.
+        """Acquire several locks, one after the other, and append each to ``entered``.
 
         Raises:
-            PublishFailed: earlier publishes of a key took longer than this, in seconds.
+            PublishFailed: earlier publishes of a key did not end within ``timeout`` seconds.
         """
         with anyio.move_on_after(timeout):
             for turn in turns:
                 await self.enter(turn)
                 entered.append(turn)
             return
-        reason = f"within {timeout:g} s, because publishes of its key from before are not done"
-        raise given_up(reason, (), in_doubt=False).at(topic=turns[0][0])
+        raise PublishFailed(
+            f"not sent within {timeout:g} s, because earlier publishes of its key are still running", topic=turns[0][0]
+        )
 
     def leave(self, turn: Turn) -> None:
-        """Give the turn to the next in the row."""
+        """Release the lock for the next in the queue."""
         row = self._waiting[turn]
         if row:
             row.popleft().set()

@@ -32,16 +32,16 @@ _COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression
 
 
 def check_groups(options: AttrsInstance) -> None:
-    """Raise where a member that is a group of options of its own holds something else.
+    """Raise where a member for a group of options holds an object of another class.
 
     Raises:
-        InvalidSetting: so it is.
+        InvalidSetting: a member does.
     """
     for member in fields(type(options)):
         kind = getattr(member.default, "factory", None)
         value = getattr(options, member.name)
         if kind is not None and not isinstance(value, kind):
-            raise InvalidSetting(f"{member.name}={value!r} is no {kind.__name__}")
+            raise InvalidSetting(f"{member.name}={value!r} is not a {kind.__name__}")
 
 
 @frozen
@@ -50,23 +50,26 @@ class ProducerOptions:
 
     Attributes:
         timeout: for one publish with all its attempts.
-        on_unknown: what happens to a publish that was sent and never answered: ``retry`` sends it again, which may
-            store it twice; ``raise`` gives `DeliveryUnknown`.
-        balance: how messages without key choose partitions: ``round_robin``, or ``least_pending``: of the next two the
-            one whose node has fewer answers outstanding.
-        key_hash: how keys choose partitions: ``murmur3`` (as the Go client's users do), ``java_string`` (as the Java
+        on_unknown: for a publish that was sent and received no response: ``retry`` sends it again, which may store it
+            twice; ``raise`` raises `DeliveryUnknown`.
+        balance: partition of messages without key: ``round_robin``, or ``least_pending``: of the next two partitions
+            the one whose node has fewer pending requests.
+        key_hash: maps keys to partitions: ``murmur3`` (as users of the Go client do), ``java_string`` (as the Java
             client does), or a function of key and number of partitions.
-        compression: ``gzip``, ``snappy`` or ``lz4`` compress bodies for topics that support extend headers, in the way
-            of the Go client; consumers of this package unpack them.
+        compression: ``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client
+            does; consumers of this package decompress them.
         compression_min: smallest body that is compressed.
-        max_message_size: largest message that the servers take, trace id and headers included.
-        max_batch_size: largest batch that the servers take.
+        max_message_size: largest message that the servers accept, trace id and headers included.
+        max_batch_size: largest batch that the servers accept.
         max_batch_count: messages in one batch.
         retry_wait: first pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter.
         max_retry_wait: longest pause before another attempt.
-        forget_after: a topic that nothing was published to for so long, or up to twice as long, is not followed any
-            more, until it is published to again; nodes that lead no other topic are left.
-        close_timeout: how long closing waits for publishes that are under way.
+        forget_after: a topic without a publish for this time (up to twice) is not polled any more until the next
+            publish; connections to nodes that lead no other topic are closed.
+        startup_timeout: how long publishes wait for a lookup service that has not answered since the producer was
+            opened; an address that is not a lookup service fails at once.
+        close_timeout: how long closing waits for publishes in flight.
+        connect: connect to all nodes when the producer is opened, which fails where none can be reached.
         connection: how to connect to nodes.
         lookup: how to ask the lookup service.
     """
@@ -83,7 +86,9 @@ class ProducerOptions:
     retry_wait: float = 0.02
     max_retry_wait: float = 1.0
     forget_after: float = 3600.0
+    startup_timeout: float = 10.0
     close_timeout: float = 5.0
+    connect: bool = False
     connection: ConnectionOptions = field(factory=ConnectionOptions)
     lookup: LookupOptions = field(factory=LookupOptions)
 
@@ -93,10 +98,12 @@ class ProducerOptions:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}")
-        for name in (*_POSITIVE, "compression_min", "close_timeout"):
+        for name in (*_POSITIVE, "compression_min", "startup_timeout", "close_timeout"):
             value, kinds = getattr(self, name), int if name in _COUNTS else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds):
-                raise InvalidSetting(f"{name}={value!r} is no {'whole number' if kinds is int else 'number'}")
+                raise InvalidSetting(f"{name}={value!r} is not a {'whole number' if kinds is int else 'number'}")
             if not value >= 0 or (name in _POSITIVE and not value):
                 raise InvalidSetting(f"{name}={value!r} is {'not positive' if name in _POSITIVE else 'negative'}")
+        if not isinstance(self.connect, bool):
+            raise InvalidSetting(f"connect={self.connect!r} is not True or False")
         check_groups(self)

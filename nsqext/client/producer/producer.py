@@ -6,32 +6,54 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 from weakref import WeakSet
 
 import anyio
+from attrs import evolve
 
+from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.delivery import PublishAttempt, deliver
 from nsqext.client.producer.key_lock import KeyLock
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.publish_many import BatchPublisher
-from nsqext.client.producer.request import OutgoingMessage, Single, check_choice, key_bytes, marked_command
-from nsqext.client.producer.sender import Sender
+from nsqext.client.producer.request import (
+    MessageRequest,
+    OutgoingMessage,
+    check_choice,
+    check_supported,
+    encode_message,
+    key_bytes,
+    message_command,
+    read_receipt,
+)
+from nsqext.client.producer.routing import Router
+from nsqext.client.producer.sender import PublishAttempt, Sender, out_of_step
+from nsqext.client.producer.statistics import ProducerStatistics
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import InvalidState, NsqError
+from nsqext.errors import (
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidInput,
+    InvalidState,
+    NsqError,
+    PartitionUnavailable,
+    ProtocolError,
+)
 from nsqext.lookup.shared import Lookup, find_directory
+from nsqext.protocol.names import check_topic
+from nsqext.settings import unknown_arguments
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.routing import Target
-    from nsqext.types import Receipt
+    from nsqext.client.producer.key_lock import Turn
+    from nsqext.client.producer.routing import Route, Target
+    from nsqext.types import Address, Receipt
 
 __all__ = ("Producer",)
 
-_LOOK = 0.01
-"""Seconds between two looks at what is still under way, while a producer closes."""
+_CLOSE_POLL = 0.01
+"""Seconds between two checks for pending publishes while a producer closes."""
 _clock = time.monotonic
 
 
@@ -46,26 +68,36 @@ class Producer:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
             `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
+        connect: connect to all nodes in `start`; ``options.connect`` by default.
         options: everything else.
 
     Raises:
-        InvalidSetting: neither or both kinds of addresses, or an address that is none.
+        InvalidSetting: neither or both kinds of addresses, or an invalid address.
+        TypeError: an unknown argument; the error suggests the right one.
     """
+
+    _open = False
 
     def __init__(
         self,
         lookupd: str | Sequence[str] | Lookup = (),
         *,
         nsqd: str | Sequence[str] = (),
+        connect: bool | None = None,
         options: ProducerOptions | None = None,
+        **unknown: Never,
     ) -> None:
-        self._open = False
+        if unknown:
+            raise unknown_arguments("Producer", unknown, ("lookupd", "nsqd", "connect", "options"), ProducerOptions)
         self.options: ProducerOptions = options or ProducerOptions()
-        self._directory = find_directory(lookupd, nsqd, self.options.lookup)
+        if connect is not None:
+            self.options = evolve(self.options, connect=connect)
+        self._metadata = find_directory(lookupd, nsqd, self.options.lookup)
         self._pool = ConnectionPool(self.options.connection)
-        self._sender = Sender(self.options, self._directory, self._pool)
-        self._turns = KeyLock()
-        self._many = BatchPublisher(self._sender, self._turns)
+        self._router = Router(self.options, self._metadata, self._pool)
+        self._sender = Sender(self.options, self._router, self._pool)
+        self._counters = self._sender.counters
+        self._key_lock = KeyLock()
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._tasks = BackgroundTasks("producer", self._close)
         self._joined = False
@@ -73,7 +105,7 @@ class Producer:
         self._plain_size = min(
             self.options.max_message_size, self.options.compression_min - 1 if compresses else 1 << 62
         )
-        """Largest body that is published as it is, whatever the topic."""
+        """Largest body that is never compressed."""
 
     @classmethod
     def from_url(cls, url: str | None = None, **settings: Any) -> Self:
@@ -98,17 +130,21 @@ class Producer:
 
         Raises:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
+            LookupFailed: with ``connect``, no lookup address answers.
+            NsqError: with ``connect``, no node can be reached; the error of one of them.
         """
         await self._tasks.start()
         try:
-            self._directory.join()
+            self._metadata.join()
+            self._joined = self._open = True
+            self._router.tasks = self._tasks
+            for run in (self._pool.run, self._metadata.run, self._router.run):
+                self._tasks.start_soon(run)
+            if self.options.connect:
+                await self._connect_all(every=False)
         except BaseException:
             await self._tasks.aclose()
             raise
-        self._joined = self._open = True
-        self._sender.tasks = self._tasks
-        for run in (self._pool.run, self._directory.run, self._sender.run):
-            self._tasks.start_soon(run)
         return self
 
     async def aclose(self) -> None:
@@ -138,8 +174,8 @@ class Producer:
             await self._pool.aclose()
         finally:
             self._open = False
-            self._sender.forget()
-            await self._directory.leave()
+            self._router.close()
+            await self._metadata.leave()
 
     async def _finish(self) -> None:
         """Wait until no publish is pending, then abort those that still are after ``options.close_timeout``."""
@@ -147,15 +183,69 @@ class Producer:
             for batcher in tuple(self._batchers):
                 await batcher.end()
             self._open = False
-            while self._pool.in_flight or self._sender.running or len(self._turns):  # noqa: ASYNC110 - they end silently
-                await anyio.sleep(_LOOK)
+            while self._pool.in_flight or self._sender.attempts or len(self._key_lock):  # noqa: ASYNC110 - no event
+                await anyio.sleep(_CLOSE_POLL)
         self._open = False
-        self._sender.stop()
+        self._sender.close()
 
     def __del__(self) -> None:
         if self._open:
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
             self._tasks.abandon()
+
+    # Health
+
+    async def ping(self) -> None:
+        """Check that lookup answers, and connect to every node that it knows.
+
+        Connections to nodes that no published topic needs are closed again later.
+
+        Raises:
+            LookupFailed: no lookup address gave a usable answer.
+            PartitionUnavailable: lookup knows no node.
+            NsqError: a node cannot be reached.
+            InvalidState: the producer is not open.
+        """
+        self._check_open()
+        await self._connect_all(every=True)
+
+    async def _connect_all(self, *, every: bool) -> None:
+        """Connect to all nodes; raise where none can be reached, or one of them cannot and ``every`` is set."""
+        nodes: Sequence[Address] = self._metadata.addresses
+        if self._metadata.asks:
+            nodes = [node.tcp for node in await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)]
+            if not nodes:
+                raise PartitionUnavailable(
+                    "the lookup service knows no node", hint="is an nsqd up, and does it register with this service?"
+                )
+        errors: list[NsqError] = []
+
+        async def connect(address: Address) -> None:
+            try:
+                await self._pool.connection(self._pool.node(address))
+            except NsqError as error:
+                errors.append(error.at(node=str(address)))
+
+        async with anyio.create_task_group() as tasks:
+            for address in nodes:
+                tasks.start_soon(connect, address)
+        if errors and (every or len(errors) == len(nodes)):
+            raise errors[0]
+
+    def statistics(self) -> ProducerStatistics:
+        """Return the numbers of this producer; costs nothing per message, and may be called at any time."""
+        counters = self._counters
+        return ProducerStatistics(
+            connections=self._pool.connections,
+            pending=self._pool.in_flight,
+            stored=counters.stored,
+            failed=counters.failed,
+            unknown=counters.unknown,
+            retries=counters.retries,
+            bytes_sent=counters.bytes_sent,
+            lookup_age=self._metadata.answer_age,
+            lookup_failures=self._metadata.failures,
+        )
 
     # Publishing
 
@@ -175,31 +265,33 @@ class Producer:
 
         Args:
             topic: name of the topic.
-            body: what is published; not empty.
+            body: the body; not empty.
             headers: extend headers, names and values of text; the topic has to support them.
-            tag: consumers that ask for this tag get the message first; the topic has to support extend headers.
-            trace_id: 0 to 2**64 - 1; the receipt then tells message id, offset and size.
-            key: messages of one key go to one partition, and are stored in the order of the calls. On topics with
-                extend support they carry it to consumers (`Message.key`), in the header ``##key``.
-            partition: the partition; otherwise partitions take turns.
-            delay: seconds after which consumers get it; only the original NSQ can do this.
+            tag: tag for dispatch: consumers with this tag receive the message first; the topic has to support extend
+                headers.
+            trace_id: 0 to 2**64 - 1; the receipt then has message id, offset and size.
+            key: messages with the same key are stored in one partition, in the order of the calls. On topics with
+                extend support consumers receive it (`Message.key`), in the header ``##key``.
+            partition: the partition; otherwise partitions are used in turn.
+            delay: seconds after which consumers receive it; only the original NSQ supports this.
 
         Returns:
             Where it was stored.
 
         Raises:
-            InvalidInput: something given cannot be right; nothing was sent.
+            InvalidInput: an argument is not valid; nothing was sent.
             TopicNotFound: lookup does not know the topic, and knows nodes.
-            LookupFailed: no lookup address answers.
-            PublishFailed: not stored within ``options.timeout``, although it was tried again.
+            LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
+            PublishFailed: not stored within ``options.timeout``, with retries.
             DeliveryUnknown: possibly stored.
-            ServerError: refused by the server for good.
+            ServerError: the server rejected it for good.
+            InvalidState: the producer is not open, or another event loop opened it.
 
         When it is cancelled, the message may be stored or not.
         """
-        # nearly every publish goes this way, which is as short as it can be made
+        # the fast path of nearly every publish: one coroutine, no request object
         if key is None and delay is None:
-            target = self._at_hand(topic, body, partition)
+            target = self._ready_target(topic, body, partition)
             connection = None if target is None else target.node.connection
             if target is not None and connection is not None:
                 started = _clock()
@@ -207,41 +299,48 @@ class Producer:
                     if headers is None and tag is None and trace_id is None:
                         command = target.pub(body)
                     else:
-                        command = marked_command(target, body, headers, tag, trace_id, self.options.max_message_size)
-                    reply = await connection.request(command, started + self.options.timeout)
+                        message = OutgoingMessage(body, headers, tag, trace_id)
+                        command = message_command(target, *encode_message(self.options, target.meta, message))
+                    response = await connection.request(command, started + self.options.timeout)
                 except NsqError as error:
-                    publication = Single(topic, body, self.options, headers, tag, trace_id)
-                    publication.partition = partition
-                    return await self._recover(publication, target, error, started)
-                if reply == b"OK" and trace_id is None:
-                    return target.receipt
-                return self._sender.receipt(target, connection, reply, traced=trace_id is not None)
-        publication = Single(topic, body, self.options, headers, tag, trace_id, delay)
-        return await self._publish_chosen(publication, key, partition)
-
-    async def _publish_chosen(self, publication: Single, key: str | bytes | None, partition: int | None) -> Receipt:
+                    message = OutgoingMessage(body, headers, tag, trace_id)
+                    request = MessageRequest(self.options, topic, message, partition=partition)
+                    attempt = PublishAttempt(self._sender, request, started)
+                    return (await attempt.run(self._router.routes.get(topic), target, error))[0]
+                try:
+                    receipt = read_receipt(target, response, trace_id)
+                except ProtocolError as error:
+                    self._counters.unknown += 1
+                    raise out_of_step(target, connection, error) from error
+                self._counters.stored += 1
+                self._counters.bytes_sent += len(command)
+                return receipt
+        started = _clock()
         check_choice(key, partition)
         self._check_open()
-        publication.partition = partition
+        message = OutgoingMessage(body, headers, tag, trace_id)
         if key is None:
-            return (await deliver(self._sender, publication))[0]
-        started = _clock()
-        publication.key = key_bytes(key)
-        turn = (publication.topic, publication.key)
-        if not self._turns.try_enter(turn):
-            await self._turns.enter_all([turn], [], self.options.timeout)
+            request = MessageRequest(self.options, topic, message, partition=partition, delay=delay)
+            request.check()
+            return (await self._sender.publish(request, started))[0]
+        request = MessageRequest(self.options, topic, message, key=key_bytes(key), delay=delay)
+        if topic not in self._router.routes:
+            request.check()
+        turn = (topic, key_bytes(key))
+        if not self._key_lock.try_enter(turn):
+            await self._key_lock.enter_all([turn], [], self.options.timeout)
         try:
-            return (await deliver(self._sender, publication, started))[0]
+            return (await self._sender.publish(request, started))[0]
         finally:
-            self._turns.leave(turn)
+            self._key_lock.leave(turn)
 
-    def _at_hand(self, topic: str, body: bytes, partition: int | None) -> Target | None:
-        """Return the target of a message without key, where nothing stands against sending it at once."""
-        route = self._sender.routes.get(topic)
+    def _ready_target(self, topic: str, body: bytes, partition: int | None) -> Target | None:
+        """Return the target of a message without key if it can be sent at once; None where the slow path decides."""
+        route = self._router.routes.get(topic)
         if (
             route is None
             or not route.targets
-            or route.view is not self._directory.peek(topic, "w")
+            or route.view is not self._metadata.peek(topic, "w")
             or not self._open
             or self._tasks.running_loop() is not self._tasks.loop
             or type(body) is not bytes
@@ -262,12 +361,6 @@ class Producer:
             return None
         return target
 
-    async def _recover(self, publication: Single, target: Target, error: NsqError, started: float) -> Receipt:
-        """Go on with a publish whose first attempt failed."""
-        delivery = PublishAttempt(self._sender, publication, started)
-        error.at(topic=target.topic, partition=target.partition, node=target.node.node)
-        return (await delivery.run(self._sender.routes.get(target.topic), target, error))[0]
-
     async def publish_many(
         self,
         topic: str,
@@ -276,32 +369,92 @@ class Producer:
         key: str | bytes | None = None,
         partition: int | None = None,
     ) -> list[Receipt]:
-        """Publish messages in batches, one for each partition concerned (more where a batch would grow too large).
+        """Publish messages in batches, one for each partition concerned (more where a batch would be too large).
 
-        Messages without key go to one partition, in their order, unless they are too many for one batch. A batch is
-        stored as a whole or not at all. Where a batch of a key or of a chosen partition fails, the ones behind it are
-        not tried.
+        Messages without key are stored in one partition, in order, unless they are too many for one batch. A batch is
+        stored as a whole or not at all. Where a batch of a key or of a chosen partition fails, later ones of the
+        partition are not sent.
 
         Args:
             topic: name of the topic.
             messages: bodies, or `OutgoingMessage` objects for messages with headers, tag, trace id or key.
-            key: for all messages that have none of their own.
+            key: for all messages without a key of their own.
             partition: for all messages; not together with keys.
 
         Returns:
             A receipt for each message, in order.
 
         Raises:
-            InvalidInput: a message cannot be right, its ``index`` tells which; nothing was sent.
+            InvalidInput: a message is not valid, its ``index`` tells which; nothing was sent.
             BatchFailed: not all were stored; its ``outcomes`` tell for each message.
             TopicNotFound: lookup does not know the topic, and knows nodes.
-            LookupFailed: no lookup address answers.
-            PublishFailed: lookup knew of no node at all for ``options.timeout``.
+            LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
+            PublishFailed: lookup knew no node at all for ``options.timeout``.
+            InvalidState: the producer is not open, or another event loop opened it.
 
         When it is cancelled, any of the batches may be stored or not.
         """
         self._check_open()
-        return await self._many.publish(topic, messages, key, partition)
+        sender, router = self._sender, self._router
+        started = _clock()
+        route = router.current(topic) if isinstance(topic, str) else None
+        if route is None:
+            check_topic(topic)
+        check_choice(key, partition)
+        listed = messages if type(messages) is list else _listed(messages, topic)
+        if route is None:
+            route = await sender.wait_for_route(topic, started)
+        if not listed:
+            return []
+        planner = await self._plan(route, listed, None if key is None else key_bytes(key), partition)
+        rows = planner.rows
+        if not planner.keys:
+            if len(rows) == 1 and len(rows[0]) == 1:
+                return await sender.publish_batch(rows[0][0])
+            return await sender.publish_rows(rows, len(listed))
+        entered: list[Turn] = []
+        try:
+            await self._key_lock.enter_all(
+                sorted((topic, each) for each in planner.keys), entered, sender.options.timeout
+            )
+            return await sender.publish_rows(rows, len(listed))
+        finally:
+            for turn in entered:
+                self._key_lock.leave(turn)
+
+    async def _plan(
+        self, route: Route, messages: Sequence[bytes | OutgoingMessage], key: bytes | None, partition: int | None
+    ) -> BatchPlanner:
+        """Divide messages into batches.
+
+        Raises:
+            InvalidInput: a message is not valid; nothing was sent.
+        """
+        planner = BatchPlanner(route, self.options, self._router.key_hash, key, partition)
+        try:
+            planner.add(messages)
+        except ExtendNotSupported:
+            if not await self._router.upgraded(route.topic):
+                raise
+            planner = BatchPlanner(
+                await self._router.find(route.topic), self.options, self._router.key_hash, key, partition
+            )
+            planner.add(messages)
+        if planner.marked is None:
+            return planner
+        index, header = planner.marked
+        with anyio.move_on_after(self.options.timeout):
+            for target in route.targets:  # the first node that can be reached tells which generation it is of
+                try:
+                    await self._sender.connection(target)
+                except NsqError:
+                    continue
+                try:
+                    check_supported(target, header=header)
+                except InvalidInput as error:
+                    raise invalid_message(error, index, route.topic) from None
+                break
+        return planner
 
     def batcher(
         self,
@@ -312,7 +465,7 @@ class Producer:
         max_bytes: int = 1 << 20,
         max_pending: int = 10_000,
     ) -> Batcher:
-        """Return a batcher: it takes messages one by one and publishes them in batches, in the background.
+        """Return a batcher, which collects single messages and publishes them in batches in the background.
 
         Use it as an asynchronous context manager inside the producer's; see `Batcher`.
 
@@ -321,10 +474,10 @@ class Producer:
             linger: seconds that a message waits for others to join it.
             max_count: messages of one batch.
             max_bytes: bytes of one batch.
-            max_pending: messages that are taken and not stored yet; `Batcher.add` waits beyond.
+            max_pending: messages that are accepted and not stored yet; `Batcher.add` waits beyond.
 
         Raises:
-            InvalidInput: a name or a number that cannot be right.
+            InvalidInput: a name or a number that is not valid.
             InvalidState: the producer is not open.
         """
         self._check_open()
@@ -333,6 +486,12 @@ class Producer:
         return batcher
 
     def _check_open(self) -> None:
-        self._tasks.check()
-        if not self._open:
+        if not self._open or self._tasks.running_loop() is not self._tasks.loop:
+            self._tasks.check()
             raise InvalidState("the producer is closed", hint="make a new one")
+
+
+def _listed(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:
+    if isinstance(messages, (bytes, bytearray, str)):
+        raise InvalidBody("publish_many needs a list of bodies, not one body", hint="use publish", topic=topic)
+    return messages if isinstance(messages, Sequence) else list(messages)

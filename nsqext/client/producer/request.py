@@ -1,4 +1,4 @@
-"""What is to be published: checked when it is made, written as a command when its target is known."""
+"""Publish requests: check and encode messages, write the command for a target, read the response."""
 
 from __future__ import annotations
 
@@ -19,34 +19,38 @@ from nsqext.types import Receipt, TopicMeta
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.routing import Target
-    from nsqext.protocol.identify import Negotiated
 
 __all__ = (
+    "MessageRequest",
     "OutgoingMessage",
     "PublishRequest",
-    "Single",
     "check_choice",
+    "check_supported",
+    "encode_message",
     "key_bytes",
-    "marked_command",
-    "pack_body",
+    "logs_traces",
+    "message_command",
     "read_receipt",
-    "refuse",
 )
 
-_EXT_LENGTH = 2
+_HEADER_LENGTH = 2
 _TRACE_LENGTH = 8
+_UNKNOWN = TopicMeta()
+
+Encoded = tuple[bytes, bytes, int | None]
+"""Body, extend header (empty for no header) and trace id of a message, as they are sent."""
 
 
 @frozen
 class OutgoingMessage:
-    """A message for `Producer.publish_many` that is more than its body.
+    """A message for `Producer.publish_many` and batchers that has more than a body.
 
     Attributes:
-        body: what is published.
+        body: the body; not empty.
         headers: extend headers; the topic has to support them.
         tag: tag for dispatch; the topic has to support extend headers.
         trace_id: trace id, 0 to 2**64 - 1.
-        key: messages of one key go to one partition and keep their order; on extend topics they carry it to consumers.
+        key: messages with the same key are stored in one partition, in order; on extend topics consumers receive it.
     """
 
     body: bytes
@@ -60,7 +64,7 @@ def key_bytes(key: str | bytes) -> bytes:
     """Return a key as bytes; text is encoded as UTF-8.
 
     Raises:
-        InvalidInput: it is neither text nor bytes.
+        InvalidInput: the key is neither text nor bytes.
     """
     if isinstance(key, str):
         return key.encode()
@@ -69,211 +73,250 @@ def key_bytes(key: str | bytes) -> bytes:
     return key
 
 
-def pack_body(
-    options: ProducerOptions, body: bytes, headers: Mapping[str, str] | None
-) -> tuple[bytes, Mapping[str, str] | None]:
-    """Return body and headers as they are sent: compressed where that is wanted, and the body gets smaller by it."""
-    if options.compression == "none" or len(body) < options.compression_min or COMPRESS_HEADER in (headers or {}):
-        return body, headers
-    packed = compress_body(options.compression, body)
-    return (body, headers) if packed is None else (packed[0], {**(headers or {}), **packed[1]})
-
-
-def marked_command(
-    target: Target,
-    body: bytes,
-    headers: Mapping[str, str] | None,
-    tag: str | None,
-    trace_id: int | None,
-    limit: int,
-) -> bytes:
-    """Return the command for one message with headers, tag or trace id, which is sent as it is: the short way.
-
-    Raises:
-        InvalidInput: it cannot be right, or the topic or the server does not take it.
-    """
-    if headers or tag is not None:
-        if not target.meta.extend_support:
-            refuse(target.meta, target.node.negotiated, target.topic, header=True)
-        header = encode_headers(headers, tag=tag, trace_id=trace_id)
-        check_body(body, limit, _EXT_LENGTH + len(header))
-        return sized(target.line("PUB_EXT"), ext_body(header, body))
-    if trace_id is None:
-        return target.pub(body)
-    check_trace_id(trace_id)
-    check_body(body, limit, _TRACE_LENGTH)
-    if not target.meta.partition_num:
-        refuse(target.meta, target.node.negotiated, target.topic, header=False)
-    return sized(target.line("PUB_TRACE"), trace_body(trace_id, body))
-
-
-def read_receipt(target: Target, reply: bytes, *, traced: bool) -> Receipt:
-    """Return the receipt for one message.
-
-    Raises:
-        ProtocolError: the reply is none to a publish, or not the one with trace that was asked for.
-    """
-    receipt = target.receipt
-    if traced:
-        told = decode_trace_reply(reply)
-        return Receipt(
-            receipt.topic, receipt.partition, receipt.node, told.message_id, told.trace_id, told.offset, told.size
-        )
-    if reply != b"OK":
-        raise ProtocolError(f"the reply to a publish is {reply[:80]!r}")
-    return receipt
-
-
-def refuse(meta: TopicMeta, negotiated: Negotiated, topic: str, *, header: bool) -> None:
-    """Raise when the topic takes no headers, or the server no traces; unknown meta leaves it to a redesigned server."""
-    if meta.partition_num:
-        if header and not meta.extend_support:
-            raise ExtendNotSupported(
-                "the topic takes no headers and no tag",
-                topic=topic,
-                hint="create it with extend support, or upgrade it",
-            )
-    elif not negotiated.is_ha:
-        what = "headers and tags" if header else "trace ids"
-        raise ExtendNotSupported(f"the original NSQ knows no {what}", topic=topic, hint="publish without them")
-
-
-class PublishRequest:
-    """Something that is published with one command.
-
-    Attributes:
-        topic: name of the topic.
-        key: decides the partition.
-        partition: the partition, where the caller chose it.
-        in_doubt: it was sent, and nothing is known of the answer yet.
-    """
-
-    __slots__ = ("in_doubt", "key", "partition", "topic")
-
-    topic: str
-    key: bytes | None
-    partition: int | None
-    in_doubt: bool
-
-    @property
-    def free(self) -> bool:
-        """Whether it may go to any partition."""
-        return self.key is None and self.partition is None
-
-    @property
-    def breaks(self) -> bool:
-        """Whether an error frame in answer to it leaves the stream out of step (captured in pub_ext_on_plain)."""
-        return False
-
-    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
-        """Return the command for a target.
-
-        Raises:
-            InvalidInput: the topic or the server does not take it.
-        """
-        raise AssertionError("abstract")
-
-    def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
-        """Return a receipt for each message, in order.
-
-        Raises:
-            ProtocolError: the reply is none to this command.
-        """
-        raise AssertionError("abstract")
-
-
-class Single(PublishRequest):
-    """One message."""
-
-    __slots__ = ("_body", "_delay", "_header", "_headers", "_options", "_tag", "_trace_id", "_traced")
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        options: ProducerOptions,
-        headers: Mapping[str, str] | None = None,
-        tag: str | None = None,
-        trace_id: int | None = None,
-        delay: float | None = None,
-    ) -> None:
-        self.topic: str = check_topic(topic)
-        self.key: bytes | None = None
-        self.partition: int | None = None
-        self.in_doubt = False
-        self._options = options
-        self._header = b""
-        self._headers = headers
-        self._tag = tag
-        self._trace_id = trace_id
-        self._traced = False
-        self._delay = delay
-        overhead = 0
-        if trace_id is not None:
-            check_trace_id(trace_id)
-            overhead = _TRACE_LENGTH
-        if headers or tag is not None:
-            self._header = encode_headers(headers, tag=tag, trace_id=trace_id)
-            overhead = _EXT_LENGTH + len(self._header)
-        self._body = check_body(body, options.max_message_size, overhead)
-        if delay is not None:
-            self._check_delay(delay)
-
-    def _check_delay(self, delay: object) -> None:
-        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
-            raise InvalidInput(f"delay={delay!r} is not a time in seconds", topic=self.topic)
-        if self._header or self._trace_id is not None:
-            raise DelayNotSupported(
-                "a delayed message takes neither headers nor tag nor trace id",
-                topic=self.topic,
-                hint="only the original NSQ delays, and knows none of them",
-            )
-
-    def command(self, target: Target, meta: TopicMeta, negotiated: Negotiated) -> bytes:
-        if self._delay is not None:
-            return self._delayed(self._delay, meta, negotiated)
-        if meta.extend_support and len(self._body) >= self._options.compression_min:
-            self._compress()
-        trace_id = self._trace_id
-        if trace_id is None and trace_log.active and trace_log.wants(self.topic) and meta.partition_num:
-            trace_id = 0
-        self._traced = trace_id is not None
-        if self._header or (self.key is not None and meta.extend_support):
-            refuse(meta, negotiated, self.topic, header=True)
-            header = self._header
-            if trace_id is not None and (self._trace_id is None or not header):
-                header = encode_headers(self._headers, tag=self._tag, trace_id=trace_id)
-            if self.key is not None:
-                header = add_key(header, self.key)
-                check_body(self._body, self._options.max_message_size, _EXT_LENGTH + len(header))
-            return sized(target.line("PUB_EXT"), ext_body(header, self._body))
-        if trace_id is not None:
-            refuse(meta, negotiated, self.topic, header=False)
-            return sized(target.line("PUB_TRACE"), trace_body(trace_id, self._body))
-        return target.pub(self._body)
-
-    def _compress(self) -> None:
-        body, headers = pack_body(self._options, self._body, self._headers)
-        if body is not self._body:
-            self._body, self._headers = body, headers
-            self._header = encode_headers(headers, tag=self._tag, trace_id=self._trace_id)
-
-    def _delayed(self, delay: float, meta: TopicMeta, negotiated: Negotiated) -> bytes:
-        if meta.partition_num or negotiated.is_ha:
-            raise DelayNotSupported(
-                "the redesigned NSQ has no delayed publish",
-                topic=self.topic,
-                hint="publish later, or let the consumer requeue with a delay",
-            )
-        return sized(publish_line("DPUB", self.topic, delay=delay), self._body)
-
-    def receipts(self, target: Target, meta: TopicMeta, reply: bytes) -> list[Receipt]:
-        return [read_receipt(target, reply, traced=self._traced)]
-
-
 def check_choice(key: object, partition: object) -> None:
-    """Raise when both key and partition are given, or the partition is none."""
+    """Raise when both key and partition are given, or the partition is not a partition number."""
     if partition is not None:
         if key is not None:
             raise InvalidPartition("key and partition were both given", hint="give one of them")
         check_partition(partition)  # type: ignore[arg-type]
+
+
+def check_supported(target: Target, *, header: bool) -> None:
+    """Raise where a topic does not accept headers, or a server does not accept trace ids.
+
+    Without metadata of the topic (fixed nodes) a redesigned server decides.
+
+    Args:
+        target: partition and node that the message is for.
+        header: the message has headers, tag or key; otherwise a trace id.
+    """
+    if target.meta.partition_num:
+        if header and not target.meta.extend_support:
+            raise ExtendNotSupported(
+                "the topic does not accept headers or a tag",
+                topic=target.topic,
+                hint="create the topic with extend support, or upgrade it",
+            )
+    elif not target.node.negotiated.is_ha:
+        what = "headers and tags" if header else "trace ids"
+        raise ExtendNotSupported(
+            f"the original NSQ does not support {what}", topic=target.topic, hint="publish without them"
+        )
+
+
+def logs_traces(topic: str, meta: TopicMeta) -> bool:
+    """Return whether the trace log needs the receipts of a topic, so that its messages get the trace id 0."""
+    return trace_log.active and trace_log.wants(topic) and meta.partition_num > 0
+
+
+def encode_message(
+    options: ProducerOptions,
+    meta: TopicMeta,
+    message: OutgoingMessage | bytes,
+    key: bytes | None = None,
+    *,
+    traced: bool = False,
+) -> Encoded:
+    """Check a message and return body, extend header and trace id as they are sent.
+
+    Args:
+        options: limits and compression.
+        meta: of the topic; without extend support neither key nor compression adds a header.
+        message: the message, or its body.
+        key: its key.
+        traced: the trace log needs a receipt with offset.
+
+    Raises:
+        InvalidInput: the message is not valid for any server.
+    """
+    limit = options.max_message_size
+    if not isinstance(message, OutgoingMessage):
+        body, headers, tag, trace_id = message, None, None, None
+    else:
+        body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
+    header = b""
+    if trace_id is not None:
+        check_trace_id(trace_id)
+    elif traced and len(check_body(body, limit)) + _TRACE_LENGTH <= limit:
+        trace_id = 0
+    if (
+        meta.extend_support
+        and options.compression != "none"
+        and len(check_body(body, limit)) >= options.compression_min
+    ):
+        body, headers = _compress(options, body, headers)
+    if headers or tag is not None:
+        header = encode_headers(headers, tag=tag, trace_id=trace_id)
+    if key is not None and meta.extend_support:
+        if trace_id is not None and not header:
+            header = encode_headers(trace_id=trace_id)
+        header = add_key(header, key)
+    if header:
+        check_body(body, limit, _HEADER_LENGTH + len(header))
+    else:
+        check_body(body, limit, 0 if trace_id is None else _TRACE_LENGTH)
+    return body, header, trace_id
+
+
+def _compress(
+    options: ProducerOptions, body: bytes, headers: Mapping[str, str] | None
+) -> tuple[bytes, Mapping[str, str] | None]:
+    """Return a compressed body and the headers that say so; unchanged where that is not smaller, or was done before."""
+    if COMPRESS_HEADER in (headers or {}):
+        return body, headers
+    compressed = compress_body(options.compression, body)
+    return (body, headers) if compressed is None else (compressed[0], {**(headers or {}), **compressed[1]})
+
+
+def message_command(target: Target, body: bytes, header: bytes, trace_id: int | None) -> bytes:
+    """Return the command that publishes one message, which `encode_message` encoded.
+
+    Raises:
+        ExtendNotSupported: the topic or the server does not accept headers or trace ids.
+    """
+    if header:
+        if not target.meta.extend_support:
+            check_supported(target, header=True)
+        return sized(target.line("PUB_EXT"), ext_body(header, body))
+    if trace_id is None:
+        return target.pub(body)
+    if not target.meta.partition_num:
+        check_supported(target, header=False)
+    return sized(target.line("PUB_TRACE"), trace_body(trace_id, body))
+
+
+def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Receipt:
+    """Return the receipt for one message.
+
+    Raises:
+        ProtocolError: the response does not belong to the command.
+    """
+    receipt = target.receipt
+    if trace_id is None:
+        if response != b"OK":
+            raise ProtocolError(f"received {response[:80]!r} in response to a publish")
+        return receipt
+    reply = decode_trace_reply(response)
+    if reply.trace_id != trace_id:
+        raise ProtocolError(f"received trace id {reply.trace_id} in response to a publish with trace id {trace_id}")
+    return Receipt(receipt.topic, receipt.partition, receipt.node, reply.message_id, trace_id, reply.offset, reply.size)
+
+
+class PublishRequest:
+    """One publish command: `MessageRequest` for a message, `nsqext.client.producer.batch.Batch` for many.
+
+    Attributes:
+        topic: name of the topic.
+        key: decides the partition.
+        partition: the partition that the caller chose.
+        in_doubt: sent, and no response received yet.
+    """
+
+    __slots__ = ("in_doubt", "key", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int | None = None, key: bytes | None = None) -> None:
+        self.topic: str = topic
+        self.key: bytes | None = key
+        self.partition: int | None = partition
+        self.in_doubt: bool = False
+
+    @property
+    def any_partition(self) -> bool:
+        """Whether any partition can store it."""
+        return self.key is None and self.partition is None
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return 1
+
+    @property
+    def breaks(self) -> bool:
+        """Whether an error response leaves the stream out of step (captured in pub_ext_on_plain)."""
+        return False
+
+    def command(self, target: Target) -> bytes:
+        """Return the command for a target.
+
+        Raises:
+            InvalidInput: the message is not valid, or the topic or the server does not accept it.
+        """
+        raise NotImplementedError
+
+    def receipts(self, target: Target, response: bytes) -> list[Receipt]:
+        """Return a receipt for each message, in order.
+
+        Raises:
+            ProtocolError: the response does not belong to the command.
+        """
+        raise NotImplementedError
+
+
+class MessageRequest(PublishRequest):
+    """Publish one message.
+
+    Args:
+        options: of the producer.
+        topic: name of the topic.
+        message: the message; ``key`` in it is ignored.
+        key: decides the partition.
+        partition: the partition that the caller chose.
+        delay: seconds until consumers receive it.
+    """
+
+    __slots__ = ("_delay", "_message", "_options", "_trace_id")
+
+    def __init__(
+        self,
+        options: ProducerOptions,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+    ) -> None:
+        super().__init__(topic, partition, key)
+        self._options = options
+        self._message = message
+        self._delay = delay
+        self._trace_id: int | None = None
+
+    def check(self) -> None:
+        """Raise where the message is not valid, whatever the topic.
+
+        Raises:
+            InvalidInput: a bad name, body, header, trace id or delay.
+        """
+        check_topic(self.topic)
+        _, header, trace_id = encode_message(self._options, _UNKNOWN, self._message)
+        delay: object = self._delay
+        if delay is None:
+            return
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
+            raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=self.topic)
+        if header or trace_id is not None:
+            raise DelayNotSupported(
+                "a delayed message has neither headers nor tag nor trace id",
+                topic=self.topic,
+                hint="only the original NSQ delays publishes, and it does not support them",
+            )
+
+    def command(self, target: Target) -> bytes:
+        if self._delay is not None:
+            if target.meta.partition_num or target.node.negotiated.is_ha:
+                raise DelayNotSupported(
+                    "the redesigned NSQ has no delayed publish",
+                    topic=self.topic,
+                    hint="publish later, or let the consumer requeue with a delay",
+                )
+            body = encode_message(self._options, target.meta, self._message)[0]
+            return sized(publish_line("DPUB", self.topic, delay=self._delay), body)
+        traced = logs_traces(self.topic, target.meta)
+        body, header, self._trace_id = encode_message(
+            self._options, target.meta, self._message, self.key, traced=traced
+        )
+        return message_command(target, body, header, self._trace_id)
+
+    def receipts(self, target: Target, response: bytes) -> list[Receipt]:
+        return [read_receipt(target, response, self._trace_id)]

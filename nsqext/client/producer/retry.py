@@ -1,12 +1,10 @@
-"""What follows when a publish fails: the flags of the errors decide, tenacity counts."""
+"""Retries: which errors are retried, after which pause, and the error of a publish that is not retried any more."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-import anyio
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never, wait_random_exponential
+import random
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nsqext.errors import (
     ConnectionLost,
@@ -21,145 +19,130 @@ from nsqext.errors import (
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
 
-__all__ = ("Attempts", "RetryPolicy", "outcome_unknown")
-
-T = TypeVar("T")
+__all__ = ("AttemptErrors", "RetryPolicy", "outcome_unknown")
 
 _PACED = 0.1
-"""Longest pause, in seconds, before an attempt that waits for lookup, too."""
+"""Longest pause, in seconds, before an attempt that waits for lookup, which paces itself."""
+_KEPT_FIRST = 4
+_KEPT_LAST = 16
+"""Errors of attempts that are kept: the first ones and the last ones."""
 
 
 def outcome_unknown(error: NsqError) -> bool:
-    """Return whether a publish that failed so may have been stored."""
+    """Return whether a publish that failed with an error may have been stored."""
     return error.maybe_stored or (isinstance(error, ConnectionLost) and not isinstance(error, NotSent))
 
 
-class Attempts(Protocol):
-    """What is tried again and again."""
+class AttemptErrors:
+    """The errors of the attempts of one publish, and the error to raise in the end. Memory is bounded.
 
-    errors: list[NsqError]
-    """How the attempts so far ended, oldest first."""
+    Attributes:
+        count: number of failed attempts.
+        unknown: the outcome of an attempt is unknown.
+    """
+
+    __slots__ = ("_first", "_last", "count", "unknown")
+
+    def __init__(self, errors: Iterable[NsqError] = ()) -> None:
+        self._first: list[NsqError] = []
+        self._last: list[NsqError] = []
+        self.count: int = 0
+        self.unknown: bool = False
+        for error in errors:
+            self.add(error)
+
+    def add(self, error: NsqError) -> None:
+        """Add the error of the latest attempt."""
+        self.count += 1
+        self.unknown = self.unknown or outcome_unknown(error)
+        if len(self._first) < _KEPT_FIRST:
+            self._first.append(error)
+            return
+        self._last.append(error)
+        if len(self._last) > _KEPT_LAST:
+            del self._last[0]
 
     @property
-    def moves(self) -> bool:
-        """Whether the next attempt goes somewhere that has not failed yet, so that nothing has to be waited for."""
+    def kept(self) -> tuple[NsqError, ...]:
+        """The errors that were kept, oldest first."""
+        return (*self._first, *self._last)
 
     @property
-    def paced(self) -> bool:
-        """Whether the next attempt waits for an answer of lookup, which paces itself."""
+    def last(self) -> NsqError:
+        """The latest error."""
+        return self._last[-1] if self._last else self._first[-1]
+
+    def refusal(self) -> NsqError:
+        """Return the error of a publish whose last error is not retried."""
+        last = self.last
+        if self.unknown and not isinstance(last, DeliveryUnknown):
+            return self._unknown(last.message)
+        last.attempts = self.kept[:-1]
+        return last
+
+    def given_up(self, reason: str, in_doubt: bool = False) -> NsqError:
+        """Return the error of a publish that was given up.
+
+        Args:
+            reason: why, as in "not stored within 5 s".
+            in_doubt: the last attempt was sent, and received no response.
+        """
+        if in_doubt or self.unknown:
+            return self._unknown(reason)
+        if not self.count:
+            return PublishFailed(f"not stored {reason}: no connection was made")
+        last = self.last
+        if isinstance(last, LookupFailed):
+            return self.refusal()
+        failed = PublishFailed(
+            f"not stored {reason}; last error: {last.message}",
+            topic=last.topic,
+            partition=last.partition,
+            node=last.node,
+            hint=last.hint,
+        )
+        failed.attempts = self.kept
+        failed.__cause__ = last
+        return failed
+
+    def _unknown(self, reason: str) -> DeliveryUnknown:
+        last = self.last if self.count else NsqError("")
+        unknown = DeliveryUnknown(
+            f"the message may have been stored: {reason}",
+            topic=last.topic,
+            partition=last.partition,
+            node=last.node,
+            hint="publishing it again may store it twice",
+        )
+        unknown.attempts = self.kept
+        unknown.__cause__ = last if self.count else None
+        return unknown
 
 
 class RetryPolicy:
-    """Goes on with a publish that failed, until it is stored, or refused for good; somebody else watches the time.
+    """Decide by the flags of errors whether a publish is retried, and after which pause.
 
     Args:
-        options: times, and what to do about unknown outcomes.
+        options: pauses, and what to do about unknown outcomes.
     """
 
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options
-        self._jitter = wait_random_exponential(multiplier=options.retry_wait, max=options.max_retry_wait)
 
-    def final(self, errors: Sequence[NsqError]) -> bool:
-        """Return whether nothing further is tried after the last of these errors."""
-        last = errors[-1]
-        if len(errors) == 1 and isinstance(last, (TopicNotFound, LookupFailed)):
-            # a name or an address that was never right is told at once
-            return True
+    def final(self, errors: AttemptErrors) -> bool:
+        """Return whether the latest error ends the publish."""
+        last = errors.last
+        if errors.count == 1 and isinstance(last, TopicNotFound):
+            return True  # a name that was never right is reported at once
         return not last.retryable or (self._options.on_unknown == "raise" and outcome_unknown(last))
 
-    async def go_on(self, attempts: Attempts, again: Callable[[], Awaitable[T]]) -> T:
-        """Try again after a first failure, which is in ``attempts.errors``.
+    def pause(self, errors: AttemptErrors, *, paced: bool) -> float:
+        """Return the seconds until the next attempt: random, up to a bound that doubles with each attempt.
 
-        Raises:
-            NsqError: refused for good.
-            DeliveryUnknown: not to be retried, and possibly stored.
+        Args:
+            errors: of the attempts so far.
+            paced: the next attempt waits for lookup.
         """
-        errors = attempts.errors
-        begun = False
-
-        async def attempt() -> T:
-            nonlocal begun
-            if not begun:
-                begun = True
-                raise errors[0]
-            return await again()
-
-        def keep(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome is not None else None
-            if isinstance(error, NsqError) and error is not errors[-1]:
-                errors.append(error)
-
-        def wait(state: RetryCallState) -> float:
-            if attempts.moves and not errors[-1].overload:
-                return 0.0
-            pause = self._jitter(state)
-            return min(pause, _PACED) if attempts.paced else pause
-
-        def goes_on(error: BaseException) -> bool:
-            tried = errors if error is errors[-1] else [*errors, error]
-            return isinstance(error, NsqError) and not self.final(tried)  # type: ignore[arg-type]
-
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(goes_on),
-            wait=wait,
-            stop=stop_never,
-            sleep=anyio.sleep,
-            after=keep,
-            reraise=True,
-        )
-        try:
-            return await retrying(attempt)
-        except NsqError as error:
-            if error is not errors[-1]:
-                errors.append(error)
-            raise refusal(errors) from error.__cause__
-
-
-def refusal(errors: Sequence[NsqError]) -> NsqError:
-    """Return the error of a publish that is not tried again."""
-    last = errors[-1]
-    if isinstance(last, DeliveryUnknown):
-        last.attempts = tuple(errors[:-1])
-        return last
-    if any(outcome_unknown(error) for error in errors):
-        return _unknown(errors, last.message)
-    last.attempts = tuple(errors[:-1])
-    return last
-
-
-def given_up(reason: str, errors: Sequence[NsqError], in_doubt: bool) -> NsqError:
-    """Return the error of a publish that was not finished.
-
-    Args:
-        reason: why it was not.
-        errors: of its attempts.
-        in_doubt: the last attempt had been sent, and was not answered.
-    """
-    last = errors[-1] if errors else NsqError("no answer came" if in_doubt else "no connection came about")
-    if in_doubt or any(outcome_unknown(error) for error in errors):
-        return _unknown(errors, reason)
-    failed = PublishFailed(
-        f"not stored {reason}, at last: {last.message}",
-        topic=last.topic,
-        partition=last.partition,
-        node=last.node,
-        hint=last.hint,
-    )
-    failed.attempts = tuple(errors)
-    failed.__cause__ = last if errors else None
-    return failed
-
-
-def _unknown(errors: Sequence[NsqError], reason: str) -> DeliveryUnknown:
-    last = errors[-1] if errors else NsqError("")
-    unknown = DeliveryUnknown(
-        f"the message may have been stored: {reason}",
-        topic=last.topic,
-        partition=last.partition,
-        node=last.node,
-        hint="publishing it again may store it twice",
-    )
-    unknown.attempts = tuple(errors)
-    unknown.__cause__ = last if errors else None
-    return unknown
+        bound = min(self._options.max_retry_wait, self._options.retry_wait * 2 ** min(errors.count - 1, 30))
+        pause = random.uniform(0, bound)
+        return min(pause, _PACED) if paced else pause

@@ -1,24 +1,37 @@
-"""Where a topic's messages go at the moment: the partition table, turned into what a publish needs."""
+"""Routes: the node and the command lines for each partition of a topic, kept up to date with lookup."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from nsqext.errors import InvalidPartition, PartitionUnavailable
+import anyio
+
+from nsqext.errors import InvalidPartition, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import publish_line
+from nsqext.protocol.hashing import key_hash
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
-    from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.lookup.metadata import MetadataCache
     from nsqext.protocol.hashing import KeyHash
 
-__all__ = ("Route", "Target")
+__all__ = ("Route", "Router", "Target")
+
+logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _REST = 0.5
+_PROVISIONAL = 0.5
+"""Seconds for which any nodes are used for a topic that lookup does not know, before lookup is asked again."""
+_UPGRADE_CHECK = 1.0
+"""Seconds after lookup said that a topic has no extend support, during which it is not asked about that again."""
 _pack = Struct(">I").pack
 _clock = time.monotonic
 
@@ -27,10 +40,10 @@ class Target:
     """A partition and the node that leads it, with the command lines for it.
 
     Attributes:
-        meta: what lookup told of the topic.
-        receipt: what a publish gets whose answer tells nothing but that it was stored.
-        rest_until: a target that refused is left alone until then where there is a choice, in seconds of the monotonic
-            clock; 0 for a good one.
+        meta: metadata of the topic.
+        receipt: receipt of an untraced publish.
+        rest_until: a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for
+            never.
     """
 
     __slots__ = ("_lines", "_pub", "meta", "node", "partition", "receipt", "rest_until", "topic")
@@ -53,29 +66,29 @@ class Target:
         return line
 
     def pub(self, body: bytes) -> bytes:
-        """Return the command that publishes one message that is nothing but its body."""
+        """Return the command that publishes one message without headers and trace id."""
         return b"%b%b%b" % (self._pub, _pack(len(body)), body)
 
     def refused(self) -> None:
-        """Note that the node did not take a message for this partition."""
+        """Avoid the target for a while, because the node refused a publish."""
         self.rest_until = _clock() + _REST
 
 
 class Route:
-    """Targets of one topic, made from one view of its partitions.
+    """Targets of one topic, made from one partition map.
 
     Args:
         topic: name of the topic.
-        view: what lookup told.
+        view: partition map of the topic.
         pool: connections by node.
-        previous: the route before, which goes on in its round.
-        least_pending: messages without key go to the less busy one of the next two targets.
+        previous: the previous route, whose round robin continues.
+        least_pending: messages without key are sent to that one of the next two targets with fewer pending requests.
 
     Attributes:
         partitions: target by partition.
-        targets: where messages without key go; without partitions that lookup does not offer at the moment, unless
+        targets: targets of messages without key; without partitions that lookup does not list at the moment, unless
             there are no others.
-        used: something was sent this way since this was last set to False.
+        used: something was published since this was last set to False.
     """
 
     __slots__ = ("_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
@@ -104,7 +117,7 @@ class Route:
         self._next: int = previous._next if previous is not None else 0
 
     def next(self) -> Target:
-        """Return the next target in turn, whatever happened to it before.
+        """Return the next target of the round robin, good or not.
 
         Raises:
             PartitionUnavailable: no partition has a leader at the moment.
@@ -123,13 +136,13 @@ class Route:
         return target
 
     def give_back(self) -> None:
-        """Undo the last `next`, whose target was not used: its turn comes again."""
+        """Undo the last `next`, whose target was not used."""
         self._next -= 1
 
     def any(self, tried: Collection[Target] = ()) -> Target:
-        """Return the next target in turn that is good: not tried, not resting, on another node that can be reached.
+        """Return the next target of the round robin that is not tried, not avoided, and on another reachable node.
 
-        Where no target is all of that, the one comes that has most of it, in this order.
+        Where no target is all of that, the best one is returned; the conditions count in this order.
 
         Raises:
             PartitionUnavailable: no partition has a leader at the moment.
@@ -152,11 +165,11 @@ class Route:
         return best
 
     def everyone(self) -> Sequence[Target]:
-        """Return all targets, those that are not offered at the moment, too."""
+        """Return all targets, including those that lookup does not list at the moment."""
         return (*self.targets, *self.partitions.values())
 
     def untried(self, tried: Collection[Target]) -> bool:
-        """Return whether there is a partition, or a node where there are none, that is not among these."""
+        """Return whether a partition (a node, where there are no partitions) is not among these."""
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def keyed(self, key: bytes, key_hash: KeyHash) -> int:
@@ -170,7 +183,7 @@ class Route:
             raise InvalidPartition(
                 "a key needs a topic whose number of partitions is known",
                 topic=self.topic,
-                hint="lookup does not tell it (original NSQ, or nsqd= without lookup); publish without a key",
+                hint="the original NSQ and nsqd= without lookup do not tell it; publish without a key",
             )
         partition = key_hash(key, count)
         if not 0 <= partition < count:
@@ -200,3 +213,187 @@ class Route:
                 f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
             )
         raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)
+
+
+class Router:
+    """Find the routes of topics, and keep them up to date.
+
+    Args:
+        options: of the producer.
+        metadata: partition maps of topics.
+        pool: connections by node.
+
+    Attributes:
+        routes: route by topic.
+        tasks: run the refreshes in the background; None before the producer is open.
+        key_hash: maps a key and a number of partitions to a partition.
+    """
+
+    def __init__(self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool) -> None:
+        self.routes: dict[str, Route] = {}
+        self.tasks: BackgroundTasks | None = None
+        self.key_hash: KeyHash = key_hash(options.key_hash)
+        self._options = options
+        self._metadata = metadata
+        self._pool = pool
+        self._provisional: dict[str, tuple[PartitionMap, float]] = {}
+        self._unwatch: dict[str, Callable[[], None]] = {}
+        self._refreshing: set[str] = set()
+        self._not_upgraded: dict[str, float] = {}
+        self._answered = False
+        self._waiting_since: float | None = None
+
+    @property
+    def asks_lookup(self) -> bool:
+        """Whether there is a lookup service, rather than fixed nodes."""
+        return self._metadata.asks
+
+    def current(self, topic: str) -> Route | None:
+        """Return the route of a topic if it is up to date."""
+        route = self.routes.get(topic)
+        return route if route is not None and route.view is self._metadata.peek(topic, "w") else None
+
+    async def find(self, topic: str) -> Route:
+        """Return the route of a topic, asking lookup where it is unknown.
+
+        Raises:
+            TopicNotFound: lookup answers and does not know the topic.
+            LookupFailed: no lookup address gave a usable answer.
+            PartitionUnavailable: lookup knows neither the topic nor any node.
+        """
+        view = self._metadata.peek(topic, "w")
+        if view is None or not (view.leaders or view.nodes):
+            view = await self._ask(topic)
+        route = self.routes.get(topic)
+        if route is None or route.view is not view:
+            previous, least_pending = route, self._options.balance == "least_pending"
+            route = self.routes[topic] = Route(topic, view, self._pool, previous, least_pending=least_pending)
+            if previous is None:
+                for target in route.everyone():
+                    target.node.wanted = True
+            else:
+                self._keep_nodes()
+            if topic not in self._unwatch and self._metadata.peek(topic, "w") is view:
+                # polled until `forget_idle` forgets the topic
+                self._unwatch[topic] = self._metadata.watch(topic, "w", _checked_by_next_publish)
+        return route
+
+    async def _ask(self, topic: str) -> PartitionMap:
+        view, until = self._provisional.get(topic, (None, 0.0))
+        if view is not None and _clock() < until:
+            return view
+        try:
+            found = await self._metadata.resolve(topic, "w")
+        except TopicNotFound:
+            self._answered = True
+            provisional = await self._any_nodes(topic)
+            if provisional is None:
+                raise
+            self._provisional[topic] = (provisional, _clock() + _PROVISIONAL)
+            return provisional
+        self._answered = True
+        self._provisional.pop(topic, None)
+        return found
+
+    async def _any_nodes(self, topic: str) -> PartitionMap | None:
+        """Return all nodes of the original NSQ, which creates a topic with the first publish; None for redesigned ones.
+
+        Raises:
+            PartitionUnavailable: lookup knows no node of either generation.
+        """
+        try:
+            nodes = await self._metadata.nodes()
+        except LookupFailed:
+            return None
+        if not nodes:
+            raise PartitionUnavailable(
+                "the lookup service knows no node at all",
+                topic=topic,
+                hint="is an nsqd up, and does it register with this lookup service?",
+            )
+        if any("HA" in node.version for node in nodes):
+            return None
+        return PartitionMap(topic, "w", nodes=tuple(node.tcp for node in nodes))
+
+    def waits_for_lookup(self, error: LookupFailed) -> bool:
+        """Return whether a publish waits for lookup to answer: for ``startup_timeout`` while it has never answered."""
+        if not error.retryable:
+            return False
+        if self._answered:
+            return True
+        now = _clock()
+        if self._waiting_since is None:
+            self._waiting_since = now
+            logger.warning(
+                "no lookup service answers yet; waiting up to %g s for one of %s",
+                self._options.startup_timeout,
+                ", ".join(map(str, self._metadata.addresses)),
+            )
+        return now < self._waiting_since + self._options.startup_timeout
+
+    async def upgraded(self, topic: str) -> bool:
+        """Ask lookup whether a topic that had no extend support has it now; False within a second after it said no."""
+        if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
+            return False
+        view = self._metadata.peek(topic, "w")
+        if view is not None and not view.meta.extend_support:
+            await self._metadata.refresh(topic, "w", failed=view)
+            view = self._metadata.peek(topic, "w")
+        if view is not None and view.meta.extend_support:
+            return True
+        self._not_upgraded[topic] = _clock() + _UPGRADE_CHECK
+        return False
+
+    async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
+        """Wait for an answer of lookup that is newer than a partition map; see `MetadataCache.refresh`."""
+        await self._metadata.refresh(topic, "w", failed=view, partition=partition)
+
+    def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
+        """Ask lookup in the background, unless that is running already."""
+        if topic not in self._refreshing and self.tasks is not None:
+            self._refreshing.add(topic)
+            self.tasks.start_soon(self._refresh, topic, view, partition)
+
+    async def _refresh(self, topic: str, view: PartitionMap, partition: int | None) -> None:
+        try:
+            await self.refresh(topic, view, partition)
+        except NsqError:
+            return  # the metadata was closed
+        finally:
+            self._refreshing.discard(topic)
+
+    async def run(self) -> None:
+        """Forget idle topics, until cancelled."""
+        while True:
+            await anyio.sleep(self._options.forget_after)
+            self.forget_idle()
+
+    def forget_idle(self) -> None:
+        """Forget topics without a publish since the last call, and connections that no other topic needs."""
+        for topic, route in list(self.routes.items()):
+            if route.used:
+                route.used = False
+                continue
+            del self.routes[topic]
+            self._unwatch.pop(topic, _not_watched)()
+        now = _clock()
+        self._provisional = {topic: entry for topic, entry in self._provisional.items() if entry[1] > now}
+        self._not_upgraded = {topic: until for topic, until in self._not_upgraded.items() if until > now}
+        self._keep_nodes()
+
+    def _keep_nodes(self) -> None:
+        self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
+
+    def close(self) -> None:
+        """Stop polling all topics."""
+        for unwatch in self._unwatch.values():
+            unwatch()
+        self._unwatch.clear()
+
+
+def _not_watched() -> None:
+    """Do nothing: the topic is not polled."""
+
+
+def _checked_by_next_publish(view: PartitionMap) -> None:
+    """Do nothing: the next publish compares the partition map."""

@@ -1,300 +1,403 @@
-"""Route publish requests and make one attempt to send them."""
+"""The way of a publish request to its receipts: attempts, with retries until the time is over."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from nsqext.client.producer.request import read_receipt, refuse
-from nsqext.client.producer.retry import RetryPolicy, given_up
-from nsqext.client.producer.routing import Route
+from nsqext.client.producer.retry import AttemptErrors, RetryPolicy
+from nsqext.client.producer.statistics import Counters
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError, PartitionUnavailable, ProtocolError, TopicNotFound
-from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.hashing import key_hash
+from nsqext.errors import (
+    BatchFailed,
+    ConnectionFailed,
+    DeliveryUnknown,
+    ExtendNotSupported,
+    InvalidInput,
+    LookupFailed,
+    NsqError,
+    PartitionUnavailable,
+    ProtocolError,
+    PublishFailed,
+    ServerError,
+    TopicNotFound,
+)
+from nsqext.errors.server import NotLeader, TopicNotExist
+from nsqext.types import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from nsqext.client.producer.batch import Batch, Rows
     from nsqext.client.producer.connection_pool import ConnectionPool
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import PublishRequest
-    from nsqext.client.producer.routing import Target
-    from nsqext.client.tasks import BackgroundTasks
-    from nsqext.lookup.metadata import MetadataCache
-    from nsqext.protocol.hashing import KeyHash
+    from nsqext.client.producer.routing import Route, Router, Target
     from nsqext.transport.connection import Connection
-    from nsqext.types import Receipt
 
-__all__ = ("Sender",)
+__all__ = ("PublishAttempt", "Sender")
 
-_MAKESHIFT = 0.5
-"""Seconds for which nodes are used for a topic that lookup does not know yet, before it is asked again."""
+_MOVES = 3
+"""Failures after which even a publish that can use another partition waits before it is retried."""
 
 _clock = time.monotonic
 
+T = TypeVar("T")
+
+Outcome = Receipt | NsqError
+
 
 class Sender:
-    """Knows where topics are, and sends publications there.
+    """Send publish requests and return their receipts.
 
     Args:
         options: of the producer.
-        directory: where topics are.
+        router: routes of topics.
         pool: connections by node.
 
     Attributes:
-        routes: targets by topic.
-        running: scopes of publications that are not as simple as most.
+        attempts: scopes of publishes that are not on the fast path.
         closed: nothing is sent any more.
+        counters: what was published.
     """
 
-    def __init__(self, options: ProducerOptions, directory: MetadataCache, pool: ConnectionPool) -> None:
-        self.options = options
-        self.directory = directory
+    def __init__(self, options: ProducerOptions, router: Router, pool: ConnectionPool) -> None:
+        self.options: ProducerOptions = options
+        self.router: Router = router
+        self.pool: ConnectionPool = pool
         self.retry: RetryPolicy = RetryPolicy(options)
-        self.routes: dict[str, Route] = {}
-        self.running: set[anyio.CancelScope] = set()
+        self.counters: Counters = Counters()
+        self.attempts: set[anyio.CancelScope] = set()
         self.closed: bool = False
-        self.tasks: BackgroundTasks | None = None
-        self._pool = pool
-        self._key_hash = key_hash(options.key_hash)
-        self._makeshift: dict[str, tuple[PartitionMap, float]] = {}
-        self._unwatch: dict[str, Callable[[], None]] = {}
-        self._refreshing: set[str] = set()
 
-    @property
-    def key_hash(self) -> KeyHash:
-        """The function of key and number of partitions."""
-        return self._key_hash
+    async def publish(self, request: PublishRequest, started: float | None = None) -> list[Receipt]:
+        """Publish; returns a receipt for each message.
 
-    # Routes
-
-    def current(self, topic: str) -> Route | None:
-        """Return the route of a topic if it is up to date."""
-        route = self.routes.get(topic)
-        return route if route is not None and route.view is self.directory.peek(topic, "w") else None
-
-    async def route(self, topic: str) -> Route:
-        """Return the route of a topic, waiting while lookup knows of no node: the cluster is only starting then.
+        Args:
+            request: what is published.
+            started: when the publish began, in seconds of the monotonic clock; now by default.
 
         Raises:
-            TopicNotFound: lookup works and does not know the topic.
-            LookupFailed: no lookup address gave a usable answer.
-            PublishFailed: no node came up within ``options.timeout``.
+            NsqError: see `nsqext.client.producer.producer.Producer.publish`.
         """
-        errors: list[NsqError] = []
-        with anyio.move_on_after(self.options.timeout):
-            while True:
-                try:
-                    return await self.find(topic)
-                except PartitionUnavailable as error:
-                    errors = [error]
-                await anyio.sleep(self.options.retry_wait)
-        raise given_up(f"within {self.options.timeout:g} s", errors, in_doubt=False).at(topic=topic)
-
-    async def find(self, topic: str) -> Route:
-        """Return the route of a topic, asking lookup where nothing is known.
-
-        Raises:
-            TopicNotFound: lookup works and does not know the topic.
-            LookupFailed: no lookup address gave a usable answer.
-            PartitionUnavailable: lookup knows neither the topic nor any node.
-        """
-        view = self.directory.peek(topic, "w")
-        if view is None or not (view.leaders or view.nodes):
-            view = await self._ask(topic)
-        route = self.routes.get(topic)
-        if route is None or route.view is not view:
-            least_pending = self.options.balance == "least_pending"
-            route = self.routes[topic] = Route(topic, view, self._pool, route, least_pending=least_pending)
-            self._keep_nodes()
-            if topic not in self._unwatch and self.directory.peek(topic, "w") is view:
-                # it stays fresh for as long as anybody publishes to it
-                self._unwatch[topic] = self.directory.watch(topic, "w", _look_later)
-        return route
-
-    def _keep_nodes(self) -> None:
-        self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
-
-    async def run(self) -> None:
-        """Forget topics that nobody publishes to any more, until cancelled."""
-        while True:
-            await anyio.sleep(self.options.forget_after)
-            self.forget_idle()
-
-    def forget_idle(self) -> None:
-        """Forget topics that nothing was sent to since the last time, with connections that no other topic needs."""
-        for topic, route in list(self.routes.items()):
-            if route.used:
-                route.used = False
-                continue
-            del self.routes[topic]
-            self._unwatch.pop(topic, _nothing)()
-        now = _clock()
-        self._makeshift = {topic: entry for topic, entry in self._makeshift.items() if entry[1] > now}
-        self._keep_nodes()
-
-    async def _ask(self, topic: str) -> PartitionMap:
-        view, until = self._makeshift.get(topic, (None, 0.0))
-        if view is not None and _clock() < until:
-            return view
+        if started is None:
+            started = _clock()
+        route = self.router.current(request.topic)
+        if route is None:
+            return await PublishAttempt(self, request, started).run()
+        target = None
         try:
-            found = await self.directory.resolve(topic, "w")
-        except TopicNotFound:
-            makeshift = await self._any_nodes(topic)
-            if makeshift is None:
-                raise
-            self._makeshift[topic] = (makeshift, _clock() + _MAKESHIFT)
-            return makeshift
-        self._makeshift.pop(topic, None)
-        return found
+            target = self.choose(route, request)
+            connection = target.node.connection
+            if connection is not None and connection.usable:
+                # `PublishAttempt._send` without the cost of another coroutine
+                command = request.command(target)
+                request.in_doubt = True
+                response = await connection.request(command, started + self.options.timeout, breaks=request.breaks)
+                request.in_doubt = False
+                return self.receipts(request, target, connection, response, len(command))
+            failure = None
+        except NsqError as error:
+            request.in_doubt = False
+            failure = error
+        return await PublishAttempt(self, request, started).run(route, target, failure)
 
-    async def _any_nodes(self, topic: str) -> PartitionMap | None:
-        """Return all nodes where they are of the original NSQ, which makes topics when they are first published to.
-
-        Raises:
-            PartitionUnavailable: there is none, of no generation.
-        """
-        try:
-            nodes = await self.directory.nodes()
-        except LookupFailed:
-            return None
-        if not nodes:
-            raise PartitionUnavailable(
-                "the lookup service knows of no node at all",
-                topic=topic,
-                hint="is an nsqd up, and does it register at this lookup service?",
-            )
-        if any("HA" in node.version for node in nodes):
-            return None
-        return PartitionMap(topic, "w", nodes=tuple(node.tcp for node in nodes))
-
-    def choose(self, route: Route, publication: PublishRequest, tried: list[Target] | None = None) -> Target:
-        """Return the target of a publication.
+    def choose(self, route: Route, request: PublishRequest, tried: Collection[Target] = ()) -> Target:
+        """Return the target of a request.
 
         Raises:
-            PartitionUnavailable: it has no leader at the moment.
+            PartitionUnavailable: the partition has no leader at the moment.
             InvalidPartition: the topic has no such partition.
         """
-        if publication.partition is not None:
-            return route.at(publication.partition)
-        if publication.key is not None:
-            return route.at(route.keyed(publication.key, self._key_hash))
-        return route.any(tried or ())
-
-    def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
-        """Ask lookup in the background, unless that is going on already."""
-        if topic not in self._refreshing and self.tasks is not None:
-            self._refreshing.add(topic)
-            self.tasks.start_soon(self._refresh, topic, view, partition)
-
-    async def _refresh(self, topic: str, view: PartitionMap, partition: int | None) -> None:
-        try:
-            await self.directory.refresh(topic, "w", failed=view, partition=partition)
-        except NsqError:
-            # closed meanwhile: there is nobody left whom it concerns
-            return
-        finally:
-            self._refreshing.discard(topic)
-
-    # Sending
-
-    async def request(
-        self, publication: PublishRequest, route: Route, target: Target, connection: Connection, deadline: float
-    ) -> list[Receipt]:
-        """Make one attempt over a connection.
-
-        Raises:
-            NsqError: how it ended.
-        """
-        try:
-            command = publication.command(target, route.meta, target.node.negotiated)
-            publication.in_doubt = True
-            reply = await connection.request(command, deadline, breaks=publication.breaks)
-            publication.in_doubt = False
-        except NsqError as error:
-            publication.in_doubt = False
-            raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
-        return self.receipts(publication, route, target, connection, reply)
+        if request.partition is not None:
+            return route.at(request.partition)
+        if request.key is not None:
+            return route.at(route.keyed(request.key, self.router.key_hash))
+        return route.any(tried)
 
     def receipts(
-        self, publication: PublishRequest, route: Route, target: Target, connection: Connection, reply: bytes
+        self, request: PublishRequest, target: Target, connection: Connection, response: bytes, size: int
     ) -> list[Receipt]:
-        """Read a reply; one that is none to this command ends the connection, which is out of step then.
+        """Read the response to a request, and count it.
 
         Raises:
-            DeliveryUnknown: it is none.
+            DeliveryUnknown: the response does not belong to the command; the connection is closed.
         """
         try:
-            receipts = publication.receipts(target, route.meta, reply)
+            receipts = request.receipts(target, response)
         except ProtocolError as error:
-            raise _out_of_step(target, connection, error) from error
+            raise out_of_step(target, connection, error) from error
+        self.counters.stored += len(receipts)
+        self.counters.bytes_sent += size
         if trace_log.active:
             trace_log.published(receipts, connection.local_address)
         return receipts
 
-    def receipt(self, target: Target, connection: Connection, reply: bytes, *, traced: bool) -> Receipt:
-        """Read the reply to one message that is not in the trace log; see `receipts`.
+    async def connection(self, target: Target) -> Connection:
+        """Return the connection to the node of a target.
 
         Raises:
-            DeliveryUnknown: it is none to this command.
+            NsqError: the connection cannot be made.
         """
         try:
-            return read_receipt(target, reply, traced=traced)
-        except ProtocolError as error:
-            raise _out_of_step(target, connection, error) from error
-
-    async def connected(self, target: Target) -> Connection:
-        """Return the connection to a target.
-
-        Raises:
-            NsqError: it cannot be made.
-        """
-        try:
-            return await self._pool.connection(target.node)
+            return await self.pool.connection(target.node)
         except NsqError as error:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
-    async def check_marked(self, route: Route, *, header: bool) -> None:
-        """Find out from the first node that can be reached whether it takes headers and tags, or trace ids.
+    async def wait_for_route(self, topic: str, started: float) -> Route:
+        """Return the route of a topic, waiting while lookup does not answer or knows no node.
 
         Raises:
-            ExtendNotSupported: it does not; nothing was sent.
+            TopicNotFound: lookup answers and does not know the topic.
+            LookupFailed: no lookup address gave a usable answer.
+            PublishFailed: no node registered within ``options.timeout``.
         """
-        with anyio.move_on_after(self.options.timeout):
-            for target in route.targets:
+        return await self.wait_for_lookup(partial(self.router.find, topic), started)
+
+    async def wait_for_lookup(
+        self, ask: Callable[[], Awaitable[T]], started: float | None = None, *, retry: bool = True
+    ) -> T:
+        """Return an answer of lookup, waiting while it does not answer or knows no node.
+
+        Args:
+            ask: asks lookup.
+            started: when ``options.timeout`` began, in seconds of the monotonic clock; now by default.
+            retry: False raises the first error.
+
+        Raises:
+            LookupFailed: no lookup address gave a usable answer.
+            PublishFailed: no node registered within ``options.timeout``.
+        """
+        errors = AttemptErrors()
+        left = self.options.timeout if started is None else started + self.options.timeout - _clock()
+        with anyio.move_on_after(max(0.0, left)):
+            while True:
                 try:
-                    await self.connected(target)
-                except NsqError:
-                    continue  # what is the matter shows when it is published to
-                refuse(target.meta, target.node.negotiated, target.topic, header=header)
-                return
+                    return await ask()
+                except (PartitionUnavailable, LookupFailed) as error:
+                    errors.add(error)
+                    waits = isinstance(error, PartitionUnavailable) or self.router.waits_for_lookup(error)
+                if not (retry and waits):
+                    refusal = errors.refusal()
+                    raise refusal from refusal.__cause__
+                await anyio.sleep(self.retry.pause(errors, paced=False))
+        raise errors.given_up(f"within {self.options.timeout:g} s")
 
-    def forget(self) -> None:
-        """Have no topic kept fresh any more."""
-        for unwatch in self._unwatch.values():
-            unwatch()
-        self._unwatch.clear()
+    # Batches
 
-    def stop(self) -> None:
-        """Give up what is still running."""
+    async def publish_batch(self, batch: Batch) -> list[Receipt]:
+        """Publish the only batch of a call, without a task for it.
+
+        Raises:
+            BatchFailed: it was not stored.
+            TopicNotFound: lookup answers and does not know the topic.
+            LookupFailed: no lookup address gave a usable answer.
+        """
+        try:
+            return await self.publish(batch)
+        except (TopicNotFound, LookupFailed):
+            raise
+        except NsqError as error:
+            raise BatchFailed([error] * batch.count) from error
+
+    async def publish_rows(self, rows: Rows, count: int) -> list[Receipt]:
+        """Publish the batches of a call: those of a row one after the other, rows at the same time.
+
+        Args:
+            rows: the batches.
+            count: number of messages.
+
+        Raises:
+            BatchFailed: not all of them were stored.
+        """
+        outcomes: list[Outcome | None] = [None] * count
+        if len(rows) == 1:
+            await self._publish_row(rows[0], outcomes)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for row in rows:
+                    tasks.start_soon(self._publish_row, row, outcomes)
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        if len(receipts) < len(outcomes):
+            raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
+        return receipts
+
+    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None]) -> None:
+        failed: NsqError | None = None
+        for batch in row:
+            results: Sequence[Outcome]
+            if failed is not None:
+                unsent = PublishFailed("not sent, because an earlier batch of the partition failed", topic=batch.topic)
+                unsent.__cause__ = failed
+                self.counters.failed += batch.count
+                results = [unsent] * batch.count
+            else:
+                try:
+                    results = await self.publish(batch)
+                except NsqError as error:
+                    failed = error
+                    results = [error] * batch.count
+            for index, result in zip(batch.indexes, results, strict=True):
+                outcomes[index] = result
+
+    # Closing
+
+    def close(self) -> None:
+        """Cancel the publishes that are still running."""
         self.closed = True
-        for scope in self.running:
+        for scope in self.attempts:
             scope.cancel()
 
 
-def _nothing() -> None:
-    """Do nothing about a topic that is not watched."""
+class PublishAttempt:
+    """A publish request with its attempts, from the first failure (or the first connection) to the receipts.
+
+    Args:
+        sender: sends it.
+        request: what is published.
+        started: when the publish began, in seconds of the monotonic clock.
+    """
+
+    __slots__ = ("_errors", "_request", "_route", "_scope", "_sender", "_started", "_tried")
+
+    def __init__(self, sender: Sender, request: PublishRequest, started: float) -> None:
+        self._sender = sender
+        self._request = request
+        self._started = started
+        self._route: Route | None = None
+        self._tried: list[Target] = []
+        self._scope = anyio.CancelScope()
+        self._errors = AttemptErrors()
+
+    async def run(
+        self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
+    ) -> list[Receipt]:
+        """Publish; returns the receipts.
+
+        Args:
+            route: the route of an attempt that was made on the fast path.
+            target: its target; None where none was found.
+            failure: its error; None where there was no such attempt.
+
+        Raises:
+            NsqError: see `nsqext.client.producer.producer.Producer.publish`.
+        """
+        sender, request = self._sender, self._request
+        self._route = route
+        try:
+            receipts = await self._run(target, failure)
+        except NsqError as error:
+            error.at(topic=request.topic)
+            if isinstance(error, DeliveryUnknown):
+                sender.counters.unknown += request.count
+            elif not isinstance(error, InvalidInput):
+                sender.counters.failed += request.count
+            raise
+        return receipts
+
+    async def _run(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
+        sender = self._sender
+        left = self._started + sender.options.timeout - _clock()
+        sender.attempts.add(self._scope)
+        try:
+            with self._scope:
+                # where the producer's close broke the connection there is an outcome to report, and no retry
+                self._scope.deadline = anyio.current_time() + (0.0 if sender.closed else max(0.0, left))
+                return await self._attempt_until_stored(target, failure)
+        finally:
+            sender.attempts.discard(self._scope)
+        reason = "before the producer was closed" if sender.closed else f"within {sender.options.timeout:g} s"
+        raise self._errors.given_up(reason, self._request.in_doubt)
+
+    async def _attempt_until_stored(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
+        if failure is not None:
+            self._failed(failure, target)
+            target = None
+        while True:
+            try:
+                if self._errors.count and not await self._retries():
+                    break
+                return await self._attempt(target)
+            except NsqError as error:
+                self._errors.add(error)
+                target = None
+        refusal = self._errors.refusal()
+        raise refusal from refusal.__cause__
+
+    async def _retries(self) -> bool:
+        """Return whether the publish is retried, after the pause and the refresh that the latest error requires."""
+        sender, errors, topic = self._sender, self._errors, self._request.topic
+        last = errors.last
+        if isinstance(last, ExtendNotSupported):
+            return await sender.router.upgraded(topic)
+        if sender.retry.final(errors) or (isinstance(last, LookupFailed) and not sender.router.waits_for_lookup(last)):
+            return False
+        sender.counters.retries += 1
+        moves = self._moves
+        if last.overload or not moves:
+            await anyio.sleep(sender.retry.pause(errors, paced=last.refresh_lookup and sender.router.asks_lookup))
+        if last.refresh_lookup:
+            view = self._route.view if self._route is not None else None
+            refused = self._tried[-1].partition if self._tried and _leader_moved(last) else None
+            partition = refused if refused is not None and refused >= 0 else None
+            if view is not None and moves:
+                sender.router.refresh_soon(topic, view, partition)
+            else:
+                await sender.router.refresh(topic, view, partition)
+        return True
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the next attempt uses a target that has not failed."""
+        return (
+            self._request.any_partition
+            and self._errors.count <= _MOVES
+            and self._route is not None
+            and self._route.untried(self._tried)
+        )
+
+    async def _attempt(self, target: Target | None) -> list[Receipt]:
+        sender, request = self._sender, self._request
+        if target is None or self._route is None:
+            route = self._route = await sender.router.find(request.topic)
+            target = sender.choose(route, request, self._tried)
+        try:
+            return await self._send(target, await sender.connection(target))
+        except NsqError as error:
+            self._mark(error, target)
+            raise
+
+    async def _send(self, target: Target, connection: Connection) -> list[Receipt]:
+        sender, request = self._sender, self._request
+        try:
+            command = request.command(target)
+            request.in_doubt = True
+            deadline = self._started + sender.options.timeout
+            response = await connection.request(command, deadline, breaks=request.breaks)
+            request.in_doubt = False
+        except NsqError:
+            request.in_doubt = False
+            raise
+        return sender.receipts(request, target, connection, response, len(command))
+
+    def _failed(self, error: NsqError, target: Target | None) -> None:
+        self._errors.add(error)
+        self._mark(error, target)
+
+    def _mark(self, error: NsqError, target: Target | None) -> None:
+        error.at(topic=self._request.topic)
+        if target is not None:
+            error.at(partition=target.partition, node=target.node.node)
+            self._tried.append(target)
+            if error.retryable and isinstance(error, ServerError):
+                target.refused()
 
 
-def _look_later(view: PartitionMap) -> None:
-    """Leave it to the next publish to see that the view is another one."""
-
-
-def _out_of_step(target: Target, connection: Connection, error: ProtocolError) -> DeliveryUnknown:
-    """End a connection whose replies are not those to our commands; returns what to raise."""
+def out_of_step(target: Target, connection: Connection, error: ProtocolError) -> DeliveryUnknown:
+    """Close a connection whose responses do not belong to the commands; returns the error to raise."""
     error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     connection.fail(error)
     return DeliveryUnknown(
@@ -302,5 +405,10 @@ def _out_of_step(target: Target, connection: Connection, error: ProtocolError) -
         topic=target.topic,
         partition=target.partition,
         node=target.node.node,
-        hint="the server's answers are not those to our commands; publishing again may store it twice",
+        hint="the server's responses do not match the commands; publishing again may store it twice",
     )
+
+
+def _leader_moved(error: NsqError) -> bool:
+    """Return whether the node that lookup names does not lead the partition, or is down."""
+    return isinstance(error, (NotLeader, TopicNotExist, ConnectionFailed))

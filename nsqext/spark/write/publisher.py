@@ -57,7 +57,7 @@ class Tally:
     def add(self, receipt: Receipt) -> None:
         """Count a message that was stored."""
         self.count += 1
-        if receipt.offset >= 0:
+        if receipt.offset is not None:
             self.first_offset = receipt.offset if self.first_offset < 0 else min(self.first_offset, receipt.offset)
             self.last_offset = max(self.last_offset, receipt.offset)
         if receipt.message_id:

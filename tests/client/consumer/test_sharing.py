@@ -244,7 +244,7 @@ async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: 
     lookup = Lookup("127.0.0.1:1")
     monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
     producer = Producer.from_url(lookupd=lookup)
-    assert producer._directory is lookup.directory
+    assert producer._metadata is lookup.directory
     assert producer.options.timeout == 3
     assert Consumer.from_url("t", "ch", lookupd=lookup)._directory is lookup.directory
     with pytest.raises(InvalidSetting, match="beside a Lookup"):

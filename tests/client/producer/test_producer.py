@@ -123,7 +123,7 @@ async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
             for topic in ("a", "b"):
                 await producer.publish(topic, b"x")
             lookup.tell({0: two}, num=1)
-            pool, directory = producer._pool, producer._directory
+            pool, directory = producer._pool, producer._metadata
             first = pool.node(one.address)
             for topic, kept in (("a", True), ("b", False)):
                 await directory.refresh(topic)
@@ -145,13 +145,13 @@ async def test_topics_that_nobody_publishes_to_are_forgotten_while_others_go_on(
             for number in range(20):
                 await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
             lookup.tell({0: two}, num=1)
-            sender, directory = producer._sender, producer._directory
+            router, directory = producer._router, producer._metadata
             with anyio.fail_after(5):
                 first = producer._pool.node(one.address)
-                while len(sender.routes) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
+                while len(router.routes) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
                     await producer.publish("busy", b"x", partition=0)
                     await producer.publish("busy", b"x")
-            assert list(sender.routes) == list(sender._unwatch) == ["busy"]
+            assert list(router.routes) == list(router._unwatch) == ["busy"]
             assert producer._pool.node(two.address).connection is not None
             lookup.tell({0: one}, num=1)
             await producer.publish("idle3", b"again", key="k")
@@ -529,7 +529,7 @@ async def test_cancelling_a_publish_anywhere_leaves_all_in_order(steps: int) -> 
             tasks.cancel_scope.cancel()
         receipt = await producer.publish("t", b"y", key="k")
         assert receipt.partition == 0
-        assert len(producer._turns) == 0
-        assert not producer._sender.running
+        assert len(producer._key_lock) == 0
+        assert not producer._sender.attempts
         await until(lambda: not producer._pool.in_flight)
         assert bodies(nodes[0])[-1] == b"y"

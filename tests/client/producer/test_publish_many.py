@@ -108,7 +108,7 @@ async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent()
                     await producer.publish_many("t", [b"a"])
                 for mark, what in marks:
                     with pytest.raises(
-                        ExtendNotSupported, match=f"message 3: the original NSQ knows no {what}"
+                        ExtendNotSupported, match=f"message 3: the original NSQ does not support {what}"
                     ) as caught:
                         await producer.publish_many("t", [b"a", b"b", b"c", mark, b"d"])
                     assert (caught.value.index, caught.value.topic) == (3, "t")

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import OutgoingMessage, Single, check_choice, key_bytes
-from nsqext.client.producer.routing import Route
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes
+from nsqext.client.producer.routing import Route, Target
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidSetting, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
-from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.trace_reply import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 
-_HA = Negotiated(version="0.3.7-HA.1.13.0")
 _OPTIONS = ProducerOptions()
 
 
@@ -35,6 +34,10 @@ def _sorter(route: Route, options: ProducerOptions = _OPTIONS, key: bytes | None
     return BatchPlanner(route, options, key_hash("murmur3"), key, None)
 
 
+def _request(**members: Any) -> MessageRequest:
+    return MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x", **members))
+
+
 @pytest.fixture
 def tracing() -> Iterator[None]:
     trace_log.on("t")
@@ -45,29 +48,29 @@ def tracing() -> Iterator[None]:
 def test_the_command_of_a_single_message() -> None:
     route = _route(extend=True)
     target = route.at(1)
-    assert Single("t", b"x", _OPTIONS).command(target, route.meta, _HA) == b"PUB t 1\n\0\0\0\1x"
-    traced = Single("t", b"x", _OPTIONS, trace_id=5)
-    assert traced.command(target, route.meta, _HA) == b"PUB_TRACE t 1\n\0\0\0\x09\0\0\0\0\0\0\0\5x"
-    headers = Single("t", b"x", _OPTIONS, headers={"a": "b"})
-    assert headers.command(target, route.meta, _HA) == b'PUB_EXT t 1\n\0\0\0\x0c\0\x09{"a":"b"}x'
-    assert headers.receipts(target, route.meta, b"OK") == [target.receipt]
+    assert _request().command(target) == b"PUB t 1\n\0\0\0\1x"
+    traced = _request(trace_id=5)
+    assert traced.command(target) == b"PUB_TRACE t 1\n\0\0\0\x09\0\0\0\0\0\0\0\5x"
+    headers = _request(headers={"a": "b"})
+    assert headers.command(target) == b'PUB_EXT t 1\n\0\0\0\x0c\0\x09{"a":"b"}x'
+    assert headers.receipts(target, b"OK") == [target.receipt]
     with pytest.raises(ProtocolError):
-        headers.receipts(target, route.meta, encode_trace_reply(1, 2, 3, 4))
+        headers.receipts(target, encode_trace_reply(1, 2, 3, 4))
     with pytest.raises(ProtocolError):
-        traced.receipts(target, route.meta, b"OK")
+        traced.receipts(target, b"OK")
 
 
 def test_a_topic_that_is_traced_gets_receipts_without_being_asked(tracing: None) -> None:
     route = _route(extend=True)
     target = route.at(0)
-    single = Single("t", b"x", _OPTIONS)
-    assert single.command(target, route.meta, _HA).startswith(b"PUB_TRACE t 0\n")
-    assert single.receipts(target, route.meta, encode_trace_reply(9, 0, 31, 31))[0].message_id == 9
-    assert b'"##trace_id":"0"' in Single("t", b"x", _OPTIONS, tag="a").command(target, route.meta, _HA)
-    assert Single("t", b"x", _OPTIONS).command(target, TopicMeta(), Negotiated()).startswith(b"PUB t")
+    single = _request()
+    assert single.command(target).startswith(b"PUB_TRACE t 0\n")
+    assert single.receipts(target, encode_trace_reply(9, 0, 31, 31))[0].message_id == 9
+    assert b'"##trace_id":"0"' in _request(tag="a").command(target)
+    assert _request().command(Target("t", -1, target.node, TopicMeta())).startswith(b"PUB t")
     sorter = _sorter(route)
     sorter.add([b"a", b"b"])
-    assert sorter.rows[0][0].command(target, route.meta, _HA).startswith(b"MPUB_TRACE t 0\n")
+    assert sorter.rows[0][0].command(target).startswith(b"MPUB_TRACE t 0\n")
 
 
 def test_what_is_traced_is_logged(tracing: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -80,7 +83,7 @@ def test_what_is_traced_is_logged(tracing: None, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("delay", [-1, "1", True, float("nan"), 1e12])
 def test_a_delay_is_a_time(delay: float) -> None:
     with pytest.raises(InvalidInput):
-        Single("t", b"x", _OPTIONS, delay=delay)
+        MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), delay=delay).check()
 
 
 def test_keys_and_partitions() -> None:
@@ -97,9 +100,9 @@ def test_plain_bodies_make_one_batch() -> None:
     sorter = _sorter(_route())
     sorter.add([b"a", b"bc"])
     [[batch]] = sorter.rows
-    assert batch.free
-    assert batch.indexes == [0, 1]
-    assert batch.command(_route().at(0), TopicMeta(partition_num=2), _HA).startswith(b"MPUB t 0\n")
+    assert batch.any_partition
+    assert list(batch.indexes) == [0, 1]
+    assert batch.command(_route().at(0)).startswith(b"MPUB t 0\n")
 
 
 def test_batches_split_by_partition_count_and_size() -> None:

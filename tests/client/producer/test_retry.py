@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from attrs import define, field
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.retry import RetryPolicy, given_up, outcome_unknown
+from nsqext.client.producer.retry import AttemptErrors, RetryPolicy, outcome_unknown
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
     DeliveryUnknown,
     LookupFailed,
+    NotLookupd,
     NotSent,
     NsqError,
     PublishFailed,
@@ -19,15 +21,6 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.errors.server import SERVER_ERRORS, BadMessage, NotLeader, PubFailed
-
-pytestmark = pytest.mark.anyio
-
-
-@define
-class _Attempts:
-    errors: list[NsqError] = field(factory=list)
-    moves: bool = True
-    paced: bool = True
 
 
 def test_what_may_have_been_stored() -> None:
@@ -40,54 +33,55 @@ def test_what_may_have_been_stored() -> None:
 @pytest.mark.parametrize("code", sorted(SERVER_ERRORS))
 def test_every_code_is_decided(code: str) -> None:
     error = SERVER_ERRORS[code](code)
-    assert RetryPolicy(ProducerOptions()).final([error]) is not error.retryable
-    assert RetryPolicy(ProducerOptions(on_unknown="raise")).final([error]) is (
+    assert RetryPolicy(ProducerOptions()).final(AttemptErrors([error])) is not error.retryable
+    assert RetryPolicy(ProducerOptions(on_unknown="raise")).final(AttemptErrors([error])) is (
         not error.retryable or error.maybe_stored
     )
 
 
 def test_an_unknown_code_is_not_retried() -> None:
-    assert RetryPolicy(ProducerOptions()).final([ServerError("E_NEW")])
+    assert RetryPolicy(ProducerOptions()).final(AttemptErrors([ServerError("E_NEW")]))
 
 
-def test_a_topic_that_was_never_found_is_told_at_once_and_one_that_vanished_is_waited_for() -> None:
+def test_an_unknown_topic_is_final_as_the_first_error_and_retried_after_another_one() -> None:
     policy = RetryPolicy(ProducerOptions())
-    assert policy.final([TopicNotFound("x")])
-    assert policy.final([LookupFailed("x")])
-    assert not policy.final([NotLeader("x"), TopicNotFound("x")])
+    assert policy.final(AttemptErrors([TopicNotFound("x")]))
+    assert not policy.final(AttemptErrors([NotLeader("x"), TopicNotFound("x")]))
+    assert not policy.final(AttemptErrors([LookupFailed("x")]))
+    assert policy.final(AttemptErrors([NotLookupd("x")]))
 
 
-async def test_going_on_until_it_is_stored() -> None:
-    attempts = _Attempts([NotLeader("E_FAILED_ON_NOT_LEADER")])
-    results: list[NsqError | str] = [NotLeader("again"), ConnectionLost("x"), "stored"]
-
-    async def again() -> str:
-        result = results.pop(0)
-        if isinstance(result, NsqError):
-            raise result
-        return result
-
-    assert await RetryPolicy(ProducerOptions(retry_wait=0.001)).go_on(attempts, again) == "stored"
-    assert [type(error) for error in attempts.errors] == [NotLeader, NotLeader, ConnectionLost]
+@given(st.integers(min_value=1, max_value=10_000), st.booleans())
+def test_pauses_grow_up_to_their_bound(count: int, paced: bool) -> None:
+    policy = RetryPolicy(ProducerOptions(retry_wait=0.01, max_retry_wait=0.5))
+    errors = AttemptErrors()
+    errors.count = count
+    assert 0 <= policy.pause(errors, paced=paced) <= min(0.1 if paced else 0.5, 0.01 * 2 ** min(count, 30))
 
 
 @pytest.mark.parametrize(
     ("first", "kind"), [(NotLeader("E_FAILED_ON_NOT_LEADER"), BadMessage), (ConnectionLost("lost"), DeliveryUnknown)]
 )
-async def test_a_refusal_after_all(first: NsqError, kind: type[NsqError]) -> None:
-    attempts = _Attempts([first])
-
-    async def again() -> str:
-        raise BadMessage("E_BAD_MESSAGE")
-
-    with pytest.raises(kind) as caught:
-        await RetryPolicy(ProducerOptions(retry_wait=0.001)).go_on(attempts, again)
-    assert caught.value.attempts[0] is first
+def test_a_rejection_after_an_unknown_outcome_stays_unknown(first: NsqError, kind: type[NsqError]) -> None:
+    refusal = AttemptErrors([first, BadMessage("E_BAD_MESSAGE")]).refusal()
+    assert type(refusal) is kind
+    assert refusal.attempts[0] is first
 
 
-def test_what_is_told_when_time_is_up() -> None:
-    assert type(given_up("within 1 s", [NotLeader("x")], in_doubt=False)) is PublishFailed
-    assert type(given_up("within 1 s", [NotLeader("x")], in_doubt=True)) is DeliveryUnknown
-    assert type(given_up("within 1 s", [ConnectionLost("x"), NotLeader("x")], in_doubt=False)) is DeliveryUnknown
-    assert type(given_up("within 1 s", [], in_doubt=False)) is PublishFailed
-    assert type(given_up("within 1 s", [], in_doubt=True)) is DeliveryUnknown
+def test_the_error_of_a_publish_that_is_given_up() -> None:
+    assert type(AttemptErrors([NotLeader("x")]).given_up("within 1 s")) is PublishFailed
+    assert type(AttemptErrors([NotLeader("x")]).given_up("within 1 s", in_doubt=True)) is DeliveryUnknown
+    assert type(AttemptErrors([ConnectionLost("x"), NotLeader("x")]).given_up("within 1 s")) is DeliveryUnknown
+    assert type(AttemptErrors().given_up("within 1 s")) is PublishFailed
+    assert type(AttemptErrors().given_up("within 1 s", in_doubt=True)) is DeliveryUnknown
+    assert type(AttemptErrors([NotLeader("x"), LookupFailed("x")]).given_up("within 1 s")) is LookupFailed
+
+
+def test_the_errors_of_many_attempts_are_bounded_and_none_that_was_unknown_is_forgotten() -> None:
+    errors = AttemptErrors(NotLeader("x") for _ in range(5))
+    errors.add(ConnectionLost("lost"))
+    for _ in range(10_000):
+        errors.add(NotLeader("x"))
+    assert errors.count == 10_006
+    assert len(errors.kept) == 20
+    assert type(errors.given_up("within 1 s")) is DeliveryUnknown

@@ -30,6 +30,7 @@ from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import Access
 from nsqext.spark.cluster.ephemeral_channel import mark_of, scratch_name
 from tests.support.fake_nsqd import scripted_lookup, until
+from tests.support.messages import placed
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.node_http import Leader
@@ -142,13 +143,14 @@ async def test_messages_by_their_place(servers: Servers, topics: dict[str, str],
         first = (await admin.bounds(topic, 1)).end
         receipts = [await producer.publish(topic, b"x" * size, partition=1, trace_id=1) for size in (10, 3000, 5)]
         bounds = await admin.bounds(topic, 1)
-        assert bounds.end_offset == receipts[-1].offset + receipts[-1].size
-        for number, receipt in enumerate(receipts, first):
-            assert await admin.offset_of(topic, 1, number) == receipt.offset
-            assert await admin.count_before(topic, 1, receipt.offset) == number
-        for place in (receipts[0].offset + 1, receipts[1].offset - 1):
+        offsets = [placed(receipt)[1] for receipt in receipts]
+        assert bounds.end_offset == offsets[-1] + placed(receipts[-1])[2]
+        for number, offset in enumerate(offsets, first):
+            assert await admin.offset_of(topic, 1, number) == offset
+            assert await admin.count_before(topic, 1, offset) == number
+        for place in (offsets[0] + 1, offsets[1] - 1):
             assert await admin.count_before(topic, 1, place) == first
-        assert await admin.count_before(topic, 1, receipts[2].offset - 1) == first + 1
+        assert await admin.count_before(topic, 1, offsets[2] - 1) == first + 1
 
 
 async def test_all_partitions_with_one_question_to_each_node(

@@ -82,7 +82,7 @@ def test_an_error_names_row_topic_and_partition(servers: Servers) -> None:
     good = (topic, None, b"good")
     with pytest.raises(InvalidInput) as caught:
         publish(servers, chunk(good), chunk(good, (topic, None, OutgoingMessage(b"x", {"a": "b"})), good, first=1))
-    assert str(caught.value).startswith("row 2 of Spark partition 5: the topic takes no headers")
+    assert str(caught.value).startswith("row 2 of Spark partition 5: the topic does not accept headers")
     assert caught.value.topic == topic
     with pytest.raises(InvalidPartition) as failed:
         publish(servers, chunk((topic, 0, b"x"), (topic, 7, b"x"), first=40))

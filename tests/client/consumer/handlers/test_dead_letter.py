@@ -11,6 +11,7 @@ from anyio import create_task_group
 from nsqext import ProducerOptions
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
 from nsqext.errors import NsqError
+from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-_RECEIPT = b"OK" + bytes(16) + bytes(8) + bytes(4)
+_RECEIPT = encode_trace_reply(1, 7, 0, 34)
 
 
 async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:

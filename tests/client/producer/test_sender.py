@@ -225,7 +225,7 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.tell({0: node}, num=1)
         async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
-            turns = producer._turns._waiting
+            turns = producer._key_lock._waiting
             for number in range(5):
                 tasks.start_soon(_publish_keyed, producer, b"%d" % number)
                 await until(partial(_waiting, turns, number))

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage, ProducerOptions
+from nsqext.client.producer.batch import plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.plain_batch import plain_batches
 from nsqext.client.producer.routing import Route
 from nsqext.errors import ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import multi, sized
-from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 from tests.support.commands import multi_body
@@ -51,8 +50,8 @@ def test_what_the_servers_take_goes_the_short_way_and_nothing_else(sizes: list[i
         body = multi_body(mine)
         assert len(mine) <= 8
         assert len(body) <= 1000
-        assert batch.command(target, TopicMeta(), Negotiated()) == sized(b"MPUB t 0\n", body)
-        assert batch.receipts(target, TopicMeta(), b"OK") == [target.receipt] * len(mine)
+        assert batch.command(target) == sized(b"MPUB t 0\n", body)
+        assert batch.receipts(target, b"OK") == [target.receipt] * len(mine)
     if len(sizes) <= 8 and len(multi_body(bodies)) <= 1000:
         assert len(batches) == 1
 
@@ -76,5 +75,5 @@ def test_bodies_that_are_to_be_compressed_get_headers() -> None:
 def test_a_reply_to_another_command_is_told() -> None:
     batches = plain_batches(_route(), None, [b"a"], _OPTIONS)
     assert batches is not None
-    with pytest.raises(ProtocolError, match="reply to a batch"):
-        batches[0].receipts(_route().at(0), TopicMeta(), b"OK" + bytes(28))
+    with pytest.raises(ProtocolError, match="in response to a batch"):
+        batches[0].receipts(_route().at(0), b"OK" + bytes(28))

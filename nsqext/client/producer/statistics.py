@@ -1,0 +1,47 @@
+"""Counters of a producer."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+__all__ = ("Counters", "ProducerStatistics")
+
+
+@frozen
+class ProducerStatistics:
+    """Numbers of a producer since it was opened; a snapshot.
+
+    Attributes:
+        connections: connections to nodes at the moment.
+        pending: commands that were sent and have received no response so far.
+        stored: messages that were stored.
+        failed: messages that were not stored, and whose publish raised an error other than `InvalidInput`.
+        unknown: messages whose publish raised `DeliveryUnknown`.
+        retries: attempts after the first one of a publish.
+        bytes_sent: bytes of publish commands that received a response.
+        lookup_age: seconds since lookup last answered; None where it never did, or there is no lookup.
+        lookup_failures: rounds in a row in which no lookup address gave a usable answer.
+    """
+
+    connections: int
+    pending: int
+    stored: int
+    failed: int
+    unknown: int
+    retries: int
+    bytes_sent: int
+    lookup_age: float | None
+    lookup_failures: int
+
+
+class Counters:
+    """The numbers that publishes count; see `ProducerStatistics`."""
+
+    __slots__ = ("bytes_sent", "failed", "retries", "stored", "unknown")
+
+    def __init__(self) -> None:
+        self.stored: int = 0
+        self.failed: int = 0
+        self.unknown: int = 0
+        self.retries: int = 0
+        self.bytes_sent: int = 0

@@ -1,0 +1,108 @@
+"""Health of a producer: ping, eager connections, statistics, and servers that send what no producer asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from nsqext import DeliveryUnknown, Producer, ProducerStatistics
+from nsqext.errors import BatchFailed, ConnectionFailed, InvalidState, LookupFailed, PartitionUnavailable
+from nsqext.errors.server import BadMessage
+from tests.support.fake_lookupd import node_json
+from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.producers import bounded, options_of, producing
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_ping_connects_to_all_nodes() -> None:
+    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
+        lookup.tell_path("/nodes", {"producers": [node_json(str(one)), node_json(str(two))]})
+        async with Producer(str(lookup), options=options_of()) as producer:
+            assert producer.statistics().connections == 0
+            await producer.ping()
+            await producer.ping()
+            assert producer.statistics().connections == 2
+        assert len(one.peers) == len(two.peers) == 1
+        with pytest.raises(InvalidState):
+            await producer.ping()
+
+
+async def test_ping_raises_for_a_node_that_cannot_be_reached(nobody: Address) -> None:
+    async with (
+        bounded(),
+        scripted_node(obey()) as node,
+        Producer(nsqd=[str(node), str(nobody)], options=options_of()) as producer,
+    ):
+        with pytest.raises(ConnectionFailed, match=str(nobody)):
+            await producer.ping()
+
+
+async def test_ping_raises_where_lookup_does_not_answer_or_knows_no_node(nobody: Address) -> None:
+    async with bounded(), scripted_lookup() as lookup:
+        async with Producer(str(nobody), options=options_of()) as producer:
+            with pytest.raises(LookupFailed, match=str(nobody)):
+                await producer.ping()
+        lookup.tell_path("/nodes", {"producers": []})
+        async with Producer(str(lookup), options=options_of()) as producer:
+            with pytest.raises(PartitionUnavailable, match="no node"):
+                await producer.ping()
+
+
+async def test_an_eager_producer_connects_when_it_is_opened(nobody: Address) -> None:
+    async with bounded(), scripted_node(obey()) as node:
+        async with Producer(nsqd=[str(node), str(nobody)], connect=True, options=options_of()) as producer:
+            assert producer.options.connect
+            assert producer.statistics().connections == 1
+        failing = Producer(nsqd=str(nobody), connect=True, options=options_of())
+        with pytest.raises(ConnectionFailed, match=str(nobody)):
+            await failing.start()
+        with pytest.raises(InvalidState, match="closed"):
+            await failing.publish("t", b"x")
+
+
+async def test_statistics_count_messages_by_outcome() -> None:
+    answers: list[Any] = [ok(), error("E_FAILED_ON_NOT_LEADER"), ok(), error("E_BAD_MESSAGE x"), ok(b"nonsense"), ok()]
+    many: list[Any] = [ok(), error("E_BAD_MESSAGE x")]
+    async with producing({"PUB": answers, "MPUB": many}) as (producer, _, _):
+        assert producer.statistics() == ProducerStatistics(0, 0, 0, 0, 0, 0, 0, None, 0)
+        await producer.publish("t", b"a")
+        await producer.publish("t", b"b")
+        with pytest.raises(BadMessage):
+            await producer.publish("t", b"c")
+        with pytest.raises(DeliveryUnknown):
+            await producer.publish("t", b"d")
+        await producer.publish("t", b"e", key="k")
+        await producer.publish_many("t", [b"f", b"g"])
+        with pytest.raises(BatchFailed):
+            await producer.publish_many("t", [b"h", b"i"])
+        await producer.publish("t", b"j")
+        found = producer.statistics()
+        assert (found.stored, found.failed, found.unknown, found.retries) == (6, 3, 1, 1)
+        assert found.bytes_sent == 4 * len(b"PUB t 0\n\0\0\0\1a") + len(b"MPUB t 0\n\0\0\0\0\0\0\0\0\0\0\0\1f\0\0\0\1g")
+        assert (found.connections, found.pending, found.lookup_failures) == (1, 0, 0)
+        assert found.lookup_age is not None
+        assert 0 <= found.lookup_age < 15
+
+
+async def test_rejections_of_messages_that_nobody_consumes_are_dropped() -> None:
+    async with producing({"PUB": [ok() + error("E_FIN_FAILED gone") * 100, ok()]}) as (producer, nodes, _):
+        await producer.publish("t", b"x")
+        connection = producer._pool.node(nodes[0].address).connection
+        assert connection is not None
+        await until(lambda: not connection.protocol.notices)
+        await producer.publish("t", b"y")
+        assert connection.usable
+
+
+async def test_what_a_ping_connected_to_is_shared_with_publishes() -> None:
+    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), options=options_of()) as producer:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.ping)
+            tasks.start_soon(producer.publish, "t", b"x")
+        assert len(node.peers) == 1

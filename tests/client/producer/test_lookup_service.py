@@ -1,0 +1,123 @@
+"""A lookup service that is not up yet, slow, wrong, or behind the state of a topic."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import LookupOptions, OutgoingMessage, Producer
+from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd
+from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
+from tests.support.producers import bodies, bounded, options_of
+
+if TYPE_CHECKING:
+    from nsqext.types import Address
+    from tests.support.fake_nsqd import ScriptedLookup
+
+pytestmark = pytest.mark.anyio
+
+
+def _lookups(lookup: ScriptedLookup) -> int:
+    return sum(question.startswith("/lookup?") for question in lookup.questions)
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
+    nobody: Address, many: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bounded(), scripted_node(obey()) as node:
+        async with (
+            Producer(str(nobody), options=options_of(startup_timeout=10.0)) as producer,
+            anyio.create_task_group() as tasks,
+        ):
+            if many:
+                tasks.start_soon(producer.publish_many, "t", [b"x"])
+            else:
+                tasks.start_soon(producer.publish, "t", b"x")
+            await until(lambda: "no lookup service answers yet" in caplog.text)
+            async with scripted_lookup(port=nobody.port) as lookup:
+                lookup.tell({0: node}, num=1)
+                await until(lambda: node.commands)
+            assert producer.statistics().lookup_failures == 0
+        assert len(node.commands) == 1
+    assert caplog.text.count("no lookup service answers yet; waiting up to 10 s") == 1
+
+
+async def test_the_wait_for_a_lookup_service_has_an_end(nobody: Address) -> None:
+    async with bounded(), Producer(str(nobody), options=options_of(startup_timeout=0.1)) as producer:
+        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
+            with pytest.raises(LookupFailed, match=str(nobody)):
+                await publish
+        assert producer.statistics().lookup_age is None
+        assert producer.statistics().lookup_failures > 0
+
+
+async def test_an_address_that_is_not_a_lookup_service_fails_at_once() -> None:
+    options = options_of(startup_timeout=60.0, timeout=60.0)
+    async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), options=options) as producer:
+        lookup.refuse(404, "no such page")
+        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
+            with pytest.raises(NotLookupd, match="give the address of nsqlookupd's HTTP side"):
+                await publish
+
+
+async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> None:
+    """More topics at once than HTTP connections, so that the last ones wait longer than the timeout of a question."""
+    options = options_of(timeout=12.0, lookup=LookupOptions(request_timeout=0.8))
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        async with Producer(str(lookup), options=options) as producer:
+            await producer.publish("first", b"x")
+            lookup.delay = 0.3
+            async with anyio.create_task_group() as tasks:
+                for number in range(300):
+                    tasks.start_soon(producer.publish, f"t{number}", b"x")
+            assert producer.statistics().stored == 301
+    assert len(bodies(node)) == 301
+
+
+async def test_a_lookup_service_that_fails_for_a_while_is_waited_for() -> None:
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        async with Producer(str(lookup), options=options_of(startup_timeout=0.0)) as producer:
+            await producer.publish("old", b"x")
+            lookup.refuse(503, "restarting")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(producer.publish, "new", b"y")
+                await until(lambda: sum("topic=new" in question for question in lookup.questions) > 2)
+                lookup.tell({0: node}, num=1)
+        assert bodies(node) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: bool) -> None:
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        async with Producer(str(lookup), options=options_of()) as producer:
+            await producer.publish("t", b"plain")
+            lookup.tell({0: node}, num=1, extend=True)
+            if many:
+                await producer.publish_many("t", [b"a", OutgoingMessage(b"b", headers={"a": "1"})])
+            else:
+                await producer.publish("t", b"x", headers={"a": "1"})
+        verb = b"MPUB_EXT" if many else b"PUB_EXT"
+        assert [command.words[0] for command in node.commands] == [b"PUB", verb]
+
+
+async def test_refused_headers_ask_lookup_once_a_second() -> None:
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1)
+        async with Producer(str(lookup), options=options_of()) as producer:
+            await producer.publish("t", b"plain")
+            started = time.monotonic()
+            before = _lookups(lookup)
+            for _ in range(20):
+                with pytest.raises(ExtendNotSupported, match="topic t"):
+                    await producer.publish("t", b"x", headers={"a": "1"})
+                with pytest.raises(ExtendNotSupported, match=r"message 0.*topic t"):
+                    await producer.publish_many("t", [OutgoingMessage(b"x", tag="a")])
+            assert _lookups(lookup) - before <= 1 + (time.monotonic() - started)
+        assert len(node.commands) == 1

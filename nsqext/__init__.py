@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.replay import replay_dead_letters
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.options import ProducerOptions
@@ -70,6 +71,7 @@ __all__ = (
     "TopicMeta",
     "__version__",
     "errors",
+    "replay_dead_letters",
     "trace_log",
 )
 
@@ -84,6 +86,7 @@ _HOMES = {
     "nsqext.client.consumer.message": ("Message",),
     "nsqext.client.producer.options": ("ProducerOptions",),
     "nsqext.client.consumer.position": ("Position",),
+    "nsqext.client.consumer.replay": ("replay_dead_letters",),
     "nsqext.client.producer.producer": ("Producer",),
     "nsqext.client.producer.request": ("OutgoingMessage",),
     "nsqext.client.producer.statistics": ("ProducerStatistics",),

@@ -124,7 +124,7 @@ class Consumer:
         from nsqext.client.producer.options import ProducerOptions
 
         options = ProducerOptions(connection=self.options.connection, lookup=self.options.lookup)
-        return DeadLetterTopic(topic, lookupd, nsqd, options)
+        return DeadLetterTopic(topic, self.channel, lookupd, nsqd, options)
 
     def handler(self, function: H) -> H:
         """Decorator: let a coroutine function handle the messages.

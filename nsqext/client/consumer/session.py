@@ -184,7 +184,7 @@ class ConsumerSession:
         dead_letters = self._options.failure.dead_letter
         hook = None if isinstance(dead_letters, str) else dead_letters
         if self._dead_letters is not None:
-            hook = self._dead_letters.take
+            hook = self._dead_letters.publish
         self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self.flush)
 
     def flush(self) -> None:

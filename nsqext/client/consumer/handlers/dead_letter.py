@@ -1,9 +1,10 @@
-"""Messages that were given up go to a topic of their own."""
+"""Publish rejected messages to a dead letter topic."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -18,27 +19,40 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.lookup.shared import Lookup
 
-__all__ = ("DeadLetterTopic",)
+__all__ = ("DEAD_LETTER_PREFIX", "DeadLetterTopic")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
+DEAD_LETTER_PREFIX: Final = "dead-letter-"
+"""Begins the names of the headers that a dead letter adds: ``error``, ``topic``, ``channel``, ``partition``,
+``attempts``, ``id`` (of the original message, hexadecimal) and ``time`` (seconds since 1970)."""
+_LONGEST_ERROR = 1000
+
 
 class DeadLetterTopic:
-    """Publishes messages that were given up.
+    """Publishes rejected messages.
 
-    Body, trace id, headers and tag are kept; headers and tag only where the topic takes them.
+    Body, trace id, key, headers and tag are kept, and the headers of `DEAD_LETTER_PREFIX` are added. A topic without
+    extend support stores body and trace id alone (the original NSQ only the body): such letters cannot be replayed.
 
     Args:
         topic: name of the topic.
+        channel: channel of the consumer.
         lookupd: lookup addresses, or a shared lookup.
         nsqd: nsqd addresses, instead.
         options: how to publish.
     """
 
     def __init__(
-        self, topic: str, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str], options: ProducerOptions
+        self,
+        topic: str,
+        channel: str,
+        lookupd: str | Sequence[str] | Lookup,
+        nsqd: str | Sequence[str],
+        options: ProducerOptions,
     ) -> None:
         self.topic: str = topic
+        self._channel = channel
         self._producer = Producer(lookupd, nsqd=nsqd, options=options)
         self._open = anyio.Event()
 
@@ -48,25 +62,43 @@ class DeadLetterTopic:
             self._open.set()
             await anyio.sleep_forever()
 
-    async def take(self, message: Message, error: Exception | None) -> None:
+    async def publish(self, message: Message, error: Exception | None) -> None:
         """Publish a message; returns when it is stored.
 
         Raises:
-            NsqError: it is not stored, or nobody knows.
+            NsqError: it is not stored, or the outcome is unknown.
         """
         await self._open.wait()
         trace_id = message.trace_id or None
-        if message.header:
-            try:
-                headers = {name: str(value) for name, value in message.headers.items()}
-                await self._producer.publish(
-                    self.topic, message.body, headers=headers, tag=message.tag, trace_id=trace_id
-                )
-                return
-            except (ExtendNotSupported, ExtendRefused, InvalidHeader) as refusal:
-                logger.warning("the headers of %r are left behind: %s", message, refusal, extra={"topic": self.topic})
         try:
-            await self._producer.publish(self.topic, message.body, trace_id=trace_id)
+            headers = {name: str(value) for name, value in message.headers.items()} | self._origin(message, error)
+            await self._producer.publish(
+                self.topic, message.body, headers=headers, tag=message.tag, trace_id=trace_id, key=message.key
+            )
+            return
+        except (ExtendNotSupported, ExtendRefused, InvalidHeader) as refusal:
+            logger.warning(
+                "dead letter without headers, it cannot be replayed: %s: %r",
+                refusal,
+                message,
+                extra={"topic": self.topic},
+            )
+        try:
+            await self._producer.publish(self.topic, message.body, trace_id=trace_id, key=message.key)
         except ExtendNotSupported:
-            # the original NSQ knows no trace ids
+            # the original NSQ has no trace ids
             await self._producer.publish(self.topic, message.body)
+
+    def _origin(self, message: Message, error: Exception | None) -> dict[str, str]:
+        """Return the headers that say where the message was rejected, and why."""
+        reason = "delivered too often" if error is None else f"{type(error).__name__}: {error}"
+        origin = {
+            "error": reason.encode("utf-8", "replace").decode()[:_LONGEST_ERROR],
+            "topic": message.topic,
+            "channel": self._channel,
+            "partition": str(message.partition),
+            "attempts": str(message.attempts),
+            "id": message.id.hex(),
+            "time": f"{time.time():.3f}",
+        }
+        return {DEAD_LETTER_PREFIX + name: value for name, value in origin.items()}

@@ -1,4 +1,4 @@
-"""Dead dead_letters that go to a topic of their own."""
+"""Dead letters that go to a topic of their own."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _RECEIPT = encode_trace_reply(1, 7, 0, 34)
 async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:
     """Send one message to the dead letters."""
     nsqd = "" if lookupd else str(node)
-    dead_letters = DeadLetterTopic("dead", lookupd, nsqd, ProducerOptions(timeout=1.0))
+    dead_letters = DeadLetterTopic("dead", "ch", lookupd, nsqd, ProducerOptions(timeout=1.0))
     async with create_task_group() as tasks:
         tasks.start_soon(dead_letters.run)
         try:
             with anyio.fail_after(10):
-                await dead_letters.take(message, None)
+                await dead_letters.publish(message, None)
         finally:
             tasks.cancel_scope.cancel()
 
@@ -58,7 +58,7 @@ async def test_headers_are_left_behind_where_it_does_not(caplog: pytest.LogCaptu
         lookup.tell({0: node}, num=1)
         await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))
         assert sent(node) == [(b"PUB_TRACE", bytes(7) + b"\x07body")]
-        assert "left behind" in caplog.text
+        assert "cannot be replayed" in caplog.text
 
 
 async def test_the_original_gets_the_body_alone() -> None:

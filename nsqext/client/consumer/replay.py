@@ -1,0 +1,72 @@
+"""Replay dead letters to the topics where they were rejected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
+from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.position import Position
+from nsqext.client.producer.producer import Producer
+from nsqext.errors import InvalidInput
+from nsqext.lookup.shared import Lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ("replay_dead_letters",)
+
+
+async def replay_dead_letters(
+    topic: str, *, lookupd: str | Sequence[str] | Lookup, channel: str = "replay", idle: float = 5.0
+) -> int:
+    """Publish the messages of a dead letter topic to the topics where they were rejected.
+
+    Body, headers, tag, trace id and key are published; the headers that describe the dead letter are removed. All
+    channels of the topic receive the message, not only the one where it was rejected. A dead letter is finished after
+    it was stored; a replay that was interrupted continues where it ended, and may publish a message twice.
+
+    Args:
+        topic: the dead letter topic; on the redesigned NSQ, and with extend support.
+        lookupd: lookup addresses, or a shared lookup.
+        channel: the channel that remembers what was replayed; a new one begins with the oldest message.
+        idle: seconds without a dead letter after which the replay ends.
+
+    Returns:
+        How many were replayed.
+
+    Raises:
+        InvalidInput: a message has no dead letter headers; it is not finished.
+        NsqError: a message was not published, or the topic cannot be consumed.
+    """
+    lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
+    options = ConsumerOptions(start=Position.earliest())
+    count = 0
+    async with (
+        Producer(lookup) as producer,
+        Consumer(topic, channel, lookupd=lookup, max_in_flight=1, options=options) as consumer,
+    ):
+        while True:
+            with anyio.move_on_after(idle) as scope:
+                message = await anext(consumer)
+            if scope.cancelled_caught:
+                return count
+            headers = {name: str(value) for name, value in message.headers.items()}
+            origin = headers.get(DEAD_LETTER_PREFIX + "topic")
+            if origin is None:
+                raise InvalidInput(
+                    f"{message!r} is no dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
+                )
+            await producer.publish(
+                origin,
+                message.body,
+                headers={name: text for name, text in headers.items() if not name.startswith(DEAD_LETTER_PREFIX)},
+                tag=message.tag,
+                trace_id=message.trace_id or None,
+                key=message.key,
+            )
+            await message.finish()
+            count += 1

@@ -1,0 +1,58 @@
+"""A dead letter says where it was rejected, and is replayed to there."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from nsqext import Consumer, FailureOptions, Message, Producer, Reject, replay_dead_letters
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidInput
+from tests.support.consumers import publish, quick
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> None:
+    with Cluster(nodes=1) as cluster, anyio.fail_after(60):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", extend=True, channels=["look", "replay"])
+        options = quick(failure=FailureOptions(max_attempts=1, dead_letter="dead"))
+        seen: list[tuple[str | None, dict[str, str], str | None, int]] = []
+        consumer = Consumer("orders", "billing", lookupd=cluster.lookupd, options=options)
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            seen.append((message.key, dict(message.headers), message.tag, message.trace_id))
+            if len(seen) == 1:
+                raise Reject("no money")
+            consumer.stop()
+
+        async with anyio.create_task_group() as tasks, Producer(cluster.lookupd) as producer:
+            tasks.start_soon(lambda: consumer.run(signals=False))
+            await producer.publish("orders", b"42", key="ann", headers={"a": "b"}, tag="red", trace_id=7)
+            async with Consumer("dead", "look", lookupd=cluster.lookupd, options=quick()) as letters:
+                letter = await anext(letters)
+                await letter.finish()
+            assert await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5) == 1
+        assert seen == [("ann", {"a": "b"}, "red", 7)] * 2
+    headers = dict(letter.headers)
+    assert headers.pop("a") == "b"
+    assert float(headers.pop("dead-letter-time")) > 1e9
+    assert int(headers.pop("dead-letter-id")[:16], 16) > 0
+    assert headers == {
+        "dead-letter-error": "Reject: no money",
+        "dead-letter-topic": "orders",
+        "dead-letter-channel": "billing",
+        "dead-letter-partition": "0",
+        "dead-letter-attempts": "1",
+    }
+    assert (letter.key, letter.tag, letter.trace_id) == ("ann", "red", 7)
+
+
+async def test_another_message_is_not_replayed() -> None:
+    with Cluster(nodes=1) as cluster, anyio.fail_after(30):
+        cluster.create_topic("dead", extend=True, channels=["replay"])
+        publish(cluster, "dead", b"x")
+        with pytest.raises(InvalidInput, match="is no dead letter"):
+            await replay_dead_letters("dead", lookupd=cluster.lookupd)

@@ -6,9 +6,11 @@ import gc
 import runpy
 import ssl
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import pytest
@@ -18,7 +20,7 @@ import nsqext
 from nsqext import ConnectionOptions, ConsumerOptions, LookupOptions, Position, ProducerOptions, sync
 from nsqext.client.from_url import consumer_settings, load_consumer, load_producer, producer_settings
 from nsqext.errors import InvalidSetting
-from nsqext.settings import redacted
+from nsqext.settings import Setting, redacted
 
 EMPTY: Mapping[str, str] = {}
 
@@ -233,3 +235,85 @@ def test_the_table_of_the_documentation_is_complete() -> None:
     """To write it anew: python docs/settings_table.py."""
     found = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "settings_table.py"))
     assert found["PAGE"].read_text(encoding="utf-8") == found["page"]()
+
+
+_SAMPLES = {
+    "key_hash": "java_string",
+    "compression": "gzip",
+    "start": "earliest",
+    "dispatch": "key_failover",
+    "connection_tls": "false",
+    "connection_deflate_level": "3",
+    "connection_heartbeat_interval": "7",
+    "lookup_poll_jitter": "0.7",
+    "failure_jitter": "0.7",
+    "sample_rate": "7",
+    "output_buffer_timeout": "0.7",
+    "partitions": "7",
+    "max_retry_wait": "7",
+    "delivery_on_lost": "ignore",
+    "balance": "least_pending",
+    "on_unknown": "raise",
+    "backoff_mode": "off",
+    "backoff_base": "7",
+}
+
+
+_NEEDED = {
+    "start_existing": "start=earliest",
+    "connection_tls_hostname": "connection_tls=true",
+    "failure_dead_letter": "failure_max_attempts=3",
+    "failure_reject_ordered": "failure_max_attempts=3",
+}
+"""Settings without which another one is not valid."""
+
+
+def _sample(setting: Setting) -> str:
+    """Return the text of a valid value that is not the default."""
+    if setting.name in _SAMPLES:
+        return _SAMPLES[setting.name]
+    if setting.kind.startswith("bool"):
+        return str(not setting.default)
+    return "700" if setting.kind.startswith(("int", "float")) else "text"
+
+
+def _value(client: Any, setting: Setting) -> object:
+    """Return the value that a client runs with."""
+    inner = getattr(client, "_producer", None) or getattr(client, "_consumer", None) or client
+    if setting.owner is None:
+        return getattr(inner, setting.name, None) or getattr(inner, f"_{setting.name}")
+    options = getattr(inner.options, setting.group) if setting.group else inner.options
+    return getattr(options, setting.member)
+
+
+_ENTRIES: dict[str, tuple[Callable[..., Any], dict[str, Setting]]] = {
+    "Producer": (nsqext.Producer.from_url, producer_settings()),
+    "sync.Producer": (sync.Producer.from_url, producer_settings()),
+    "Consumer": (partial(nsqext.Consumer.from_url, "orders", "ch"), consumer_settings()),
+    "sync.Consumer": (partial(sync.Consumer.from_url, "orders", "ch"), consumer_settings()),
+}
+
+
+@pytest.mark.parametrize("place", ["keyword", "url", "environment"])
+@pytest.mark.parametrize("entry", _ENTRIES)
+def test_every_setting_reaches_every_client(entry: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, settings = _ENTRIES[entry]
+    reached = 0
+    for setting in settings.values():
+        if setting.read is None:
+            continue
+        text = _sample(setting)
+        value = setting.read(text)
+        assert value != setting.default, setting.name
+        needed = _NEEDED.get(setting.name, "")
+        with monkeypatch.context() as patch:
+            if place == "keyword":
+                client = make(f"nsq://h?{needed}", **{setting.name: value})
+            elif place == "url":
+                client = make(f"nsq://h?{setting.name}={quote(text)}&{needed}")
+            else:
+                patch.setenv(f"NSQEXT_{setting.name.upper()}", text)
+                client = make(f"nsq://h?{needed}")
+        assert _value(client, setting) == value, setting.name
+        reached += 1
+    assert reached == len([setting for setting in settings.values() if setting.read is not None])

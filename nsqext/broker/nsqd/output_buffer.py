@@ -137,6 +137,13 @@ class OutputBuffer:
             data = self._segments.popleft()
             self.urgent = bool(self._segments or self._frames or self._encoded)
             return data
+        if not (self._encoded or self.layers):  # the usual case, without a detour
+            data = b"".join(self._frames)
+            self._frames.clear()
+            self.size = 0
+            self.due = 0.0
+            self.urgent = False
+            return data
         self.encode()
         return self._take_encoded()
 

@@ -254,7 +254,8 @@ class Session:
     def write(self, frame: bytes) -> None:
         """Send a frame now, together with the messages that wait."""
         self.output.write(frame)
-        self.mark()
+        if not self._marked:
+            self.mark()
 
     def hold(self, frame: bytes, *, full: bool) -> None:
         """Send a message, which may wait in the output buffer; see `OutputBuffer.hold`."""

@@ -1,4 +1,4 @@
-"""A random schedule around one channel, and what has to hold whatever happens in whatever order.
+"""A random schedule of one channel, and the invariants that hold for any order of events.
 
 Nothing committed is lost, no more is in flight than RDY allows, what is finished stays finished (after a crash: what
 was finished and written down), ordered channels never overtake, tagged messages go to tagged clients while they are
@@ -38,7 +38,7 @@ __all__ = ("Schedule", "Watched")
 
 
 class Watched(Consumer):
-    """A consumer that checks each message as it comes."""
+    """A consumer that checks each message."""
 
     def __init__(self, machine: Schedule, number: int, **options: Any) -> None:
         super().__init__(number, **options)
@@ -59,7 +59,7 @@ class Watched(Consumer):
 
 
 class Schedule(RuleBasedStateMachine):
-    """Publishers, consumers, time and failures around one channel."""
+    """Publishers, consumers, time and failures of one channel."""
 
     consumer = Bundle("consumer")
     ordered = False
@@ -79,10 +79,10 @@ class Schedule(RuleBasedStateMachine):
         self.written: set[int] = set()  # finished, and the position is on the disk
         self.doubtful: set[int] = set()  # may come again or not: finished before a crash, or passed over
         self.wanted: set[int] = set()  # to come again since the position was moved, if that was written down
-        self.moved = False  # the read position was moved, so what consumers hold may be nobody's any more
+        self.moved = False  # the read position was moved, so messages held by consumers may be discarded already
 
     def open(self, folder: str = "n1") -> Partition:
-        """Open the partition as it is on the disk: with a small memory, in small files."""
+        """Open the partition from disk, with small bounds and small files."""
         options = PartitionOptions(
             extend=self.extended,
             ordered=self.ordered,
@@ -98,10 +98,10 @@ class Schedule(RuleBasedStateMachine):
         return Partition("orders", 0, options)
 
     def prepare(self, partition: Partition) -> None:
-        """Prepare a channel that was just made."""
+        """Prepare a new channel."""
 
     def teardown(self) -> None:
-        """Nothing that was committed may be lost: let a last consumer take and finish everything."""
+        """Check that nothing committed is lost: a last consumer receives and finishes everything."""
         if self.channel.skipped:
             self.channel.unskip()
         self.finish_all()
@@ -111,7 +111,7 @@ class Schedule(RuleBasedStateMachine):
         assert not missing
 
     def finish_all(self) -> None:
-        """Consume everything that is left."""
+        """Consume all remaining messages."""
         for consumer in list(self.consumers.values()):
             self.leave(consumer)
         self.channel.unpause()
@@ -137,14 +137,14 @@ class Schedule(RuleBasedStateMachine):
             assert wanted not in {other.tag for other in self.consumers.values()}, "a tagged client was passed over"
 
     def settle(self) -> None:
-        """Forget what timed out: nobody holds it any more."""
+        """Drop timed out messages from the consumers."""
         self.forget_dropped()
         self.moved = self.moved and self.channel.cursor.rewinds
         for consumer in self.consumers.values():
             consumer.take()
 
     def forget_dropped(self) -> None:
-        """Have consumers hold what the engine gave them and took not back."""
+        """Let consumers hold exactly what is in flight at them."""
         flights = self.channel.cursor.in_flight.table
         for consumer in self.consumers.values():
             mine = {
@@ -170,7 +170,7 @@ class Schedule(RuleBasedStateMachine):
         self.channel.unsubscribe(consumer)
 
     def forget_consumers(self) -> None:
-        """All connections are gone."""
+        """Drop all connections."""
         for consumer in self.consumers.values():
             consumer.held.clear()
         self.consumers.clear()
@@ -182,7 +182,7 @@ class Schedule(RuleBasedStateMachine):
         self.channel.finish(consumer, internal_id)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; messages that time out are no longer held."""
+        """Advance the clock; timed out messages are no longer held."""
         self.bench.now += seconds
         flights = self.channel.cursor.in_flight.table
         for consumer in self.consumers.values():
@@ -198,7 +198,7 @@ class Schedule(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Make the channel before anything is published."""
+        """Create the channel before the first publish."""
         assert self.channel.acked.count == 0
 
     @rule(tags=st.lists(st.sampled_from(["", "", "a", "b"]), min_size=1, max_size=5))
@@ -218,7 +218,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def publish_that_fails(self, count: int) -> None:
-        """Put a batch that the replicas never get."""
+        """Put a batch and roll it back."""
         self.partition.rollback(self.partition.put([NewMessage(b"lost")] * count))
 
     @rule(target=consumer, ready=st.integers(0, 4), tag=st.sampled_from(["", "", "a", "b"]))
@@ -230,13 +230,13 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(consumer=consumes(consumer))
     def disconnect(self, consumer: Watched) -> None:
-        """Lose a consumer."""
+        """Disconnect a consumer."""
         if consumer.id in self.consumers:
             self.leave(consumer)
 
     @rule(consumer=consumer, ready=st.integers(0, 5))
     def change_ready(self, consumer: Watched, ready: int) -> None:
-        """Send RDY; a smaller one takes nothing back."""
+        """Send RDY; messages in flight stay."""
         if consumer.id in self.consumers:
             self.channel.set_ready(consumer, ready)
 
@@ -263,7 +263,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 45.0, 61.0, 1001.0]))
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.advance(seconds)
 
     @rule(paused=st.booleans())
@@ -276,12 +276,12 @@ class Schedule(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Kill the process: what was committed and what was written down is there again."""
+        """Kill the process and open the partition again."""
         self.kill()
         self.partition = self.open()
 
     def kill(self) -> None:
-        """End the process; nobody knows what of the last changes was written down."""
+        """End the process; the last changes may be on disk or not."""
         self.forget_consumers()
         self.partition.close(save=False)
         self.doubtful |= (self.finished ^ self.written) | self.wanted

@@ -1,4 +1,4 @@
-"""A partition on a scripted clock with consumers that write down what they get."""
+"""A partition on a scripted clock, with consumers that record received messages."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class Consumer:
         self.got.append(message)
 
     def closed(self) -> None:
-        """Note the end."""
+        """Record that the channel was closed."""
         self.has_closed = True
 
     def take(self) -> list[RawMessage]:
-        """Return what came since the last call."""
+        """Return the messages received since the last call."""
         got, self.got = self.got, []
         return got
 
     def bodies(self) -> list[str]:
-        """Return the bodies that came since the last call."""
+        """Return the bodies received since the last call."""
         return [message.body.decode() for message in self.take()]
 
     def attempts(self) -> list[tuple[str, int]]:
-        """Return bodies and attempts that came since the last call."""
+        """Return bodies and attempts received since the last call."""
         return [(message.body.decode(), message.attempts) for message in self.take()]
 
 
@@ -66,7 +66,7 @@ def tagged(body: str, tag: str) -> NewMessage:
 
 
 class Bench:
-    """A partition with a clock that stands still until it is told to move."""
+    """A partition whose clock only moves with `wait`."""
 
     def __init__(self, **options: Any) -> None:
         self.now = 1000.0
@@ -83,12 +83,12 @@ class Bench:
         return START + round((self.now - 1000) * 1e9)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass and what is due happen."""
+        """Advance the clock and tick the partition."""
         self.now += seconds
         self.partition.tick()
 
     def publish(self, *messages: str | NewMessage) -> Stored:
-        """Store messages at once and commit them."""
+        """Store and commit messages as one publish."""
         new = [message if isinstance(message, NewMessage) else NewMessage(message.encode()) for message in messages]
         stored = self.partition.put(new)
         self.partition.commit(stored)

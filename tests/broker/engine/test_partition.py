@@ -49,7 +49,7 @@ def test_headers_are_not_kept_on_plain_topics() -> None:
     assert (entry.record.version, entry.record.header, entry.size) == (0, b"", 31)
 
 
-def test_rollback_takes_away_what_was_not_committed() -> None:
+def test_rollback_removes_uncommitted_messages() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)
     bench.publish("m0")
@@ -79,7 +79,7 @@ def test_a_replica_takes_over() -> None:
     assert channel is follower.partition.channels["late"]
 
 
-def test_the_old_leader_forgets_what_the_new_one_does_not_have() -> None:
+def test_an_old_leader_removes_messages_that_the_new_one_lacks() -> None:
     bench = Bench()
     consumer = bench.consume(ready=1)
     bench.publish("m0", "m1", "m2")
@@ -105,7 +105,7 @@ def test_a_replica_of_a_leader_that_has_nothing_older() -> None:
     assert follower.publish("next").message_id == leader.partition.log.end_count + 2
 
 
-def test_suspend_closes_clients_and_resume_begins_at_what_is_finished() -> None:
+def test_resume_starts_at_the_acknowledged_position() -> None:
     bench = Bench()
     consumer = bench.consume(ready=3)
     bench.consume(5, channel="tmp#ephemeral")
@@ -121,7 +121,7 @@ def test_suspend_closes_clients_and_resume_begins_at_what_is_finished() -> None:
     assert again.attempts() == [("m0", 1), ("m2", 1), ("m3", 1)]
 
 
-def test_tick_says_when_it_is_needed_again() -> None:
+def test_tick_returns_the_next_deadline() -> None:
     bench = Bench()
     assert bench.partition.tick() is None
     consumer = bench.consume(ready=5, msg_timeout=30.0)
@@ -143,7 +143,7 @@ def test_tick_says_when_it_is_needed_again() -> None:
     assert consumer.bodies()[-1] == "m1"
 
 
-def test_channels_of_one_partition_do_not_touch_each_other() -> None:
+def test_channels_of_one_partition_are_independent() -> None:
     bench = Bench()
     one, two = bench.consume(channel="one"), bench.consume(2, channel="two")
     bench.publish("m0", "m1")
@@ -172,7 +172,7 @@ def test_stats() -> None:
     assert stats.intervals == [(64, 96, 3)]
 
 
-def test_a_session_that_is_not_subscribed_gets_refusals() -> None:
+def test_a_session_without_subscription_is_refused() -> None:
     bench = Bench()
     consumer = bench.consume()
     bench.publish("m0")

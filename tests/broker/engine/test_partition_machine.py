@@ -1,4 +1,4 @@
-"""Random schedules: whatever happens in whatever order, the promises of the engine hold.
+"""Random schedules: the promises of the engine hold for any order of events.
 
 Nothing committed is lost, no more is in flight than RDY allows, what is finished stays finished (after a crash: what
 was finished and written down), ordered channels never overtake, tagged messages go to tagged clients while they are
@@ -40,7 +40,7 @@ _WRITE = os.write
 
 @contextmanager
 def full_disk(takes: int = 0) -> Iterator[None]:
-    """Have the disk take so many bytes more, and replace no file."""
+    """Let the disk accept so many more bytes, and no new file."""
     left = [takes]
 
     def fill(out: int, data: bytes) -> int:
@@ -61,22 +61,22 @@ def full_disk(takes: int = 0) -> Iterator[None]:
 
 
 class Disk(Schedule):
-    """With a disk that fills up, records that are torn, and a channel that keeps far behind."""
+    """A disk that fills up, torn records, and a slow channel."""
 
     def open(self, folder: str = "n1") -> Partition:
-        """Open it, with the slow channel in any case."""
+        """Open the partition with the slow channel."""
         partition = super().open(folder)
         partition.channel("slow")
         return partition
 
     @rule(size=st.integers(100, 5000))
     def publish_something_big(self, size: int) -> None:
-        """Publish a message that takes files and segments of its own."""
+        """Publish a message that fills a file and a segment."""
         self.commit(self.partition.put([NewMessage(b"m" * size)]))
 
     @rule(count=st.integers(1, 3), takes=st.integers(0, 60))
     def publish_on_a_full_disk(self, count: int, takes: int) -> None:
-        """Publish where the disk has no room, or not enough."""
+        """Publish while the disk has no room, or too little."""
         end = self.partition.log.end_offset
         with full_disk(takes), pytest.raises(Refusal):
             self.partition.put([NewMessage(b"lost" * 10)] * count)
@@ -84,7 +84,7 @@ class Disk(Schedule):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 61.0]))
     def wait_on_a_full_disk(self, seconds: float) -> None:
-        """Let time pass while nothing can be written down."""
+        """Advance the clock while the disk cannot be written."""
         written, wanted = self.written, set(self.wanted)
         with full_disk():
             self.advance(seconds)
@@ -92,7 +92,7 @@ class Disk(Schedule):
 
     @rule(cut=st.integers(1, 60))
     def crash_while_it_writes(self, cut: int) -> None:
-        """Kill the process in the middle of a record that nobody was told is stored."""
+        """Kill the process in the middle of a record that was not acknowledged."""
         stored = self.partition.put([NewMessage(b"torn" * 10)])
         last = self.newest()
         self.kill()
@@ -102,7 +102,7 @@ class Disk(Schedule):
 
     @rule()
     def crash_before_the_answer(self) -> None:
-        """Kill the process when a record is written and nobody was told: it is there."""
+        """Kill the process after a record was written and before it was acknowledged: it is stored."""
         stored = self.partition.put([NewMessage(b"m")])
         self.kill()
         self.partition = self.open()
@@ -111,12 +111,12 @@ class Disk(Schedule):
             self.doubtful.add(stored.message_id)
 
     def newest(self) -> Path:
-        """Return the file that is written to."""
+        """Return the last file."""
         return max((self.folder / "n1" / "orders").glob("*.dat"))
 
     @rule(count=st.integers(1, 40))
-    def let_the_slow_channel_read(self, count: int) -> None:
-        """Have it finish some messages, one after the other."""
+    def consume_slow_channel(self, count: int) -> None:
+        """Finish some messages of the slow channel, one at a time."""
         channel = self.partition.channel("slow")
         consumer = Consumer(998, extend=True)
         channel.subscribe(consumer)
@@ -128,26 +128,26 @@ class Disk(Schedule):
         consumer.take()
 
     @invariant()
-    def nothing_is_let_go_before_the_slowest(self) -> None:
-        """The queue and its files begin where the slowest channel is, or before."""
+    def nothing_is_removed_before_the_slowest_channel(self) -> None:
+        """The queue starts at or before the position of the slowest channel."""
         log, slow = self.partition.log, self.partition.channel("slow")
         assert log.start_offset <= slow.acked.offset
         assert self.partition.log.held < 2 * self.memory_bytes + 60_000
 
     @invariant()
     def the_slow_channel_has_the_rest_before_it(self) -> None:
-        """What it has not finished can be read."""
+        """Its unfinished messages are readable."""
         log, slow = self.partition.log, self.partition.channel("slow")
         for count in range(slow.acked.count + 1, log.end_count + 1):
             assert log.at(count) is not None
 
 
 class Operated(Disk):
-    """With somebody who moves positions, empties, skips, deletes and switches."""
+    """An operator moves positions, empties, skips, deletes and switches."""
 
     @initialize(extended=st.booleans())
     def choose(self, extended: bool) -> None:
-        """Begin with an extend topic or another one."""
+        """Start with an extend topic or a plain one."""
         if not extended:
             self.partition.close(destroy=True)
             self.extended = False
@@ -156,26 +156,26 @@ class Operated(Disk):
 
     @rule()
     def upgrade(self) -> None:
-        """Make the topic an extend topic; there is no way back, also after a crash."""
+        """Make the topic an extend topic; that survives a crash."""
         self.partition.upgrade_extend()
         self.extended = True
 
     @rule()
     def crash_and_read_the_topic_from_the_disk(self) -> None:
-        """Kill the process; whether the topic is extended is told by the disk alone."""
+        """Kill the process; the disk alone tells whether the topic is extended."""
         extended, self.extended = self.extended, False
         self.crash()
         self.extended = extended
 
     def give_up(self, ids: set[int]) -> None:
-        """Messages that nobody is owed any more; one that was in hand may come all the same."""
+        """Expect these messages no longer; the one that was read ahead may still be delivered."""
         self.doubtful |= ids - self.finished
         self.moved = True
 
     @precondition(lambda self: not self.ordered)
     @rule(place=st.floats(0, 1))
     def set_offset(self, place: float) -> None:
-        """Read on elsewhere: what is before counts as finished, nothing behind it does."""
+        """Move the position: everything before it counts as finished, nothing behind it."""
         log = self.partition.log
         count = log.start_count + int(place * (log.end_count - log.start_count))
         entries = [log.at(number) for number in range(count + 1, log.end_count + 1)]
@@ -199,7 +199,7 @@ class Operated(Disk):
 
     @rule(skipped=st.booleans())
     def skip(self, skipped: bool) -> None:
-        """Skip or unskip: what is there is dropped in either case."""
+        """Skip or unskip; both discard all messages."""
         self.give_up(self.committed)
         if skipped:
             self.channel.skip()
@@ -208,7 +208,7 @@ class Operated(Disk):
 
     @rule()
     def delete(self) -> None:
-        """Delete the channel and make it anew: nothing of before comes, also after a crash."""
+        """Delete and create the channel: earlier messages are not delivered, also after a crash."""
         self.forget_consumers()
         self.partition.delete_channel("ch")
         self.prepare(self.partition)
@@ -220,18 +220,18 @@ class Operated(Disk):
 
     @rule()
     def bring_delayed(self) -> None:
-        """Bring back what waits in the delayed queue."""
+        """Requeue the messages of the delayed queue."""
         self.channel.requeue_delayed(2000)
 
     @rule()
     def read_again(self) -> None:
-        """Read from the confirmed position."""
+        """Read again from the acknowledged position."""
         self.moved = True
         self.channel.redeliver_unfinished()
 
     @rule(which=st.integers(0, 5))
     def finish_forced(self, which: int) -> None:
-        """Finish a message whoever has it."""
+        """Finish a message at any client."""
         ids = sorted(self.channel.cursor.in_flight.table)
         if ids:
             internal_id = ids[which % len(ids)]
@@ -242,12 +242,12 @@ class Operated(Disk):
 
     @rule(limit=st.integers(1, 3))
     def limit(self, limit: int) -> None:
-        """Let no client have more than so many messages."""
+        """Limit the messages in flight."""
         self.channel.set_client_limit("127.0.0.1", limit)
 
     @rule(name=st.sampled_from(["a#ephemeral", "b#ephemeral"]))
-    def come_and_go(self, name: str) -> None:
-        """Have a channel that is gone with its only consumer, and leaves nothing."""
+    def use_ephemeral_channel(self, name: str) -> None:
+        """Use an ephemeral channel, which leaves nothing."""
         channel, consumer = self.partition.channel(name), Consumer(997, extend=True)
         channel.subscribe(consumer)
         channel.set_ready(consumer, 5)
@@ -257,7 +257,7 @@ class Operated(Disk):
     @precondition(lambda self: not self.ordered)
     @rule(kind=st.sampled_from([ChannelKind("key_failover"), ChannelKind("shared")]))
     def change_type(self, kind: ChannelKind) -> None:
-        """Give the channel another type while nobody is there; what was on its way comes again."""
+        """Change the type of the channel without subscribers; messages in flight are redelivered."""
         for consumer in list(self.consumers.values()):
             self.leave(consumer)
         channel = admit(self.partition, "ch", kind)
@@ -265,7 +265,7 @@ class Operated(Disk):
 
 
 class Leaders(Schedule):
-    """Two copies, of which either may lead; both are told what the coordinator tells them."""
+    """Two replicas, each of which may lead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,27 +274,27 @@ class Leaders(Schedule):
         self.follower.suspend()
 
     def share(self) -> None:
-        """Give the follower what it lacks."""
+        """Copy missing records to the follower."""
         if self.follower.log.start_offset < self.partition.log.start_offset:
             self.follower.log.trim(self.partition.log.start_offset)
         while not copy_records(self.partition, self.follower):
             pass
 
     def commit(self, stored: Stored) -> None:
-        """Acknowledge what the follower has, too."""
+        """Commit messages that the follower has."""
         self.share()
         super().commit(stored)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 61.0]))
     def mirror(self, seconds: float) -> None:
-        """Have the follower hear of the channels, and time pass for both."""
+        """Mirror the channels and advance the clock of both."""
         mirror_channels(self.partition, self.follower)
         self.follower.tick()
         self.advance(seconds)
 
     @rule(lost=st.integers(0, 3))
     def lose_leader(self, lost: int) -> None:
-        """Have the follower take over; what it was not given was not acknowledged, and is taken from the old leader."""
+        """Make the follower the leader; the old leader removes records that were not acknowledged."""
         if lost:
             self.partition.put([NewMessage(b"lost" * 100)] * lost)
         self.partition.suspend()
@@ -321,7 +321,7 @@ class Leaders(Schedule):
 
     @invariant()
     def the_follower_has_everything(self) -> None:
-        """It holds the same records, and not fewer than any channel has before it."""
+        """It has the same records, and all that any channel has not finished."""
         mine, theirs = self.partition.log, self.follower.log
         assert (mine.end_offset, mine.end_count) == (theirs.end_offset, theirs.end_count)
         assert theirs.start_offset <= self.channel.acked.offset
@@ -344,14 +344,14 @@ class Ordered(Schedule):
         return partition
 
     def prepare(self, partition: Partition) -> None:
-        """Get over the reset that the first SUB_ORDERED brings, with its duplicate."""
+        """Consume the duplicate of the first SUB_ORDERED."""
         first = Consumer(999, extend=True)
         partition.channel("ch").subscribe(first, ordered=True)
         partition.channel("ch").set_ready(first, 1)
         partition.channel("ch").unsubscribe(first)
 
     def check(self, consumer: Watched, message: RawMessage) -> None:
-        """Only the first message that is not finished may come."""
+        """Only the first unfinished message may be delivered."""
         super().check(consumer, message)
         left = sorted(self.committed - self.finished - self.doubtful)
         assert message.internal_id in self.doubtful or message.internal_id == left[0], "overtaken"
@@ -359,7 +359,7 @@ class Ordered(Schedule):
 
 
 class OperatedOrdered(Ordered, Operated):
-    """The same with an operator."""
+    """Ordered, with an operator."""
 
 
 class Original(Schedule):
@@ -377,16 +377,16 @@ class Original(Schedule):
 
 
 class OperatedOriginal(Original, Disk):
-    """The original server with a disk that fills up, records that are torn, and an operator."""
+    """The original server with a disk that fills up, torn records, and an operator."""
 
     def finish_all(self) -> None:
-        """Pass on what the topic holds, and consume it."""
+        """Pass the messages of the topic to the channels, and consume them."""
         self.partition.unpause()
         super().finish_all()
 
     @rule(paused=st.booleans())
     def pause_topic(self, paused: bool) -> None:
-        """Have the topic hold what is published, also over a crash, or pass it on."""
+        """Pause or unpause the topic; that survives a crash."""
         if paused:
             self.partition.pause()
         else:
@@ -394,7 +394,7 @@ class OperatedOriginal(Original, Disk):
 
     @rule()
     def empty_topic(self) -> None:
-        """Drop what the topic holds; the channels keep what they have."""
+        """Discard the messages of the topic; the channels keep theirs."""
         log = self.partition.log
         entries = [log.at(count) for count in range(self.partition.readable + 1, log.end_count + 1)]
         self.doubtful |= {entry.record.internal_id for entry in entries if entry is not None}
@@ -402,7 +402,7 @@ class OperatedOriginal(Original, Disk):
 
     @rule()
     def empty(self) -> None:
-        """Empty the channel, of what is at clients, too; what the topic holds is still to come."""
+        """Empty the channel, messages in flight included; the messages of the topic are still delivered."""
         log = self.partition.log
         entries = [log.at(count) for count in range(log.start_count + 1, self.partition.readable + 1)]
         self.doubtful |= {entry.record.internal_id for entry in entries if entry is not None} - self.finished

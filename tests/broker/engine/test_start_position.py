@@ -24,7 +24,7 @@ from tests.support.engine_partition import START, Bench
         ("msgcount:9223372036854775808", 'strconv.ParseInt: parsing "9223372036854775808": value out of range'),
     ],
 )
-def test_what_cannot_be_read(text: str, refusal: str) -> None:
+def test_invalid_texts(text: str, refusal: str) -> None:
     with pytest.raises(Refusal) as caught:
         StartPosition.parse(text)
     assert caught.value.text == refusal
@@ -61,7 +61,7 @@ def log() -> Log:
         ("msgcount:+2", 1),
     ],
 )
-def test_where_they_lead(log: Log, text: str, count: int) -> None:
+def test_positions(log: Log, text: str, count: int) -> None:
     assert StartPosition.parse(text).find(log) == (count * 31, count)
 
 
@@ -75,13 +75,13 @@ def test_where_they_lead(log: Log, text: str, count: int) -> None:
         ("timestamp:9999999999", "Invalid timestamp 9999999999"),
     ],
 )
-def test_what_leads_nowhere(log: Log, text: str, refusal: str) -> None:
+def test_positions_without_a_record(log: Log, text: str, refusal: str) -> None:
     with pytest.raises(Refusal) as caught:
         StartPosition.parse(text).find(log)
     assert caught.value.text == refusal
 
 
-def test_an_empty_queue_has_only_an_end() -> None:
+def test_an_empty_queue_only_has_an_end() -> None:
     assert AT_END.find(Log()) == (0, 0)
     for text in ("virtual_queue:0", "msgcount:1", "timestamp:1700000000"):
         with pytest.raises(Refusal, match=r"^commit log end of file$"):

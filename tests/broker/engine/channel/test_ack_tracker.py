@@ -1,4 +1,4 @@
-"""How far a channel has finished."""
+"""The acknowledged position of a channel."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_out_of_order_is_kept_until_the_gap_closes() -> None:
     assert (confirmed.offset, confirmed.count, confirmed.intervals) == (40, 4, [(50, 60, 6)])
 
 
-def test_what_is_before_the_position_is_ignored() -> None:
+def test_records_before_the_position_are_ignored() -> None:
     confirmed = AckTracker(100, 10)
     assert not confirmed.add(50, 10, 6)
     assert (confirmed.offset, confirmed.intervals) == (100, [])
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
-def test_any_order_ends_at_the_end(order: list[int], restart: int) -> None:
+def test_any_order_of_finishes_reaches_the_end(order: list[int], restart: int) -> None:
     confirmed = AckTracker(0, 0)
     done: set[int] = set()
     for step, number in enumerate(order):
@@ -52,7 +52,7 @@ def test_any_order_ends_at_the_end(order: list[int], restart: int) -> None:
     assert confirmed.intervals == []
 
 
-def test_cut_forgets_what_is_gone() -> None:
+def test_cut_drops_removed_records() -> None:
     confirmed = AckTracker(0, 0)
     for offset, count in ((20, 3), (30, 4), (60, 7)):
         confirmed.add(offset, 10, count)

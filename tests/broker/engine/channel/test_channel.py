@@ -1,4 +1,4 @@
-"""Answers to messages and switches of a channel, as the recorded answers of the real server show them."""
+"""Responses to messages and switches of a channel, as captured from the real server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_rdy_is_a_window() -> None:
     assert consumer.bodies() == ["m3"]
 
 
-def test_a_message_has_every_field() -> None:
+def test_a_message_has_all_fields() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)
     stored = bench.publish("one", "second")
@@ -33,7 +33,7 @@ def test_a_message_has_every_field() -> None:
     assert (stored.message_id, stored.offset, stored.size) == (2, 0, 69)
 
 
-def test_a_new_channel_begins_at_the_end() -> None:
+def test_a_new_channel_starts_at_the_end() -> None:
     bench = Bench()
     bench.publish("before")
     consumer = bench.consume()
@@ -42,7 +42,7 @@ def test_a_new_channel_begins_at_the_end() -> None:
     assert consumer.bodies() == ["after"]
 
 
-def test_requeue_comes_behind_the_message_in_hand() -> None:
+def test_requeue_follows_the_message_read_ahead() -> None:
     bench = Bench()
     consumer = bench.consume()
     bench.publish("m0", "m1", "m2")
@@ -74,7 +74,7 @@ def test_refusals_of_messages_that_are_not_in_flight() -> None:
         channel.requeue(consumer, 99, 0)
 
 
-def test_refusals_of_messages_of_others() -> None:
+def test_refusals_of_messages_of_other_clients() -> None:
     bench = Bench()
     owner, other = bench.consume(7), bench.consume(8)
     bench.publish("m0")
@@ -91,7 +91,7 @@ def test_refusals_of_messages_of_others() -> None:
     channel.finish(owner, 2)
 
 
-def test_a_deferred_message_belongs_to_nobody() -> None:
+def test_a_deferred_message_has_no_owner() -> None:
     bench = Bench()
     consumer = bench.consume(10)
     bench.publish("m0")
@@ -107,7 +107,7 @@ def test_a_deferred_message_belongs_to_nobody() -> None:
     assert channel.stats().depth == 0
 
 
-def test_setoffset_forgets_what_is_on_its_way_but_not_the_message_in_hand() -> None:
+def test_setoffset_discards_messages_in_flight_except_the_one_read_ahead() -> None:
     bench = Bench()
     consumer = bench.consume(ready=2)
     bench.publish("m0", "m1", "m2", "m3")
@@ -124,7 +124,7 @@ def test_setoffset_forgets_what_is_on_its_way_but_not_the_message_in_hand() -> N
     assert consumer.bodies() == ["m2"]
 
 
-def test_empty_leaves_the_message_in_hand() -> None:
+def test_empty_keeps_the_message_read_ahead() -> None:
     bench = Bench()
     bench.channel()
     bench.publish("m0", "m1", "m2")
@@ -147,7 +147,7 @@ def test_message_timeout() -> None:
     assert bench.channel().stats().timeout_count == 1
 
 
-def test_a_touch_may_bring_the_timeout_nearer() -> None:
+def test_touch_may_shorten_the_timeout() -> None:
     bench = Bench()
     consumer = bench.consume(msg_timeout=60.0, touch_timeout=1.0)
     bench.publish("m0")
@@ -157,7 +157,7 @@ def test_a_touch_may_bring_the_timeout_nearer() -> None:
     assert consumer.attempts() == [("m0", 1), ("m0", 2)]
 
 
-def test_what_a_client_had_goes_to_others_with_its_attempts() -> None:
+def test_messages_of_a_lost_client_are_redelivered_with_their_attempts() -> None:
     bench = Bench()
     first = bench.consume(ready=2)
     bench.publish("m0", "m1", "m2")
@@ -169,7 +169,7 @@ def test_what_a_client_had_goes_to_others_with_its_attempts() -> None:
     assert sorted(requeued) == [("m0", 1), ("m1", 1)]
 
 
-def test_what_was_finished_before_is_not_delivered_from_the_hand() -> None:
+def test_a_finished_message_read_ahead_is_not_delivered() -> None:
     bench = Bench()
     consumer = bench.consume(ready=2)
     bench.publish("m0", "m1")

@@ -18,7 +18,7 @@ def original(**options: Any) -> Bench:
     return Bench(generation="nsq", limits=ServerLimits.original(), **options)
 
 
-def test_the_first_channel_gets_what_the_topic_held() -> None:
+def test_the_first_channel_receives_the_messages_of_the_topic() -> None:
     bench = original()
     bench.publish("m0", "m1")
     assert bench.partition.depth == 2
@@ -30,7 +30,7 @@ def test_the_first_channel_gets_what_the_topic_held() -> None:
     assert bench.partition.depth == 0
 
 
-def test_a_paused_topic_passes_nothing_on() -> None:
+def test_a_paused_topic_passes_no_messages() -> None:
     bench = original()
     consumer = bench.consume(ready=10)
     bench.partition.pause()
@@ -41,7 +41,7 @@ def test_a_paused_topic_passes_nothing_on() -> None:
     assert (consumer.bodies(), late.bodies()) == (["m0"], ["m0"])
 
 
-def test_an_emptied_topic_forgets_what_it_holds() -> None:
+def test_an_emptied_topic_discards_its_messages() -> None:
     bench = original()
     consumer = bench.consume(ready=10)
     bench.partition.pause()
@@ -79,7 +79,7 @@ def test_a_deferred_message_is_not_in_flight() -> None:
     assert consumer.attempts() == [("m0", 1), ("m0", 2)]
 
 
-def test_deferred_publish_overtakes_nobody_and_is_overtaken() -> None:
+def test_a_deferred_publish_is_overtaken_and_overtakes_none() -> None:
     bench = original()
     consumer = bench.consume(ready=10)
     bench.publish(NewMessage(b"late", delay=2), "soon")
@@ -92,7 +92,7 @@ def test_deferred_publish_overtakes_nobody_and_is_overtaken() -> None:
     assert bench.channel().acked.count == 2
 
 
-def test_the_delay_begins_when_a_channel_gets_the_message() -> None:
+def test_the_delay_starts_when_the_channel_receives_the_message() -> None:
     bench = original()
     bench.publish(NewMessage(b"late", delay=2))
     bench.now += 10
@@ -102,7 +102,7 @@ def test_the_delay_begins_when_a_channel_gets_the_message() -> None:
     assert consumer.bodies() == ["late"]
 
 
-def test_a_client_that_leaves_keeps_its_messages_until_they_time_out() -> None:
+def test_messages_of_a_lost_client_stay_in_flight_until_timeout() -> None:
     bench = original()
     gone = bench.consume(ready=1)
     other = bench.consume(2, ready=5)
@@ -115,7 +115,7 @@ def test_a_client_that_leaves_keeps_its_messages_until_they_time_out() -> None:
     assert other.attempts() == [("m0", 2)]
 
 
-def test_empty_drops_everything() -> None:
+def test_empty_discards_everything() -> None:
     bench = original()
     consumer = bench.consume(ready=2)
     bench.publish("m0", "m1", "m2", "m3")
@@ -134,7 +134,7 @@ def test_clients_are_limited() -> None:
         bench.consume(2)
 
 
-def test_an_ephemeral_channel_drops_what_does_not_fit() -> None:
+def test_an_ephemeral_channel_discards_messages_beyond_its_bound() -> None:
     bench = original(mem_queue_size=2)
     consumer = bench.consume(ready=0, channel="tmp#ephemeral")
     bench.publish("m0", "m1", "m2", "m3")
@@ -159,7 +159,7 @@ def test_numbers_after_a_restart(tmp_path: Path) -> None:
     assert (stats.depth, stats.backend_depth, stats.message_count) == (0, 0, 1)
 
 
-def test_a_topic_holds_its_messages_over_a_restart(tmp_path: Path) -> None:
+def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
     bench.partition.pause()
     bench.publish("m0", "m1")
@@ -170,7 +170,7 @@ def test_a_topic_holds_its_messages_over_a_restart(tmp_path: Path) -> None:
     assert consumer.bodies() == ["m0", "m1"]
 
 
-def test_depth_counts_what_waits() -> None:
+def test_depth_counts_waiting_messages() -> None:
     bench = original(mem_queue_size=1)
     channel = bench.channel()
     assert isinstance(channel, ClassicChannel)

@@ -1,4 +1,4 @@
-"""The window of a client, as the real server narrows and opens it."""
+"""The window of a client, as the real server reduces and extends it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_errors_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(("errors", "left"), [(1, 0), (2, 0), (3, 0), (9, 7), (6, 3), (30, 28), (12, 10)])
-def test_successes_take_errors_back(errors: int, left: int) -> None:
+def test_successes_reduce_errors(errors: int, left: int) -> None:
     found = client(10)
     found.errors = errors
     found.record_success()
     assert found.errors == left
 
 
-def test_a_limit_and_a_leave() -> None:
+def test_limit_and_stall() -> None:
     found = client(10)
     assert found.limit == NO_LIMIT
     found.limit = 3

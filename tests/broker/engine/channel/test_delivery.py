@@ -1,4 +1,4 @@
-"""Who gets the next message: tags, windows, sampling, filters, clients that come and go."""
+"""Delivery: tags, windows, sampling, filters, clients that connect and disconnect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsqext.protocol.messages import EXT_JSON, EXT_TAG
 from tests.support.engine_partition import Bench, Consumer, tagged
 
 
-def test_tagged_messages_go_to_the_clients_that_want_them() -> None:
+def test_tagged_messages_go_to_clients_of_that_tag() -> None:
     bench = Bench(extend=True)
     wanting = bench.consume(ready=10, tag="tagA", extend=True)
     other = bench.consume(2, ready=10, extend=True)
@@ -27,7 +27,7 @@ def test_tagged_messages_go_to_the_clients_that_want_them() -> None:
     assert sorted(other.attempts()) == [("A1", 1), ("A2", 1), ("A3", 1)]  # requeued in random order
 
 
-def test_a_message_that_nobody_may_take_holds_up_the_rest() -> None:
+def test_a_message_without_a_client_blocks_later_ones() -> None:
     bench = Bench(extend=True)
     wanting = bench.consume(ready=10, tag="tagA", extend=True)
     bench.publish("untagged", tagged("behind", "tagA"))
@@ -36,7 +36,7 @@ def test_a_message_that_nobody_may_take_holds_up_the_rest() -> None:
     assert (other.bodies(), wanting.bodies()) == (["untagged"], ["behind"])
 
 
-def test_a_busy_tagged_client_holds_up_the_rest() -> None:
+def test_a_busy_tagged_client_blocks_later_messages() -> None:
     bench = Bench(extend=True)
     wanting = bench.consume(ready=1, tag="tagA", extend=True)
     other = bench.consume(2, ready=10, extend=True)
@@ -46,7 +46,7 @@ def test_a_busy_tagged_client_holds_up_the_rest() -> None:
     assert (wanting.bodies(), other.bodies()) == (["A2"], ["N1"])
 
 
-def test_a_client_that_comes_with_the_tag_gets_the_message_in_hand() -> None:
+def test_a_new_client_with_the_tag_receives_the_message_read_ahead() -> None:
     bench = Bench(extend=True)
     other = bench.consume(ready=0, extend=True)
     bench.publish(tagged("B1", "B"))
@@ -56,7 +56,7 @@ def test_a_client_that_comes_with_the_tag_gets_the_message_in_hand() -> None:
     assert other.bodies() == []
 
 
-def test_tags_mean_nothing_on_plain_topics() -> None:
+def test_tags_are_ignored_on_plain_topics() -> None:
     bench = Bench()
     consumer = bench.consume(tag="tagA")
     bench.publish("m0")
@@ -75,7 +75,7 @@ def test_tags_mean_nothing_on_plain_topics() -> None:
         (b"t", EXT_TAG, True),
     ],
 )
-def test_where_a_tag_is_read(header: bytes, version: int, goes_to_tagged: bool) -> None:
+def test_headers_that_contain_a_tag(header: bytes, version: int, goes_to_tagged: bool) -> None:
     bench = Bench(extend=True)
     wanting = bench.consume(ready=1, tag="t", extend=True)
     other = bench.consume(2, ready=1, extend=True)
@@ -91,7 +91,7 @@ def test_clients_take_turns() -> None:
     assert [consumer.bodies() for consumer in consumers] == [["a", "d"], ["b", "e"], ["c", "f"]]
 
 
-def test_sampling_finishes_the_rest() -> None:
+def test_sampling_finishes_other_messages() -> None:
     rolls = cycle([0.10, 0.11, 0.12, 0.99])
 
     class Rolls(Random):
@@ -158,7 +158,7 @@ def test_timeouts_narrow_the_window_to_one() -> None:
     assert bench.channel().clients[1].window == 1
 
 
-def test_pause_holds_everything_back() -> None:
+def test_pause_stops_delivery() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)
     bench.channel().pause()
@@ -168,7 +168,7 @@ def test_pause_holds_everything_back() -> None:
     assert consumer.bodies() == ["while paused"]
 
 
-def test_skip_drops_what_comes_behind_a_message_that_was_read_ahead() -> None:
+def test_skip_discards_messages_behind_one_that_was_read_ahead() -> None:
     bench = Bench()
     channel = bench.channel()
     bench.publish("read ahead", "behind")
@@ -179,7 +179,7 @@ def test_skip_drops_what_comes_behind_a_message_that_was_read_ahead() -> None:
     assert bench.consume(ready=5).bodies() == ["read ahead"]
 
 
-def test_skip_drops_everything() -> None:
+def test_skip_discards_everything() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)
     bench.channel().skip()
@@ -191,7 +191,7 @@ def test_skip_drops_everything() -> None:
     assert consumer.bodies() == ["after"]
 
 
-def test_an_ephemeral_channel_goes_with_its_last_client() -> None:
+def test_an_ephemeral_channel_is_deleted_with_its_last_client() -> None:
     bench = Bench()
     gone: list[str] = []
     bench.partition.on_channel_deleted = gone.append
@@ -238,7 +238,7 @@ def test_an_upgrade_stalls_old_consumers() -> None:
     ]
 
 
-def test_old_consumers_are_served_where_that_is_allowed() -> None:
+def test_old_consumers_are_served_if_allowed() -> None:
     bench = Bench(extend=True, extend_compatible=lambda: True)
     consumer = bench.consume()
     bench.publish("m0")
@@ -261,7 +261,7 @@ def test_a_refused_start_position_leaves_no_client() -> None:
     assert bench.channel().clients == {}
 
 
-def test_a_subscriber_may_answer_while_it_is_given_a_message() -> None:
+def test_a_subscriber_may_finish_inside_deliver() -> None:
     bench = Bench()
 
     class Eager(Consumer):
@@ -277,7 +277,7 @@ def test_a_subscriber_may_answer_while_it_is_given_a_message() -> None:
 
 
 @pytest.mark.parametrize("act", ["finish", "requeue", "ready"])
-def test_a_client_that_waits_anew_lets_others_go_first(act: str) -> None:
+def test_a_client_with_a_new_window_moves_to_the_end(act: str) -> None:
     bench = Bench()
     first = bench.consume(1, ready=5)
     bench.publish("m0")

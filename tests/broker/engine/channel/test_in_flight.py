@@ -1,4 +1,4 @@
-"""The table of messages at clients and of deferred ones."""
+"""Messages at clients and deferred messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def delivery(number: int, deadline: float = 0.0, owner: Client | None = None) ->
     return made
 
 
-def test_what_is_due_comes_out_in_time() -> None:
+def test_due_messages_are_returned_in_order() -> None:
     table = InFlight()
     for number, deadline in ((1, 30.0), (2, 10.0), (3, 20.0)):
         table.add(delivery(number, deadline))
@@ -38,7 +38,7 @@ def test_touched_messages_stay() -> None:
     assert table.next_deadline() == 50.0
 
 
-def test_deferred_messages_belong_to_nobody() -> None:
+def test_deferred_messages_have_no_owner() -> None:
     table = InFlight()
     client = Client(Consumer(), "")
     mine, deferred = delivery(1, 10.0, client), delivery(2, 10.0, client)
@@ -53,7 +53,7 @@ def test_deferred_messages_belong_to_nobody() -> None:
     assert (table.deferred, table.table) == (0, {})
 
 
-def test_a_delay_that_was_cut_short_is_forgotten() -> None:
+def test_a_removed_delay_is_ignored() -> None:
     table = InFlight()
     first = delivery(1)
     table.defer(first, 20.0)

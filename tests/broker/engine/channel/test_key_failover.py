@@ -1,4 +1,4 @@
-"""Channels of type key_failover: one client for each key, order kept when clients come and go."""
+"""Channels of type key_failover: one client per key; order is kept when clients connect and disconnect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def publish(bench: Bench, *names: str) -> None:
 
 
 def finish(bench: Bench, consumer: Consumer, *counters: int) -> list[str]:
-    """Finish messages and return what came."""
+    """Finish messages and return the messages received."""
     bench.finish(consumer, counters)
     return consumer.bodies()
 
@@ -64,7 +64,7 @@ def test_messages_of_one_key_go_to_one_client() -> None:
     assert second.bodies() == ["C1", "D1", "C2"]
 
 
-def test_a_client_without_permits_holds_up_its_own_keys_only() -> None:
+def test_a_client_without_permits_blocks_only_its_own_keys() -> None:
     bench = make_bench()
     first, second = consume(bench, 1, 0), consume(bench, 2, 1)
     publish(bench, "A1", "B1", "C1", "A2", "D1", "C2")
@@ -88,7 +88,7 @@ def test_the_replay_set_is_bounded() -> None:
     assert (first.bodies(), second.bodies()) == (["A1", "A2"], ["C1"])
 
 
-def test_when_ranges_move_a_key_waits_for_what_is_in_flight() -> None:
+def test_a_key_moves_after_its_messages_in_flight() -> None:
     bench = make_bench()
     first = consume(bench, 1, 2)
     publish(bench, "C1", "C2", "C3", "D1")
@@ -101,7 +101,7 @@ def test_when_ranges_move_a_key_waits_for_what_is_in_flight() -> None:
     assert second.bodies() == ["C3"]
 
 
-def test_what_is_requeued_goes_to_the_new_owner_before_the_rest_of_its_key() -> None:
+def test_requeued_messages_go_to_the_new_owner_before_later_ones() -> None:
     bench = make_bench()
     first = consume(bench, 1, 2)
     publish(bench, "C1", "C2", "C3")
@@ -113,7 +113,7 @@ def test_what_is_requeued_goes_to_the_new_owner_before_the_rest_of_its_key() -> 
     assert second.attempts() == [("C1", 2), ("C2", 2), ("C3", 1)]
 
 
-def test_what_timed_out_goes_to_the_new_owner() -> None:
+def test_timed_out_messages_go_to_the_new_owner() -> None:
     bench = make_bench()
     first = consume(bench, 1, 1, msg_timeout=1.0)
     publish(bench, "D1", "D2")
@@ -123,7 +123,7 @@ def test_what_timed_out_goes_to_the_new_owner() -> None:
     assert (first.bodies(), second.attempts()) == ([], [("D1", 2), ("D2", 1)])
 
 
-def test_a_client_that_dies_leaves_its_keys_in_order() -> None:
+def test_keys_of_a_lost_client_keep_their_order() -> None:
     bench = make_bench()
     first, second = consume(bench, 1, 10), consume(bench, 2, 2)
     publish(bench, "C1", "C2", "C3", "D1", "A1")
@@ -132,7 +132,7 @@ def test_a_client_that_dies_leaves_its_keys_in_order() -> None:
     assert first.attempts() == [("C1", 1), ("C2", 1), ("C3", 1), ("D1", 1)]
 
 
-def test_a_delay_holds_up_its_key_and_no_other() -> None:
+def test_a_delay_blocks_only_its_key() -> None:
     bench = make_bench()
     only = consume(bench, 1, 1)
     publish(bench, "A1", "A2", "B1")
@@ -226,7 +226,7 @@ def test_forced_finish_lets_the_next_of_the_key_follow() -> None:
     assert only.bodies() == ["A1", "A2"]
 
 
-def test_keys_that_are_through_are_forgotten() -> None:
+def test_finished_keys_are_removed() -> None:
     bench = make_bench()
     channel = bench.channel()
     assert isinstance(channel, KeyFailoverChannel)
@@ -258,7 +258,7 @@ def test_a_channel_takes_the_type_of_its_first_subscriber() -> None:
         admit(bench.partition, "ch", make_kind("shared"))
 
 
-def test_a_subscriber_that_asks_for_another_type_is_refused() -> None:
+def test_a_subscriber_of_another_type_is_refused() -> None:
     bench = Bench(extend=True)
     consume(bench, 1)
     with pytest.raises(Refusal, match="is dispatched by shared, not key_failover"):
@@ -272,7 +272,7 @@ def test_a_subscriber_that_asks_for_another_type_is_refused() -> None:
         make_kind("exclusive")
 
 
-def test_who_creates_the_channel_may_choose_anew_while_nobody_is_there() -> None:
+def test_create_may_change_the_type_of_a_channel_without_subscribers() -> None:
     bench = Bench(extend=True)
     bench.partition.channel("ch", KEYED)
     assert admit(bench.partition, "ch", make_kind("shared", fixed=True)).kind.type == "shared"
@@ -312,7 +312,7 @@ def test_a_client_without_extend_support_loses_its_keys_when_the_topic_is_extend
     assert new.bodies() == ["A1"]
 
 
-def test_a_suspended_channel_forgets_what_is_on_its_way() -> None:
+def test_a_suspended_channel_discards_messages_in_flight() -> None:
     bench = make_bench()
     only = consume(bench, 1, 1)
     publish(bench, "A1", "A2")

@@ -1,4 +1,4 @@
-"""Any schedule of a key_failover channel: consumers join, leave, die with messages in flight, run out of permits."""
+"""Random schedules of a key_failover channel: consumers join, leave, and are lost with messages in flight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONSUMERS: Bundle[Watched] = Bundle("consumers")
 
 
 class Watched(Consumer):
-    """A consumer that reports what it gets, and finishes at once when it is told to be eager."""
+    """A consumer that reports received messages; an eager one finishes them at once."""
 
     def __init__(self, machine: Schedule, number: int, **options: Any) -> None:
         super().__init__(number, extend=True, msg_timeout=10.0, **options)
@@ -64,7 +64,7 @@ class Schedule(RuleBasedStateMachine):
     # what is watched
 
     def delivered(self, consumer: Watched, key: str, internal_id: int) -> None:
-        """Check what a delivery may not break."""
+        """Check the invariants of a delivery."""
         assert internal_id not in self.finished, "finished and delivered again"
         for other in self.members.values():
             assert other is consumer or key not in other.held.values(), "two consumers hold a key"
@@ -105,7 +105,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(consumer=consumes(CONSUMERS))
     def die(self, consumer: Watched) -> None:
-        """With whatever it has in flight."""
+        """Disconnect with messages in flight."""
         if self.members.pop(consumer.id, None) is not None:
             self.channel.unsubscribe(consumer)
 
@@ -128,7 +128,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
     def wait(self, seconds: float) -> None:
-        """Let delays end, and let what was not answered time out."""
+        """Advance the clock: delays end, messages time out."""
         due = self.bench.now + seconds
         flights = self.channel.cursor.in_flight.table
         for consumer in self.members.values():
@@ -139,7 +139,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def finish_forced(self, data: st.DataObject) -> None:
-        """Finish a message whoever has it, also while it waits for its delay."""
+        """Finish a message at any client, or a deferred one."""
         ids = sorted(self.channel.cursor.in_flight.table)
         if ids:
             internal_id = data.draw(st.sampled_from(ids))
@@ -150,12 +150,12 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(limit=st.integers(0, 3))
     def limit(self, limit: int) -> None:
-        """Let no consumer have more than so many messages, until each of them is connected anew."""
+        """Limit the messages in flight of every connected consumer."""
         self.channel.set_client_limit("127.0.0.1", limit)
 
     @rule()
-    def lead_elsewhere(self) -> None:
-        """Lose the partition to another node and get it back: connections are gone, what was in flight comes again."""
+    def move_leader_and_back(self) -> None:
+        """Move the leader away and back: connections are lost, messages in flight are redelivered."""
         self.bench.partition.suspend()
         assert all(consumer.has_closed for consumer in self.members.values())
         for consumer in self.members.values():
@@ -175,7 +175,7 @@ class Schedule(RuleBasedStateMachine):
             assert first == self.published[key][: len(first)]
 
     @invariant()
-    def nothing_runs_over(self) -> None:
+    def windows_are_respected(self) -> None:
         stats = self.channel.stats()
         # what comes back is taken in whatever the bound, which holds for reading on
         assert stats.replay_count <= REPLAY + sum(map(len, self.published.values())) - len(self.finished)
@@ -186,8 +186,8 @@ class Schedule(RuleBasedStateMachine):
             assert [low for low, _ in found[1:]] == [high for _, high in found[:-1]]
 
     @invariant()
-    def who_has_permits_is_served(self) -> None:
-        """No message lies in the replay set whose key is free and whose consumer can take it."""
+    def clients_with_permits_are_served(self) -> None:
+        """No message waits in the replay set if its key is free and its consumer can take it."""
         if self.channel.paused:
             return
         for line in self.channel.keys._key_queues.values():
@@ -197,7 +197,7 @@ class Schedule(RuleBasedStateMachine):
                     assert client.in_flight >= client.window
 
     def teardown(self) -> None:
-        """Nothing is lost: an eager consumer gets all that is not finished."""
+        """Nothing is lost: an eager consumer receives all unfinished messages."""
         self.channel.unpause()
         for consumer in list(self.members.values()):
             del self.members[consumer.id]

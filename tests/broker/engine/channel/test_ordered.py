@@ -44,7 +44,7 @@ def backlogged() -> Bench:
     return bench
 
 
-def test_the_first_sub_ordered_may_bring_the_head_twice() -> None:
+def test_the_first_sub_ordered_may_deliver_the_first_message_twice() -> None:
     bench = backlogged()
     consumer = bench.consume(ready=2, ordered=True)
     assert consumer.attempts() == [("m0", 1), ("m0", 1)]
@@ -52,7 +52,7 @@ def test_the_first_sub_ordered_may_bring_the_head_twice() -> None:
     assert consumer.attempts() == [("m1", 1)]
 
 
-def test_the_first_sub_ordered_with_rdy_1_brings_everything_once() -> None:
+def test_the_first_sub_ordered_with_rdy_1_delivers_everything_once() -> None:
     bench = backlogged()
     consumer = bench.consume(ready=1, ordered=True)
     assert consumer.attempts() == [("m0", 1)]
@@ -64,7 +64,7 @@ def test_the_first_sub_ordered_with_rdy_1_brings_everything_once() -> None:
     assert consumer.attempts() == [("m2", 1)]
 
 
-def test_the_first_message_with_rdy_1_can_be_given_back() -> None:
+def test_the_first_message_with_rdy_1_can_be_requeued() -> None:
     bench = backlogged()
     consumer = bench.consume(ready=1, ordered=True)
     bench.channel().requeue(consumer, 2, 0)
@@ -73,7 +73,7 @@ def test_the_first_message_with_rdy_1_can_be_given_back() -> None:
     assert consumer.attempts() == [("m1", 1)]
 
 
-def test_the_first_message_with_rdy_1_outlives_its_client() -> None:
+def test_the_first_message_with_rdy_1_survives_its_client() -> None:
     bench = backlogged()
     first = bench.consume(1, ready=1, ordered=True)
     second = bench.consume(2, ready=1, ordered=True)
@@ -82,7 +82,7 @@ def test_the_first_message_with_rdy_1_outlives_its_client() -> None:
     assert second.attempts() == [("m0", 1)]
 
 
-def test_what_is_at_others_comes_again_when_a_channel_becomes_ordered() -> None:
+def test_messages_at_other_clients_are_redelivered_when_a_channel_becomes_ordered() -> None:
     bench = Bench()
     first = bench.consume(1, ready=1)
     bench.publish("m0", "m1", "m2")
@@ -92,7 +92,7 @@ def test_what_is_at_others_comes_again_when_a_channel_becomes_ordered() -> None:
     assert bodies.count("m2") == 0
 
 
-def test_requeue_brings_the_same_message_again() -> None:
+def test_requeue_redelivers_the_same_message() -> None:
     bench = primed()
     bench.publish("m0", "m1")
     consumer = bench.consume(ready=10, ordered=True)
@@ -112,7 +112,7 @@ def test_a_delay_is_ignored_until_the_timeout() -> None:
     assert consumer.attempts() == [("m0", 2)]
 
 
-def test_another_client_goes_on_with_the_same_message() -> None:
+def test_another_client_receives_the_same_message() -> None:
     bench = primed()
     bench.publish("m0", "m1")
     first = bench.consume(1, ready=1, ordered=True)

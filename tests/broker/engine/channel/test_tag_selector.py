@@ -1,4 +1,4 @@
-"""Lines of clients, one for each tag."""
+"""Queues of clients, one for each tag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def client(number: int, tag: str = "", ready: int = 1) -> Client:
     return Client(consumer, tag)
 
 
-def test_the_one_that_waits_longest_comes_first() -> None:
+def test_the_client_that_waits_longest_is_first() -> None:
     groups, first, second = TagSelector(), client(1), client(2)
     groups.add(first)
     groups.add(second)
@@ -21,7 +21,7 @@ def test_the_one_that_waits_longest_comes_first() -> None:
     assert [groups.pick(""), groups.pick(""), groups.pick("")] == [first, second, None]
 
 
-def test_who_can_take_nothing_is_passed_over() -> None:
+def test_clients_without_room_are_skipped() -> None:
     groups, busy, free = TagSelector(), client(1), client(2)
     groups.add(busy)
     groups.add(free)
@@ -32,7 +32,7 @@ def test_who_can_take_nothing_is_passed_over() -> None:
     assert groups.pick("") is busy
 
 
-def test_tags_have_their_own_lines_while_somebody_stands_there() -> None:
+def test_tags_have_queues_while_they_have_clients() -> None:
     groups, plain, one, two = TagSelector(), client(1), client(2, "a"), client(3, "a")
     for member in (plain, one, two):
         groups.add(member)
@@ -47,7 +47,7 @@ def test_tags_have_their_own_lines_while_somebody_stands_there() -> None:
     assert groups.pick("a") is plain
 
 
-def test_who_waits_anew_comes_last() -> None:
+def test_a_renewed_client_is_last() -> None:
     groups, first, second = TagSelector(), client(1, ready=2), client(2)
     groups.add(first)
     groups.add(second)
@@ -58,7 +58,7 @@ def test_who_waits_anew_comes_last() -> None:
     assert [groups.pick(""), groups.pick("")] == [first, None]
 
 
-def test_who_left_does_not_wait_anew() -> None:
+def test_a_stalled_client_is_not_queued() -> None:
     groups, member = TagSelector(), client(1, "a")
     groups.add(member)
     groups.remove(member)
@@ -67,7 +67,7 @@ def test_who_left_does_not_wait_anew() -> None:
     assert groups.pick("a") is None
 
 
-def test_who_leaves_stands_in_no_line() -> None:
+def test_a_removed_client_is_not_queued() -> None:
     groups, member = TagSelector(), client(1)
     groups.add(member)
     groups.remove(member)

@@ -25,7 +25,7 @@ def held(path: Path) -> dict[str, list[int]]:
     return {channel: sorted(messages) for channel, messages in DelayedJournal(path).load().items()}
 
 
-def test_changes_are_there_again(tmp_path: Path) -> None:
+def test_changes_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
     one, two = (DelayedQueue(ChannelJournal(journal, name)) for name in ("one", "two"))
@@ -43,7 +43,7 @@ def test_changes_are_there_again(tmp_path: Path) -> None:
     assert again.entry.record == delayed(1).entry.record
 
 
-def test_a_torn_last_line_is_nothing(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
     queue = DelayedQueue(ChannelJournal(journal, "ch"))
@@ -55,9 +55,7 @@ def test_a_torn_last_line_is_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 40])
-def test_a_line_that_the_disk_takes_in_part_leaves_nothing(
-    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
     queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
     queue.put(delayed(1))
@@ -77,7 +75,7 @@ def test_a_line_that_the_disk_takes_in_part_leaves_nothing(
     assert held(path) == {"ch": [1, 3]}
 
 
-def test_a_line_that_the_disk_takes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_written_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "journal", os.write
     monkeypatch.setattr(os, "write", lambda out, data: write(out, data[:7]))
     queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
@@ -86,7 +84,7 @@ def test_a_line_that_the_disk_takes_in_pieces_is_whole(tmp_path: Path, monkeypat
     assert held(path) == {"ch": [1, 2]}
 
 
-def test_nothing_follows_on_a_line_that_cannot_be_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_follows_one_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write, left = tmp_path / "journal", os.write, [9]
 
     def fill(out: int, data: bytes) -> int:
@@ -108,7 +106,7 @@ def test_nothing_follows_on_a_line_that_cannot_be_cut_off(tmp_path: Path, monkey
     assert held(path) == {}
 
 
-def test_a_closed_journal_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_closed_journal_is_not_created_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
     queue = DelayedQueue(ChannelJournal(journal, "ch"))
@@ -120,7 +118,7 @@ def test_a_closed_journal_is_not_made_anew(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_gone_is_not_written_anew(tmp_path: Path) -> None:
+def test_compaction_drops_removed_messages(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = DelayedJournal(path)
     queue = DelayedQueue(ChannelJournal(journal, "ch"))

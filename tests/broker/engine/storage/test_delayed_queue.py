@@ -13,7 +13,7 @@ from nsqext.protocol.record import Record
 from tests.support.engine_partition import START, Bench
 
 
-def test_a_long_delay_moves_the_message_away() -> None:
+def test_a_long_delay_moves_the_message_to_the_delayed_queue() -> None:
     bench = Bench()
     consumer = bench.consume(ready=2)
     bench.publish("m0", "m1", "m2")
@@ -54,7 +54,7 @@ def test_requeuedelayed_and_emptydelayed() -> None:
     bench.finish(consumer, [2])
 
 
-def test_a_message_from_the_delayed_queue_that_is_in_hand_comes_once_when_the_position_moves() -> None:
+def test_a_delayed_message_read_ahead_is_delivered_once_when_the_position_moves() -> None:
     bench = Bench()
     consumer = bench.consume(ready=1)
     bench.publish("m0")
@@ -72,7 +72,7 @@ def test_a_message_from_the_delayed_queue_that_is_in_hand_comes_once_when_the_po
     assert consumer.attempts() == []
 
 
-def test_a_message_that_came_back_waits_in_memory() -> None:
+def test_a_message_of_the_delayed_queue_is_deferred_in_memory() -> None:
     bench = Bench()
     consumer = bench.consume(ready=5)
     bench.publish("m0")
@@ -85,7 +85,7 @@ def test_a_message_that_came_back_waits_in_memory() -> None:
     assert consumer.attempts() == [("m0", 1), ("m0", 2), ("m0", 3)]
 
 
-def test_a_client_that_leaves_gives_a_delayed_message_back() -> None:
+def test_delayed_messages_of_a_lost_client_are_requeued() -> None:
     bench = Bench()
     consumer = bench.consume()
     bench.publish("m0")
@@ -188,7 +188,7 @@ def delayed(number: int, due: int) -> Delayed:
     return Delayed(Entry(Record(0, number, 0, b""), number * 30, 30, number), 1, due)
 
 
-def test_the_queue_gives_what_is_due_first() -> None:
+def test_the_queue_returns_due_messages_in_order() -> None:
     queue = DelayedQueue()
     for number, due in ((1, 30), (2, 10), (3, 20), (4, 40)):
         queue.put(delayed(number, due))

@@ -1,4 +1,4 @@
-"""Where files are, and how they are replaced."""
+"""Names of files, and atomic writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nsqext.broker.engine.storage.partition_store import stored_partitions
 from tests.support.engine_partition import Bench
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "state"
     write_atomically(path, b"one", sync=False)
     write_atomically(path, b"two", sync=True)
@@ -20,7 +20,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", [".", "..", "...", "orders", "a.b"])
-def test_every_topic_stays_in_a_folder_of_its_own(tmp_path: Path, topic: str) -> None:
+def test_every_topic_has_its_own_folder(tmp_path: Path, topic: str) -> None:
     node = tmp_path / "n1"
     partition = Bench(data_path=node, topic=topic).partition
     assert [path.name for path in tmp_path.iterdir()] == ["n1"]
@@ -30,5 +30,5 @@ def test_every_topic_stays_in_a_folder_of_its_own(tmp_path: Path, topic: str) ->
     assert list(node.iterdir()) == []
 
 
-def test_folders_that_were_there_before_are_found_again(tmp_path: Path) -> None:
+def test_names_of_existing_folders_do_not_change(tmp_path: Path) -> None:
     assert [topic_folder(tmp_path, topic).name for topic in ("orders", ".a", "a..")] == ["orders", ".a", "a.."]

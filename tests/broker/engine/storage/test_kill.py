@@ -1,4 +1,4 @@
-"""A process that is killed while it stores: everything that it acknowledged is there again."""
+"""A process that is killed while it writes: everything that was acknowledged is restored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for number in range(first, first + 1_000_000):
 
 
 @pytest.mark.parametrize("acknowledged", [1, 500, 2000])
-def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, acknowledged: int) -> None:
+def test_acknowledged_messages_survive_a_kill(tmp_path: Path, acknowledged: int) -> None:
     last = 1
     for _ in range(2):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

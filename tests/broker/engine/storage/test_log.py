@@ -1,4 +1,4 @@
-"""The queue of a partition: places, searching, trimming."""
+"""The queue of a partition: positions, search, trim."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Kept:
         self.entries = []
 
 
-def test_places_of_records() -> None:
+def test_positions_of_records() -> None:
     log = filled([1, 10], [5])
     assert [log.read(offset).offset for offset in (0, 31, 71)] == [0, 31, 71]  # type: ignore[union-attr]
     assert log.read(32).offset == 71  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def test_find_by_time() -> None:
     assert log.find_timestamp(99 * SECOND) == log.end_offset
 
 
-def test_find_by_id_gives_the_first_message_of_the_publish() -> None:
+def test_find_by_id_returns_the_first_message_of_the_publish() -> None:
     log = filled([2, 2, 2, 2], [2], [2])
     found = [log.find_id(internal_id) for internal_id in range(9)]
     ids = [entry.record.internal_id for entry in found if entry is not None]
@@ -88,7 +88,7 @@ def test_find_by_id_gives_the_first_message_of_the_publish() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=6), min_size=1, max_size=30), st.data())
-def test_every_record_is_found_by_every_way(batches: list[list[int]], data: st.DataObject) -> None:
+def test_every_record_is_found_by_every_key(batches: list[list[int]], data: st.DataObject) -> None:
     log = filled(*batches)
     log.trim(data.draw(st.integers(0, log.end_offset)))
     offset = log.start_offset
@@ -105,7 +105,7 @@ def test_every_record_is_found_by_every_way(batches: list[list[int]], data: st.D
 
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=40), st.integers(0, 40))
-def test_truncate_leaves_what_is_before(sizes: list[int], keep: int) -> None:
+def test_truncate_keeps_earlier_records(sizes: list[int], keep: int) -> None:
     log = filled(*[[size] for size in sizes])
     keep = min(keep, len(sizes))
     log.truncate(log.find_count(keep))
@@ -116,7 +116,7 @@ def test_truncate_leaves_what_is_before(sizes: list[int], keep: int) -> None:
     assert last.offset + last.size == log.end_offset
 
 
-def test_trim_drops_whole_segments() -> None:
+def test_trim_removes_whole_segments() -> None:
     log = filled(*[[500]] * 40)
     held = log.held
     log.trim(log.find_count(39))
@@ -125,7 +125,7 @@ def test_trim_drops_whole_segments() -> None:
     assert log.read(0) is log.at(log.start_count + 1)
 
 
-def test_segments_leave_the_memory_and_come_back() -> None:
+def test_segments_leave_memory_and_are_loaded_again() -> None:
     kept = Kept()
     log = Log(kept, segment_bytes=2000)
     for _ in range(40):
@@ -138,7 +138,7 @@ def test_segments_leave_the_memory_and_come_back() -> None:
     assert (log.end_count, len(kept.entries)) == (3, 3)
 
 
-def test_what_is_cut_off_is_counted_once() -> None:
+def test_truncated_memory_is_counted_once() -> None:
     log = Log(Kept(), segment_bytes=2000)
     for _ in range(40):
         log.append(entries_for(log, [500]))
@@ -158,7 +158,7 @@ def test_a_log_alone_keeps_its_memory() -> None:
     assert log.held == held
 
 
-def test_restart_goes_on_elsewhere() -> None:
+def test_restart_continues_at_another_position() -> None:
     log = filled([1, 2, 3])
     log.restart(1000, 20)
     assert (log.start_offset, log.end_offset, log.start_count, log.end_count, log.held) == (1000, 1000, 20, 20, 0)

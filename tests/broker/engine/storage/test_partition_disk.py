@@ -1,4 +1,4 @@
-"""A partition that is kept on disk: what is there after its end, a clean one or not."""
+"""A partition on disk, after a clean end and after a kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def on_disk(path: Path, **options: Any) -> Bench:
     return Bench(data_path=path, **options)
 
 
-def test_messages_and_positions_are_there_again(tmp_path: Path) -> None:
+def test_messages_and_positions_are_restored(tmp_path: Path) -> None:
     bench = on_disk(tmp_path)
     consumer = bench.consume(ready=10)
     bench.publish("m0", "m1", "m2", "m3")
@@ -40,7 +40,7 @@ def test_messages_and_positions_are_there_again(tmp_path: Path) -> None:
     assert (message.internal_id, message.offset) == (6, 32 * 4)
 
 
-def test_everything_that_was_stored_survives_without_a_word(tmp_path: Path) -> None:
+def test_stored_messages_survive_without_close(tmp_path: Path) -> None:
     bench = on_disk(tmp_path)
     bench.channel()
     bench.publish("m0", "m1")
@@ -49,7 +49,7 @@ def test_everything_that_was_stored_survives_without_a_word(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cut", [1, 10, 29, 31])
-def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_record_is_removed_and_reported(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
     bench = on_disk(tmp_path)
     bench.channel()
     bench.publish("m0", "m1")
@@ -103,7 +103,7 @@ def test_the_delayed_queue_survives(tmp_path: Path) -> None:
     assert consumer.attempts() == [("m0", 2), ("m2", 2)]
 
 
-def test_files_behind_the_slowest_channel_go(tmp_path: Path) -> None:
+def test_files_before_the_slowest_channel_are_removed(tmp_path: Path) -> None:
     disk = DiskOptions(max_file_bytes=1000, retention_bytes=0)
     bench = on_disk(tmp_path, disk=disk, cache_bytes=100_000)
     fast, slow = bench.consume(ready=2500), bench.consume(2, ready=2500, channel="slow")
@@ -139,9 +139,7 @@ def test_more_than_the_memory_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "garbled"])
-def test_a_channel_waits_for_what_the_disk_does_not_give(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_channel_waits_for_unreadable_messages(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     bench = on_disk(tmp_path, cache_bytes=20_000, disk=DiskOptions(max_file_bytes=5000))
     bench.channel()
     for number in range(500):
@@ -163,7 +161,7 @@ def test_a_channel_waits_for_what_the_disk_does_not_give(
     assert [*got, *consumer.bodies()] == [*(f"{number:0200}" for number in range(500)), "more"]
 
 
-def test_a_slow_channel_does_not_keep_in_memory_what_a_fast_one_reads(tmp_path: Path) -> None:
+def test_a_slow_channel_does_not_fill_the_memory(tmp_path: Path) -> None:
     bench = on_disk(tmp_path, cache_bytes=200_000)
     bench.channel("slow")
     bench.channel()
@@ -180,9 +178,7 @@ def test_a_slow_channel_does_not_keep_in_memory_what_a_fast_one_reads(tmp_path: 
     assert count == 2000
 
 
-def test_the_journal_of_the_delayed_queue_does_not_grow_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_of_the_delayed_queue_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.broker.engine.storage.delayed_journal._OVERGROWN", 5000)
     bench = on_disk(tmp_path)
     consumer = bench.consume()
@@ -224,7 +220,7 @@ def test_a_full_disk_has_room_again_when_messages_are_finished(tmp_path: Path, m
     assert on_disk(tmp_path, disk=disk).channel().acked.count == 78
 
 
-def test_a_topic_that_nobody_wants_takes_no_more_of_the_disk_than_is_retained(tmp_path: Path) -> None:
+def test_a_topic_without_channels_is_bounded_on_disk(tmp_path: Path) -> None:
     disk = DiskOptions(max_file_bytes=10_000, retention_bytes=0)
     bench = on_disk(tmp_path, cache_bytes=100_000, disk=disk)
     for _ in range(2000):
@@ -255,7 +251,7 @@ def test_a_topic_can_be_removed(tmp_path: Path) -> None:
         bench.publish("m1")
 
 
-def test_a_replica_that_was_cut_off(tmp_path: Path) -> None:
+def test_a_truncated_replica(tmp_path: Path) -> None:
     bench = on_disk(tmp_path, disk=DiskOptions(max_file_bytes=100))
     bench.channel()
     for number in range(10):
@@ -266,14 +262,14 @@ def test_a_replica_that_was_cut_off(tmp_path: Path) -> None:
     assert again.consume(ready=10).bodies() == ["m0", "m1", "m2", "other"]
 
 
-def test_what_is_kept_can_be_listed(tmp_path: Path) -> None:
+def test_stored_partitions_are_listed(tmp_path: Path) -> None:
     on_disk(tmp_path, extend=True).channel()
     on_disk(tmp_path, number=3, ordered=True)
     found = {(state.topic, state.partition, state.extend, state.ordered) for state in stored_partitions(tmp_path)}
     assert found == {("orders", 0, True, False), ("orders", 3, False, True)}
 
 
-def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_damaged_state(tmp_path: Path) -> None:
     on_disk(tmp_path)
     (tmp_path / "orders/orders-0.channels.json").write_text("{")
     with pytest.raises(InvalidSetting, match=r"orders-0\.channels\.json"):

@@ -1,4 +1,4 @@
-"""The files of a queue, and disks that do not work."""
+"""The files of a queue, and failing disks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_format_is_the_real_servers(tmp_path: Path) -> None:
     assert (record.internal_id, record.body, stop) == (2, b"body", 35)
 
 
-def test_files_know_where_they_begin(tmp_path: Path) -> None:
+def test_files_contain_their_begin(tmp_path: Path) -> None:
     bench = Bench(data_path=tmp_path, disk=SMALL)
     for number in range(5):
         bench.publish(f"m{number}")
@@ -108,7 +108,7 @@ def test_an_unknown_begin_is_an_error_that_names_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("takes", [0, 7])
-def test_a_full_disk_refuses_and_goes_on_later(tmp_path: Path, takes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_until_it_has_room(tmp_path: Path, takes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(data_path=tmp_path)
     consumer = bench.consume(ready=10)
     bench.publish("m0")
@@ -121,7 +121,7 @@ def test_a_full_disk_refuses_and_goes_on_later(tmp_path: Path, takes: int, monke
     assert Bench(data_path=tmp_path).partition.log.end_count == 2
 
 
-def test_nothing_follows_on_a_tail_that_cannot_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_record_follows_a_tail_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(data_path=tmp_path)
     bench.publish("m0")
     disk = BrokenDisk(monkeypatch, 7)
@@ -140,7 +140,7 @@ def test_nothing_follows_on_a_tail_that_cannot_be_cut(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("where", ["ftruncate", "open"])
-def test_nothing_follows_on_a_queue_that_cannot_be_cut_off(
+def test_no_record_follows_a_queue_that_cannot_be_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     bench = Bench(data_path=tmp_path)
@@ -159,7 +159,7 @@ def test_nothing_follows_on_a_queue_that_cannot_be_cut_off(
     assert Bench(data_path=tmp_path).partition.log.end_count in (1, 2)
 
 
-def test_a_queue_that_cannot_go_on_elsewhere_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_restart_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(data_path=tmp_path)
     bench.publish("m0")
 
@@ -175,9 +175,7 @@ def test_a_queue_that_cannot_go_on_elsewhere_is_as_it_was(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("removed", [0, 1])
-def test_a_kill_while_the_queue_goes_on_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
-) -> None:
+def test_a_kill_during_a_restart_of_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int) -> None:
     bench = Bench(data_path=tmp_path, disk=SMALL)
     for number in range(4):
         bench.publish(f"m{number}")
@@ -199,7 +197,7 @@ def test_a_kill_while_the_queue_goes_on_elsewhere(
     assert (log.start_count, log.end_count) == (2 * removed, 4)
 
 
-def test_files_that_cannot_be_removed_stay(
+def test_files_that_cannot_be_removed_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(data_path=tmp_path, disk=DiskOptions(max_file_bytes=60, retention_bytes=0), memory_bytes=1)
@@ -216,7 +214,7 @@ def test_files_that_cannot_be_removed_stay(
     assert "cannot be removed: Operation not permitted" in caplog.text
 
 
-def test_a_medium_that_does_not_answer_is_asked_again(
+def test_a_failed_fsync_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(data_path=tmp_path, disk=DiskOptions(fsync="interval"))
@@ -235,13 +233,13 @@ def test_a_medium_that_does_not_answer_is_asked_again(
     assert "Input/output error" in caplog.text
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_error_names_an_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "orders").write_text("no folder")
     with pytest.raises(InvalidSetting, match="orders cannot be used"):
         Bench(data_path=tmp_path)
 
 
-def test_a_delay_that_the_disk_does_not_take_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delay_that_cannot_be_stored_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(data_path=tmp_path)
     consumer = bench.consume()
     bench.publish("m0")
@@ -251,7 +249,7 @@ def test_a_delay_that_the_disk_does_not_take_waits_in_memory(tmp_path: Path, mon
     assert (stats.deferred_count, stats.delayed_queue_count) == (1, 0)
 
 
-def test_a_state_that_cannot_be_written_is_tried_again(
+def test_a_failed_write_of_the_state_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(data_path=tmp_path)

@@ -168,10 +168,8 @@ class Consumer:
         if self._handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
         session = self._session
-        await self.start()
+        await self._start(*([self._stop_on_signals] if takes_signals(signals) else []))
         try:
-            if takes_signals(signals):
-                session.start_soon(stop_on_signals, self.stop, logger)
             await session.ended.wait()
         finally:
             await session.close()
@@ -188,10 +186,16 @@ class Consumer:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
             NsqError: it cannot start, as for `run`.
         """
-        await self._session.open()
+        await self._start()
+        return self
+
+    async def _start(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self._session.open(*background)
         if self._handler is not None:
             self._session.work(self._handler, self._concurrency)
-        return self
+
+    async def _stop_on_signals(self) -> None:
+        await stop_on_signals(self.stop, logger)
 
     async def aclose(self) -> None:
         """Drain and close: running handlers have ``options.close_timeout`` seconds, then their messages are requeued.

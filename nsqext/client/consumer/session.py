@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -19,7 +19,7 @@ from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import InvalidState, NsqError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.handlers.workers import Handler
@@ -87,8 +87,11 @@ class ConsumerSession:
         self._joined = False
         self._given = 0.0
 
-    async def open(self) -> None:
+    async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Subscribe; returns when all partitions are subscribed, or after ``options.start_timeout``.
+
+        Args:
+            background: further tasks, which are cancelled when the consumer has closed.
 
         Raises:
             InvalidState: it was opened before.
@@ -98,7 +101,7 @@ class ConsumerSession:
         try:
             self._metadata.join()
             self._joined = True
-            tasks = [self._subscribe, self.group.run_flush, self.group.run_timer, self._metadata.run]
+            tasks = [*background, self._subscribe, self.group.run_flush, self.group.run_timer, self._metadata.run]
             if self._dead_letters is not None:
                 tasks.append(self._dead_letters.run)
             for task in tasks:
@@ -164,13 +167,10 @@ class ConsumerSession:
         self.dispatcher.queue.wake()
         self.ended.set()
 
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Start a task that is cancelled when the consumer has closed."""
-        self._tasks.start_soon(function, *args)
-
     def stop(self) -> None:
         """End because the user wants it; running handlers continue."""
         self.dispatcher.stop()
+        self.subscriber.started.set()  # nothing waits for subscriptions any more
         self.ended.set()
 
     def work(self, handler: Handler, concurrency: int) -> None:

@@ -139,6 +139,24 @@ async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topi
             signal.raise_signal(signal.SIGTERM)
 
 
+async def test_signals_are_received_before_the_first_message(cluster: Cluster, topic: str) -> None:
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
+    missed: list[object] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    publish(cluster, topic, b"a")
+    before = signal.signal(signal.SIGTERM, lambda *given: missed.append(given))
+    try:
+        with anyio.move_on_after(10):
+            await consumer.run(signals=True)
+        assert not missed
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # --- servers that are not up yet, and wrong ones ---------------------------------------------------------------------
 
 

@@ -118,7 +118,8 @@ class LookupHttp:
             ) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise LookupFailed(f"no answer: {_reason(error)}", node=node) from error
-        except (httpx.HTTPError, OSError) as error:
+        # AttributeError: of anyio on uvloop, when the peer resets a connection that is being made
+        except (httpx.HTTPError, OSError, AttributeError) as error:
             raise LookupUnreachable(f"no answer: {_reason(error)}", node=node, hint="is the node up?") from error
         raise InvalidState("the lookup client was closed before an answer came", node=node)
 

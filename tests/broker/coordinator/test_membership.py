@@ -11,10 +11,11 @@ import pytest
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
+from nsqext.broker.coordinator.replication import mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.engine.partition import NewMessage, Partition
 from nsqext.protocol.server.request_error import Fault
-from tests.support.coordinators import bodies, hosted, publish, running, until
+from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until
 
 if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
@@ -274,3 +275,50 @@ async def test_a_topic_that_is_deleted_lets_waiting_publishes_go() -> None:
             await anyio.wait_all_tasks_blocked()
             admin.delete_topic(coordinator, "t")
         assert outcome == ["E_FAILED_ON_NOT_WRITABLE"]
+
+
+def mirror_all(coordinator: Coordinator) -> None:
+    for replicas in coordinator.replica_sets.values():
+        coordinator.mirror(replicas)
+
+
+@pytest.mark.anyio
+async def test_followers_get_the_channels_of_partitions_that_changed_and_of_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mirrored: list[str] = []
+
+    def count(leader: Partition, follower: Partition) -> None:
+        mirrored.append(leader.topic)
+        mirror_channels(leader, follower)
+
+    monkeypatch.setattr("nsqext.broker.coordinator.replication.mirror_channels", count)
+    coordinator = make_coordinator()
+    for name in ("idle", "t"):
+        admin.create_topic(coordinator, name, TopicSpec(1, 3))
+        hosted(coordinator, coordinator.replica_sets[name, 0].state.leader, name).partition.channel("ch")
+        await publish(coordinator, b"one", name)
+    mirror_all(coordinator)
+    mirrored.clear()
+    mirror_all(coordinator)
+    assert mirrored == []
+
+    leader, *followers = coordinator.replica_sets["t", 0].state.in_sync
+    channel = hosted(coordinator, leader).partition.channels["ch"]
+    consumer = Consumer()
+    channel.subscribe(consumer)
+    channel.set_ready(consumer, 1)
+    coordinator.members[followers[0]].node.faults.freeze()
+    channel.finish(consumer, consumer.got[0].internal_id)
+    mirror_all(coordinator)
+    counts = {name: hosted(coordinator, name).partition.channels["ch"].state().count for name in followers}
+    assert (mirrored, counts) == (["t"], {followers[0]: 0, followers[1]: 1})
+    coordinator.members[followers[0]].node.faults.thaw()
+    mirror_all(coordinator)
+    assert hosted(coordinator, followers[0]).partition.channels["ch"].state().count == 1
+    mirrored.clear()
+    channel.pause()
+    mirror_all(coordinator)
+    assert [hosted(coordinator, name).partition.channels["ch"].paused for name in followers] == [True, True]
+    mirror_all(coordinator)
+    assert mirrored == ["t", "t"]

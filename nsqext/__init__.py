@@ -29,8 +29,8 @@ if _typing.TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
+    from nsqext.lookup.metadata import Lookup
     from nsqext.lookup.options import LookupOptions
-    from nsqext.lookup.shared import Lookup
     from nsqext.protocol.identify import ExtFilter
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address, Receipt, TopicMeta
@@ -93,7 +93,7 @@ _HOMES = {
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
     "nsqext.lookup.options": ("LookupOptions",),
-    "nsqext.lookup.shared": ("Lookup",),
+    "nsqext.lookup.metadata": ("Lookup",),
     "nsqext.protocol.identify": ("ExtFilter",),
     "nsqext.transport.options": ("ConnectionOptions",),
     "nsqext.types": ("Address", "Receipt", "TopicMeta"),

@@ -14,8 +14,8 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.client.tasks import first_error, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
+from nsqext.lookup.metadata import Lookup
 from nsqext.lookup.options import LookupOptions
-from nsqext.lookup.shared import Lookup
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import Handler

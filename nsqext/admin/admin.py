@@ -86,7 +86,7 @@ class Admin:
         """Return every topic by name, sorted.
 
         Raises:
-            LookupFailed: no lookup node gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         names = await self._open().client.topics()
         found: dict[str, TopicInfo] = {}
@@ -108,7 +108,7 @@ class Admin:
         Raises:
             InvalidName: the name is not valid.
             TopicNotFound: lookup does not know the topic.
-            LookupFailed: no lookup node gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         answers = await self._open().client.lookup(topic, "r")
         where = await self._requests.find(topic)
@@ -478,7 +478,7 @@ class Admin:
         """Return every nsqd that lookup knows, sorted by TCP address, each with whether it answers.
 
         Raises:
-            LookupFailed: no lookup node gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         requests = self._open()
         infos = await requests.client.nodes()
@@ -533,7 +533,7 @@ class Admin:
 
         Raises:
             TopicNotFound: lookup does not know the topic.
-            LookupFailed: no lookup node gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
             ConnectionFailed: no node that holds the topic answered.
         """
         where = await self._open().find(topic)
@@ -557,7 +557,7 @@ class Admin:
         A node that does not answer is missing from the sums; see ``unreachable``.
 
         Raises:
-            LookupFailed: no lookup node gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         requests = self._open()
         names = await requests.client.topics()

@@ -54,14 +54,14 @@ class ClusterRequests:
 
         Raises:
             TopicNotFound: lookup does not know the topic.
-            LookupFailed: no lookup node gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         answers = await self._client.lookup(topic, "r")
         if not any(answer.found for answer in answers):
             raise failure([answer.error for answer in answers if answer.error is not None], topic)
         merger = PartitionMapMerger(topic, "r")
         merger.merge(answers)
-        return merger.view
+        return merger.current
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leading lookup node; to all of them on the classic generation, where no node leads.

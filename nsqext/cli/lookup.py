@@ -59,6 +59,6 @@ def run(
             raise failure(errors, name)
         table = PartitionMapMerger(name, access)
         table.merge(answers)
-        _show_view(table.view)
+        _show_view(table.current)
 
     perform(everything if topic is None else lambda: one(topic))

@@ -1,1 +1,1 @@
-"""Which node leads which partition of a topic: asking the lookup service, merging its answers, keeping them fresh."""
+"""Find the leaders of partitions: ask the lookup service, merge its responses, keep them fresh."""

@@ -1,4 +1,4 @@
-"""Making topics and channels through the lookup service, for the command line and for tests."""
+"""Create and delete topics and channels through the lookup service."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_CHANNEL = "default"
 
 
 class LookupAdmin:
-    """Changes topics and channels; needs no more rights than any client of the lookup service has.
+    """Creates and deletes topics and channels; needs no further rights than a client of the lookup service.
 
     Args:
-        client: asks the lookup nodes; it stays its owner's.
+        client: of the lookup nodes; its owner closes it.
     """
 
     def __init__(self, client: LookupClient) -> None:
@@ -41,21 +41,21 @@ class LookupAdmin:
         ordered: bool = False,
         multipart: bool = False,
     ) -> None:
-        """Create a topic; the same topic twice is no error. Nodes may need a while until they take messages for it.
+        """Create a topic; nothing happens if it exists. Nodes may need some time until they accept messages for it.
 
-        The original NSQ knows none of the options and ignores them.
+        The original NSQ ignores all options.
 
         Args:
             topic: its name.
             partitions: number of its partitions.
             replicas: copies of each partition.
-            extend: messages may carry JSON extend headers.
-            ordered: ordered consumption; implies that several partitions may live on one node.
-            multipart: several partitions may live on one node.
+            extend: messages may have JSON extend headers.
+            ordered: ordered consumption; implies ``multipart``.
+            multipart: a node may hold several partitions.
 
         Raises:
-            InvalidInput: the name or a number cannot be right.
-            LookupFailed: refused, or no lookup node answers.
+            InvalidInput: the name or a number is invalid.
+            LookupFailed: refused, or no lookup node responded.
         """
         params: dict[str, str | int] = {
             "topic": check_topic(topic),
@@ -66,46 +66,46 @@ class LookupAdmin:
         await self._change("/topic/create", params | {name: "true" for name, value in flags.items() if value})
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic with everything in it, at the lookup service and, for the original NSQ, at the nodes.
+        """Delete a topic and its messages, at the lookup service and, for the original NSQ, at the nodes.
 
         Raises:
-            InvalidName: no topic can be called so.
-            TopicNotFound: lookup does not know the topic.
-            LookupFailed: refused, or no lookup node answers.
+            InvalidName: the topic's name is invalid.
+            TopicNotFound: the lookup service does not know the topic.
+            LookupFailed: refused, or no lookup node responded.
         """
-        view = await self._find(topic)
+        found = await self._find(topic)
         await self._change("/topic/delete", {"topic": topic, "partition": "**"})
-        for node in view.nodes:
-            await self._post(_http(view, node), "/topic/delete", {"topic": topic})
+        for node in found.nodes:
+            await self._post(_http(found, node), "/topic/delete", {"topic": topic})
 
     async def create_channel(self, topic: str, channel: str) -> None:
-        """Create a channel on every partition; it begins at the end of what is stored.
+        """Create a channel on every partition; it starts at the end of the stored messages.
 
         Raises:
-            InvalidName: no topic or channel can be called so.
-            TopicNotFound: lookup does not know the topic.
-            LookupFailed: refused, or a lookup node or nsqd that is needed does not answer.
+            InvalidName: a name is invalid.
+            TopicNotFound: the lookup service does not know the topic.
+            LookupFailed: refused, or a lookup node or leader did not respond.
         """
         check_channel(channel)
-        view = await self._find(topic)
+        found = await self._find(topic)
         params: dict[str, str | int] = {"topic": topic, "channel": channel}
-        if view.meta.disable_channel_auto_create or not view.leaders:
+        if found.meta.disable_channel_auto_create or not found.leaders:
             await self._change("/channel/create", params)
-        for partition, leader in view.leaders.items():
-            await self._post(_http(view, leader), "/channel/create", {**params, "partition": partition})
-        for node in view.nodes:
-            await self._post(_http(view, node), "/channel/create", params)
+        for partition, leader in found.leaders.items():
+            await self._post(_http(found, leader), "/channel/create", {**params, "partition": partition})
+        for node in found.nodes:
+            await self._post(_http(found, node), "/channel/create", params)
 
     async def _find(self, topic: str) -> PartitionMap:
         answers = await self._client.lookup(topic, "r")
         if not any(answer.found for answer in answers):
             raise failure([answer.error for answer in answers if answer.error is not None], topic)
-        table = PartitionMapMerger(topic, "r")
-        table.merge(answers)
-        return table.view
+        merger = PartitionMapMerger(topic, "r")
+        merger.merge(answers)
+        return merger.current
 
     async def _change(self, path: str, params: dict[str, str | int]) -> None:
-        """Send a change to the lookup node that leads the others; to all of them where none does (the original NSQ)."""
+        """Send a change to the leader of the lookup nodes; to all of them if there is no leader (the original NSQ)."""
         nodes = await self._client.lookup_nodes()
         leaders = [node.address for node in nodes if node.leader]
         if leaders:
@@ -129,10 +129,10 @@ class LookupAdmin:
         await self._client.http.ask(address, path, params, method="POST")
 
 
-def _http(view: PartitionMap, node: Address) -> Address:
-    address = view.http.get(node)
+def _http(found: PartitionMap, node: Address) -> Address:
+    address = found.http.get(node)
     if address is None:
-        raise LookupFailed("lookup does not tell the node's HTTP address", topic=view.topic, node=str(node))
+        raise LookupFailed("the lookup service does not name its HTTP address", topic=found.topic, node=str(node))
     return address
 
 

@@ -1,4 +1,4 @@
-"""Asks the lookup nodes: which of them there are, and what they know, all at the same time."""
+"""Ask the lookup nodes of a cluster at the same time: which lookup nodes exist, and what they know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-from attrs import define
+from attrs import define, evolve
 
 from nsqext.errors import (
     InvalidInput,
@@ -18,10 +18,10 @@ from nsqext.errors import (
     NotLookupd,
     NsqError,
     TopicNotFound,
+    TopicNotReady,
 )
-from nsqext.lookup.addresses import parse_addresses
 from nsqext.lookup.http import LookupHttp
-from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
 from nsqext.lookup.responses import (
     LookupAnswer,
     LookupNode,
@@ -42,7 +42,10 @@ __all__ = ("LookupClient", "failure")
 
 T = TypeVar("T")
 
-_RELIST_SOON = 5.0  # seconds to the next listlookup after one that nobody answered
+_RELIST_SOON = 5.0
+"""Seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it."""
+_MAX_PARSED = 4096
+"""Responses that are kept to recognize unchanged ones."""
 
 
 @define(eq=False)
@@ -52,36 +55,40 @@ class _Health:
 
 
 class LookupClient:
-    """Asks all lookup nodes of a cluster, old and new ones mixed as it may be.
+    """Client of all lookup nodes of a cluster, of either generation or mixed.
 
-    The given addresses are asked for the list of all lookup nodes; one that has no list (the original NSQ) or does not
-    answer stands for itself. A node that fails again and again gets its turn only when the others know nothing.
+    The given addresses return the list of all lookup nodes. An address without a list (the original NSQ), an address
+    that does not respond, and an address with a path prefix (a gateway) is used itself. A node that fails repeatedly is
+    asked only if the others do not know the topic.
 
     Args:
-        addresses: nsqlookupd's HTTP addresses, a list or text with commas.
-        options: time limits and the like.
-        client: an HTTP client to use instead of one of its own; it is not closed.
+        addresses: nsqlookupd's HTTP addresses, a list or a text with commas.
+        options: timeouts and limits.
+        transport: an httpx transport to use, which its owner closes; None for one of its own.
 
     Raises:
-        InvalidSetting: an address that is none, or no address.
+        InvalidSetting: no address, an invalid one, or one that the token of ``options`` must not be sent to.
     """
 
     def __init__(
         self,
         addresses: Sequence[str] | str,
         options: LookupOptions | None = None,
-        client: httpx.AsyncClient | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.addresses: tuple[Address, ...] = parse_addresses(addresses, "lookupd")
+        self.addresses: tuple[Address, ...] = parse_lookup_addresses(addresses)
         if not self.addresses:
-            raise InvalidSetting("lookupd names no address", hint="give nsqlookupd's HTTP address, host:port")
+            raise InvalidSetting("lookupd has no address", hint="give nsqlookupd's HTTP address, host:port")
         self.options: LookupOptions = options or LookupOptions()
-        self.http: LookupHttp = LookupHttp(self.options, client)
+        self.options.check_auth(self.addresses)
+        self.http: LookupHttp = LookupHttp(self.options, transport)
         self._nodes: dict[Address, LookupNode] = {}
         self._relist_at = float("-inf")
         self._listing: anyio.Event | None = None
         self._lists = 0
         self._health: dict[Address, _Health] = {}
+        self._limiter: anyio.Semaphore | None = None
+        self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
 
     async def __aenter__(self) -> LookupClient:
         return self
@@ -94,21 +101,23 @@ class LookupClient:
         await self.http.aclose()
 
     def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:
-        """Return a client that asks other lookup nodes over the same pool of connections, which either one closes.
+        """Return a client of other lookup nodes that shares this one's connections; closing either closes them.
 
         Raises:
-            InvalidSetting: an address that is none, or no address.
+            InvalidSetting: no address, or an invalid one.
         """
         other = LookupClient(addresses, self.options)
         other.http = self.http
         return other
 
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
-        """Ask where a topic is; returns one answer for each lookup node that was asked, failed ones too.
+        """Look up a topic; return one answer for each lookup node that was asked, including failed ones.
+
+        At most ``max_concurrent`` topics are looked up at the same time; waiting counts for no timeout.
 
         Args:
             topic: name of the topic.
-            access: ``w`` for where to publish, ``r`` for where to consume.
+            access: ``w`` to publish, ``r`` to consume.
 
         Raises:
             InvalidInput: the name or ``access`` is not valid.
@@ -117,26 +126,37 @@ class LookupClient:
         check_topic(topic)
         if access not in ("r", "w"):
             raise InvalidInput(f"access={access!r} is neither 'r' nor 'w'", topic=topic)
-        await self.lookup_nodes()
-        answers: list[LookupAnswer] = []
-        for tier in self._tiers():
-            results = await self._ask_all(tier, partial(self._lookup_one, topic, access))
-            for address, result in results.items():
-                self._note_health(address, isinstance(result, LookupFailed))
-                answers.append(LookupAnswer(address, error=result) if isinstance(result, NsqError) else result)
-            if any(answer.found for answer in answers):
-                break
+        self._limiter = self._limiter or anyio.Semaphore(self.options.max_concurrent)
+        async with self._limiter:
+            await self.lookup_nodes()
+            answers: list[LookupAnswer] = []
+            for tier in self._tiers():
+                results = await self._ask_all(tier, partial(self._lookup_one, topic, access))
+                for address, result in results.items():
+                    self._note_health(address, isinstance(result, LookupFailed))
+                    answers.append(LookupAnswer(address, error=result) if isinstance(result, NsqError) else result)
+                if any(answer.found for answer in answers):
+                    break
         if all(isinstance(answer.error, LookupFailed) for answer in answers):
             self._relist_at = float("-inf")
         return tuple(answers)
 
     async def _lookup_one(self, topic: str, access: str, address: Address) -> LookupAnswer:
-        data = await self.http.ask(address, "/lookup", {"topic": topic, "access": access, "metainfo": "true"})
+        status, body = await self.http.fetch(address, "/lookup", {"topic": topic, "access": access, "metainfo": "true"})
         epoch = self._nodes[address].epoch if address in self._nodes else 0
-        return read_lookup(data, address, epoch)
+        key = (topic, access, address)
+        known = self._parsed.get(key)
+        if known is not None and status == 200 and known[0] == body:
+            return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
+        answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes)
+        if status == 200:
+            if len(self._parsed) >= _MAX_PARSED:
+                self._parsed.clear()
+            self._parsed[key] = (body, answer)
+        return answer
 
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
-        """Return all lookup nodes, as listlookup told at last; asks again when that is too long ago.
+        """Return all lookup nodes of the last ``/listlookup``, which is repeated after ``poll_interval``.
 
         Raises:
             InvalidState: the client was closed.
@@ -162,9 +182,12 @@ class LookupClient:
             results |= await self._ask_all(others, self._list_one)
         lists = [result for result in results.values() if not isinstance(result, NsqError)]
         nodes: dict[Address, LookupNode] = {}
-        for node in (node for told in lists for node in told):
+        for node in (node for listed in lists for node in listed):
             known = nodes.get(node.address)
-            if known is None or node.epoch > known.epoch:
+            if known is not None:
+                if node.epoch > known.epoch:
+                    nodes[node.address] = node
+            elif len(nodes) < self.options.max_lookup_nodes:
                 nodes[node.address] = node
         if not lists:
             nodes |= self._nodes
@@ -172,26 +195,37 @@ class LookupClient:
             if not results[address] or isinstance(results[address], NsqError):
                 nodes.setdefault(address, LookupNode(address))
         self._nodes = nodes
+        self._health = {
+            address: health for address, health in self._health.items() if address in nodes or address in self.addresses
+        }
         interval = self.options.poll_interval
         self._relist_at = anyio.current_time() + (interval if lists else min(interval, _RELIST_SOON))
 
     async def _list_one(self, address: Address) -> tuple[LookupNode, ...]:
+        if isinstance(address, LookupUrl) and address.path:
+            return ()  # a gateway: the nodes behind it may not be reachable
         status, body = await self.http.fetch(address, "/listlookup", {})
         if status == 404:
             return ()  # the original NSQ
-        return read_lookup_nodes(unwrap(status, body, address), address)
+        nodes = read_lookup_nodes(unwrap(status, body, address), address, self.options.max_lookup_nodes)
+        if not isinstance(address, LookupUrl):
+            return nodes
+        # the list has no scheme: all lookup nodes of a cluster speak the same
+        return tuple(
+            evolve(node, address=LookupUrl(node.address.host, node.address.port, address.scheme)) for node in nodes
+        )
 
-    # Who is asked when
+    # Order of the lookup nodes
 
     def _tiers(self) -> list[list[Address]]:
-        """Group the lookup nodes: those of the list, given ones beside it, those that failed too often."""
+        """Group the lookup nodes: listed ones, further given addresses, those that failed repeatedly."""
         everyone = dict.fromkeys((*self._nodes, *self.addresses))
-        last = [address for address in everyone if self._comes_last(address)]
-        first = [address for address in self._nodes if address not in last]
-        second = [address for address in self.addresses if address not in self._nodes and address not in last]
-        return [tier for tier in (first, second, last) if tier]
+        failing = {address for address in everyone if self._is_failing(address)}
+        first = [address for address in self._nodes if address not in failing]
+        second = [address for address in self.addresses if address not in self._nodes and address not in failing]
+        return [tier for tier in (first, second, [address for address in everyone if address in failing]) if tier]
 
-    def _comes_last(self, address: Address) -> bool:
+    def _is_failing(self, address: Address) -> bool:
         health = self._health.get(address)
         return (
             health is not None
@@ -210,11 +244,20 @@ class LookupClient:
     async def _ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> dict[Address, T | NsqError]:
-        """Ask all at the same time; once one has answered, the others have only ``straggler_timeout`` left."""
+        """Ask all at the same time; after the first response, the others have ``straggler_timeout`` left."""
         results: dict[Address, T | NsqError] = {
-            address: LookupFailed("it took much longer to answer than another lookup node", node=str(address))
+            address: LookupFailed("it took much longer to respond than another lookup node", node=str(address))
             for address in addresses
         }
+        if len(results) == 1:
+            (address,) = results
+            try:
+                results[address] = await ask(address)
+            except InvalidState:
+                raise
+            except NsqError as error:
+                results[address] = error
+            return results
 
         async def ask_one(address: Address) -> None:
             try:
@@ -233,13 +276,13 @@ class LookupClient:
                 raise result
         return results
 
-    # What there is
+    # Lists of topics and nodes
 
     async def topics(self) -> tuple[str, ...]:
         """Return the names of all topics that any lookup node knows, sorted.
 
         Raises:
-            LookupFailed: none gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         answers = await self._collect("/topics", {}, _read_topics)
         return tuple(sorted({topic for topics in answers for topic in topics}))
@@ -248,7 +291,7 @@ class LookupClient:
         """Return all nsqd nodes that any lookup node knows, sorted by TCP address.
 
         Raises:
-            LookupFailed: none gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         answers = await self._collect("/nodes", {}, _read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
@@ -260,7 +303,7 @@ class LookupClient:
             try:
                 return read(data)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise LookupFailed(f"the answer to {path} cannot be read", node=str(address)) from error
+                raise LookupFailed(f"invalid response to {path}", node=str(address)) from error
 
         await self.lookup_nodes()
         errors: list[NsqError] = []
@@ -282,15 +325,20 @@ def _read_nodes(data: Any) -> tuple[NodeInfo, ...]:
 
 
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
-    """Return one error for those of all lookup nodes: `TopicNotFound` if one that works does not know the topic."""
-    for error in errors:
-        if isinstance(error, TopicNotFound):
-            return TopicNotFound(error.message, topic=topic, node=error.node, hint=error.hint)
-    told = "; ".join(str(error) for error in errors)
-    kind: type[LookupFailed] = LookupFailed
+    """Return one error for those of all lookup nodes.
+
+    `TopicNotReady` or `TopicNotFound` if a lookup node that works says so, `NotLookupd` if no address is a lookup node,
+    `LookupUnreachable` if none responds, otherwise `LookupFailed`.
+    """
+    for kind in (TopicNotReady, TopicNotFound):
+        for error in errors:
+            if isinstance(error, kind):
+                return kind(error.message, topic=topic, node=error.node, hint=error.hint)
+    summary: type[LookupFailed] = LookupFailed
     for one in (NotLookupd, LookupUnreachable):
         if errors and all(isinstance(error, one) for error in errors):
-            kind = one
-    failed = kind(f"no lookup node gave a usable answer: {told}", topic=topic)
+            summary = one
+    reasons = "; ".join(str(error) for error in errors)
+    failed = summary(f"no lookup node returned a usable response: {reasons}", topic=topic)
     failed.__cause__ = errors[0] if errors else None
     return failed

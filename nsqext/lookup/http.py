@@ -1,14 +1,21 @@
-"""One question to one address, bounded in time and size; every way in which it can fail is a `LookupFailed`."""
+"""One HTTP request to a lookup node or nsqd, bounded in time and size; every failure is a `LookupFailed`.
+
+Requests go to httpx's transport directly, which costs half of a request through its client, and does not log a line for
+every request at INFO. The loggers of httpcore are unchanged: they write at DEBUG only.
+"""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode
 
 import anyio
 
+from nsqext._version import __version__
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NotLookupd
+from nsqext.lookup.options import LookupUrl, url_of
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
@@ -19,37 +26,38 @@ if TYPE_CHECKING:
 
 __all__ = ("LookupHttp",)
 
-# the first member asks for bare answers with true status codes; the second keeps sizes what they seem
-_HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
-_CONCURRENT = 32
-"""Questions that one address is asked at the same time; more of them wait."""
+_KEPT_ALIVE = 16
+# the first member requests bare responses with true status codes; the second keeps the announced sizes true
+_HEADERS = {
+    "Accept": "application/vnd.nsq; version=1.0",
+    "Accept-Encoding": "identity",
+    "User-Agent": f"nsqext/{__version__}",
+}
+_LOOKUPD_HINT = "give the address of nsqlookupd's HTTP side (4161 by default)"
 
 
 class LookupHttp:
-    """Asks nsqlookupd and nsqd over HTTP.
+    """HTTP requests to nsqlookupd and nsqd.
 
     Args:
-        options: time and size limits.
-        client: the client to use, which its owner closes; None makes one of its own, without proxies.
+        options: limits, token and certificates.
+        transport: an httpx transport, whose owner closes it; None for one of its own, without proxies.
     """
 
-    def __init__(self, options: LookupOptions, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(self, options: LookupOptions, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._options = options
-        self._headers = dict(_HEADERS)
-        if options.auth_secret is not None:
-            self._headers["Authorization"] = f"Bearer {options.auth_secret}"
-        self._given = client is not None
-        self._client = client
+        self._own = transport is None
+        self._transport = transport
+        self._secure: httpx.AsyncBaseTransport | None = transport
         self._closed = False
-        self._asking: set[anyio.CancelScope] = set()
-        self._slots: dict[Address, anyio.CapacityLimiter] = {}
+        self._pending: set[anyio.CancelScope] = set()
 
     async def ask(self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET") -> Any:
-        """Return the data of an answer.
+        """Return the data of a response.
 
         Raises:
             TopicNotFound: the node does not know the topic.
-            LookupFailed: no answer, or one that cannot be used.
+            LookupFailed: no response, or an unusable one.
             InvalidState: it was closed.
         """
         status, body = await self.fetch(address, path, params, method)
@@ -58,39 +66,22 @@ class LookupHttp:
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return status and body of an answer.
+        """Return status and body of a response.
 
         Args:
-            address: who is asked.
+            address: of the node.
             path: path of the URL.
-            params: its query.
-            method: method of the request.
-            body: what is sent with it.
+            params: query of the URL.
+            method: HTTP method.
+            body: of the request.
 
         Raises:
-            LookupUnreachable: no answer.
-            LookupFailed: an answer that is too long, or one that is not HTTP.
+            LookupUnreachable: no response.
+            LookupFailed: the response is too long or compressed.
+            NotLookupd: the peer does not speak HTTP.
             InvalidState: it was closed.
         """
-        import httpx  # it takes longer to load than all the rest of the package
-
-        client = self._client = self._client or _make_client(httpx, self._options)
-        if self._closed or client.is_closed:
-            raise InvalidState("the lookup client is closed")
-        slots = self._slots.setdefault(address, anyio.CapacityLimiter(_CONCURRENT))
-        async with slots:  # the time limit begins behind it: a queue of this process is no fault of the node
-            return await self._fetch(client, address, path, params, method, body)
-
-    async def _fetch(
-        self,
-        client: httpx.AsyncClient,
-        address: Address,
-        path: str,
-        params: Mapping[str, str | int],
-        method: str,
-        body: bytes,
-    ) -> tuple[int, bytes]:
-        import httpx
+        import httpx  # imported lazily: it takes longer to load than the rest of the package
 
         if self._closed:
             raise InvalidState("the lookup client is closed")
@@ -98,68 +89,85 @@ class LookupHttp:
         node = str(address)
         try:
             with anyio.fail_after(timeout) as scope:
-                self._asking.add(scope)
+                self._pending.add(scope)
                 try:
-                    url = f"http://{address}{path}"
-                    asked = client.stream(method, url, params=dict(params), headers=self._headers, content=body or None)
-                    async with asked as response:
+                    url = f"{url_of(address)}{path}{'?' if params else ''}{urlencode(params)}"
+                    request = httpx.Request(method, url, headers=self._headers(address), content=body or None)
+                    response = await self._transport_for(address).handle_async_request(request)
+                    try:
                         return response.status_code, await self._read(response, node)
+                    finally:
+                        await response.aclose()
                 finally:
-                    self._asking.discard(scope)
+                    self._pending.discard(scope)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise LookupUnreachable(f"no answer within {timeout:g} s", node=node, hint="is the node up?") from error
+            raise LookupUnreachable(f"no response within {timeout:g} s", node=node, hint="is the node up?") from error
         except httpx.RemoteProtocolError as error:
             if "disconnected" in str(error) or "closed" in str(error):  # the node stopped meanwhile
-                raise LookupUnreachable(f"no answer: {error}", node=node, hint="is the node up?") from error
-            raise NotLookupd(
-                f"the server does not speak HTTP: {error}",
-                node=node,
-                hint="give the address of nsqlookupd's HTTP side (4161 by default)",
-            ) from error
+                raise LookupUnreachable(f"no response: {error}", node=node, hint="is the node up?") from error
+            raise NotLookupd(f"the response is not HTTP: {error}", node=node, hint=_LOOKUPD_HINT) from error
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise LookupFailed(f"no answer: {_reason(error)}", node=node) from error
+            raise LookupFailed(f"no response: {_reason(error)}", node=node) from error
         # AttributeError: of anyio on uvloop, when the peer resets a connection that is being made
         except (httpx.HTTPError, OSError, AttributeError) as error:
-            raise LookupUnreachable(f"no answer: {_reason(error)}", node=node, hint="is the node up?") from error
-        raise InvalidState("the lookup client was closed before an answer came", node=node)
+            raise LookupUnreachable(f"no response: {_reason(error)}", node=node, hint="is the node up?") from error
+        raise InvalidState("the lookup client was closed before a response was received", node=node)
+
+    def _headers(self, address: Address) -> dict[str, str]:
+        options = self._options
+        if options.auth_secret is None or not options.may_authenticate(address):
+            return _HEADERS
+        return {**_HEADERS, "Authorization": f"Bearer {options.auth_secret}"}
+
+    def _transport_for(self, address: Address) -> httpx.AsyncBaseTransport:
+        if isinstance(address, LookupUrl) and address.scheme == "https":
+            self._secure = self._secure or _make_transport(self._options.tls_context() or ssl.create_default_context())
+            return self._secure
+        # a context without certificates spares loading those of the system
+        self._transport = self._transport or _make_transport(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return self._transport
 
     async def _read(self, response: httpx.Response, node: str) -> bytes:
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise LookupFailed("the answer is compressed, which was not asked for", node=node)
+            raise LookupFailed("the response is compressed, which was not requested", node=node)
         most = self._options.max_answer_size
         size = int(response.headers.get("Content-Length", 0))
         body = bytearray()
         if size <= most:
-            async for chunk in response.aiter_bytes():
+            async for chunk in cast("httpx.AsyncByteStream", response.stream):
                 size = max(size, len(body) + len(chunk))
                 if size <= most:
-                    # what is too long is read to its end, or to the end of the time: some event loops complain about
-                    # iterators that are left in the middle
+                    # a response that is too long is read to its end, or until the timeout: some event loops warn about
+                    # iterators that are not exhausted
                     body += chunk
         if size > most:
-            raise LookupFailed(f"the answer is longer than {most} bytes", node=node)
+            raise LookupFailed(f"the response is longer than {most} bytes", node=node, hint="raise max_answer_size")
         return bytes(body)
 
     async def aclose(self) -> None:
-        """End all questions, and close the connections if they are its own. Cancellation does not keep them open."""
+        """Cancel pending requests and close the connections, also when it is cancelled."""
         self._closed = True
-        for scope in tuple(self._asking):
+        for scope in tuple(self._pending):
             scope.cancel()
-        if self._client is not None and not self._given:
+        if self._own:
             with anyio.CancelScope(shield=True):
-                await self._client.aclose()
+                for transport in (self._transport, self._secure):
+                    if transport is not None:
+                        await transport.aclose()
 
 
-def _make_client(module: Any, options: LookupOptions) -> httpx.AsyncClient:
-    client: httpx.AsyncClient = module.AsyncClient(
-        timeout=options.request_timeout,
-        trust_env=False,
-        limits=module.Limits(max_connections=None, max_keepalive_connections=20),
-        # lookup speaks plain HTTP: a context without certificates spares loading those of the system
-        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-    )
-    return client
+def _reason(error: BaseException) -> str:
+    """Return the text of an error, or of the first of its causes that has one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if str(cause):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _make_transport(context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE)
+    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)

@@ -1,7 +1,4 @@
-"""Where every topic is: the views that producers and consumers route by, kept fresh by polling and by their errors.
-
-Several of them may use one directory at the same time: what one has found, the others need not ask for.
-"""
+"""The cache of partition maps that producers and consumers route by, refreshed by polling and after errors."""
 
 from __future__ import annotations
 
@@ -11,16 +8,15 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio import current_time, from_thread
+import anyio
+from anyio import from_thread
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
-from nsqext.lookup.addresses import parse_addresses
 from nsqext.lookup.client import LookupClient
-from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.lookup.poller import Poller
-from nsqext.lookup.refresher import Refresher
+from nsqext.lookup.poller import Poller, Refresher
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
@@ -29,25 +25,28 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
-__all__ = ("MetadataCache",)
+__all__ = ("Lookup", "MetadataCache", "metadata_cache")
 
-_MANY = 1024  # topics, from which on those that were never found are forgotten
+_MANY = 1024
+"""Number of topics above which those that were never found are forgotten."""
 
 Callback = Callable[[PartitionMap], None]
 Key = tuple[str, str]
 
 
 class MetadataCache:
-    """Views of topics, from the lookup service or from fixed nodes.
+    """Partition maps of topics, from the lookup service or for fixed nodes.
+
+    Several producers and consumers may use one cache; `acquire` and `release` count them.
 
     Args:
-        lookupd: nsqlookupd's HTTP addresses, a list or text with commas.
-        nsqd: TCP addresses of nodes to use without lookup; then nothing is known of partitions.
-        options: how lookup is asked.
-        client: an HTTP client to use instead of one of its own; it is not closed.
+        lookupd: nsqlookupd's HTTP addresses, a list or a text with commas.
+        nsqd: TCP addresses of nodes to use without lookup; partitions are unknown then.
+        options: how the lookup service is asked.
+        transport: an httpx transport to use, which its owner closes; None for one of its own.
 
     Raises:
-        InvalidSetting: an address that is none; no address; or both kinds.
+        InvalidSetting: an invalid address, no address, or both kinds.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class MetadataCache:
         lookupd: Sequence[str] | str = (),
         nsqd: Sequence[str] | str = (),
         options: LookupOptions | None = None,
-        client: httpx.AsyncClient | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._nsqd = parse_addresses(nsqd, "nsqd")
         if bool(lookupd) == bool(self._nsqd):
@@ -64,9 +63,9 @@ class MetadataCache:
                 hint="give lookupd=... with nsqlookupd's HTTP addresses, or nsqd=... to do without lookup",
             )
         self._options = options or LookupOptions()
-        self._given = client
-        self._client = None if self._nsqd else LookupClient(lookupd, self._options, client)
-        self._views: dict[Key, PartitionMap] = {}
+        self._transport = transport
+        self._client = None if self._nsqd else LookupClient(lookupd, self._options, transport)
+        self._maps: dict[Key, PartitionMap] = {}
         self._refreshers: dict[Key, Refresher] = {}
         self._callbacks: dict[Key, list[Callback]] = {}
         self._poller = Poller(self._polled)
@@ -75,64 +74,74 @@ class MetadataCache:
         self._closed = False
         self._answered_at: float | None = None
         self.failures: int = 0
-        """Rounds of questions in a row in which no lookup address gave a usable answer."""
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        """The lookup addresses; those of the nodes without lookup."""
-        return self._nsqd if self._client is None else self._client.addresses
+        """Consecutive rounds in which no lookup node returned a usable response."""
 
     @property
     def answer_age(self) -> float | None:
-        """Seconds since a lookup address last gave a usable answer; None where none ever did, or there is no lookup."""
+        """Seconds since the last usable response of a lookup node; None without any, or without lookup."""
         return None if self._answered_at is None else max(0.0, time.monotonic() - self._answered_at)
 
     @property
-    def asks(self) -> bool:
-        """Whether there is a lookup service to be asked."""
+    def addresses(self) -> tuple[Address, ...]:
+        """The lookup addresses, or the fixed nodes."""
+        return self._nsqd if self._client is None else self._client.addresses
+
+    @property
+    def has_lookup(self) -> bool:
+        """Whether there is a lookup service, so that a refresh can change anything."""
         return self._client is not None
 
-    def peek(self, topic: str, access: str = "w") -> PartitionMap | None:
-        """Return what is known of a topic at the moment, without asking; None where it was never found."""
-        view = self._views.get((topic, access))
-        if view is None and self._nsqd:
-            view = self._views[topic, access] = PartitionMap(check_topic(topic), access, nodes=self._nsqd, version=1)
-        return view
+    def cached(self, topic: str, access: str = "w") -> PartitionMap | None:
+        """Return the cached map of a topic, without asking; None if the topic was never found."""
+        found = self._maps.get((topic, access))
+        if found is None and self._nsqd:
+            found = PartitionMap(check_topic(topic), access, nodes=self._nsqd, version=1)
+            self._maps[topic, access] = found
+        return found
 
     def freshness(self, topic: str, access: str = "w") -> tuple[float | None, int]:
-        """Return the seconds since a lookup node answered for a topic, and the failed rounds since then.
+        """Return the seconds since a lookup node responded about a topic, and the failed rounds since then.
 
-        None if no lookup node has answered, or no lookup service is used.
+        None if no lookup node has responded, or no lookup service is used.
         """
         refresher = self._refreshers.get((topic, access))
         if refresher is None or refresher.answered_at is None:
             return None, 0 if refresher is None else refresher.failures
-        return current_time() - refresher.answered_at, refresher.failures
+        return anyio.current_time() - refresher.answered_at, refresher.failures
 
-    async def resolve(self, topic: str, access: str = "w") -> PartitionMap:
-        """Return what is known of a topic; asks when that is nothing, or when nobody leads any of its partitions.
+    async def resolve(self, topic: str, access: str = "w", *, max_age: float | None = None) -> PartitionMap:
+        """Return the map of a topic; asks the lookup service if no partition has a known leader.
+
+        Args:
+            topic: name of the topic.
+            access: ``w`` or ``r``.
+            max_age: ask also if the cached map was not confirmed for so many seconds, for a decision that must not be
+                based on an old map; if the lookup service does not respond, the cached map is returned.
 
         Raises:
-            TopicNotFound: lookup works and does not know the topic.
-            LookupFailed: no lookup address gave a usable answer.
-            InvalidName: no topic can be called so.
-            InvalidState: the directory was closed.
+            TopicNotFound: the lookup service does not know the topic.
+            TopicNotReady: the topic cannot be published to yet.
+            LookupFailed: no lookup node returned a usable response.
+            InvalidName: the topic's name is invalid.
+            InvalidState: the cache was closed.
         """
-        view = self.peek(topic, access)
-        if view is not None and (view.leaders or view.nodes):
-            return view
+        found = self.cached(topic, access)
+        usable = found is not None and bool(found.leaders or found.nodes)
+        if found is not None and usable and (max_age is None or self._client is None):
+            return found
         refresher = self._refresher(topic, access)
-        await refresher.refresh()
-        if refresher.view is not None:
-            return refresher.view
-        # everyone who waited gets an exception with a traceback of its own
+        if found is None or not usable or anyio.current_time() - refresher.refreshed_at >= (max_age or 0.0):
+            await refresher.refresh(after_error=max_age is None)
+        if refresher.map is not None:
+            return refresher.map
+        # each waiting task raises a copy, which has a traceback of its own
         raise copy(refresher.error) from refresher.error.__cause__
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nodes that lookup knows, whatever topics they hold; none without lookup.
+        """Return all nodes that the lookup service knows, whatever topics they hold; empty without lookup.
 
         Raises:
-            LookupFailed: no lookup address gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         if self._client is None:
             await checkpoint()
@@ -142,21 +151,21 @@ class MetadataCache:
     async def refresh(
         self, topic: str, access: str = "w", failed: PartitionMap | None = None, partition: int | None = None
     ) -> None:
-        """Ask again because of an error; returns when a round of questions newer than ``failed`` has ended.
+        """Ask the lookup service again after an error; return when a round newer than ``failed`` has ended.
 
-        All who ask at the same time wait for the same round. While rounds change nothing, pauses grow between them. A
-        round that fails leaves everything as it is. Cancellation is safe at any time.
+        Tasks that refresh a topic at the same time share a round. While rounds change nothing, pauses between them
+        grow. A failed round changes nothing. Cancellation is safe.
 
         Args:
             topic: name of the topic.
             access: ``w`` or ``r``.
-            failed: the view that led to the error; when there is a newer one already, nothing is asked.
-            partition: the partition whose leader in ``failed`` refused to be it; where lookup nodes disagree, another
-                leader is believed then.
+            failed: the map that led to the error; if there is a newer one, nothing is asked.
+            partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another one is
+                preferred.
 
         Raises:
-            InvalidName: no topic can be called so.
-            InvalidState: the directory was closed.
+            InvalidName: the topic's name is invalid.
+            InvalidState: the cache was closed.
         """
         if self._client is None:
             await checkpoint()
@@ -164,18 +173,18 @@ class MetadataCache:
         await self._refresher(topic, access).refresh(failed, partition)
 
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
-        """Call back with every new view of a topic, which is polled from now on; returns a function that ends this.
+        """Poll a topic and call back with each new map; return a function that ends this.
 
-        Callbacks run in the task that received the answer and must not block.
+        Callbacks run in the task that received the response and must not block.
 
         Raises:
-            InvalidName: no topic can be called so.
-            InvalidState: the directory was closed.
+            InvalidName: the topic's name is invalid.
+            InvalidState: the cache was closed.
         """
         callbacks = self._callbacks.setdefault((topic, access), [])
         if self._client is not None:
             refresher = self._refresher(topic, access)
-            if refresher.view is None:
+            if refresher.map is None:
                 refresher.poll_at = float("-inf")
                 self._poller.wake()
         callbacks.append(callback)
@@ -188,17 +197,17 @@ class MetadataCache:
         callbacks.remove(callback)
         if not callbacks:
             del self._callbacks[key]
-            # nobody would notice that it has grown old
+            # it is not polled any more, and would become stale
             self._refreshers.pop(key, None)
-            self._views.pop(key, None)
+            self._maps.pop(key, None)
 
     def switch(self, addresses: Sequence[str] | str) -> None:
-        """Ask other lookup nodes from now on; every topic is polled at once, and stays where it was until it is found.
+        """Ask other lookup nodes from now on; each topic keeps its map until they know the topic.
 
         May be called from any thread.
 
         Raises:
-            InvalidSetting: an address that is none, or no address; or there is no lookup to be switched.
+            InvalidSetting: an invalid address, no address, or there is no lookup service to switch.
         """
         if self._users and self._loop is not None and self._loop != _current_loop():
             from_thread.run_sync(self._switch, addresses, token=self._loop)
@@ -213,65 +222,61 @@ class MetadataCache:
             refresher.start_over(partial(self._lookup, client, topic, access))
         self._poller.wake()
 
-    # Life
+    # Opening, polling and closing
 
-    def join(self) -> None:
-        """Count one user more; the first one opens the directory, again if need be.
+    def acquire(self) -> None:
+        """Add a user; the first one opens the cache, also after it was closed.
 
         Raises:
-            InvalidState: it is used in another event loop at the moment.
+            InvalidState: it is used in another event loop.
         """
         loop = current_token()
         if self._users and self._loop != loop:
-            raise InvalidState(
-                "the lookup is in use in another event loop", hint="make one for each event loop, they share nothing"
-            )
+            raise InvalidState("the lookup is in use in another event loop", hint="make one Lookup for each event loop")
         if self._closed and self._client is not None:
-            self._client = LookupClient(tuple(map(str, self._client.addresses)), self._options, self._given)
-            self._views.clear()
+            self._client = LookupClient(tuple(map(str, self._client.addresses)), self._options, self._transport)
+            self._maps.clear()
             self._refreshers.clear()
             self._poller = Poller(self._polled)
         self._closed = False
         self._loop = loop
         self._users += 1
 
-    async def leave(self) -> None:
-        """Count one user less; the last one closes the directory. Cancellation does not keep it open."""
+    async def release(self) -> None:
+        """Remove a user; the last one closes the cache, also when it is cancelled."""
         self._users -= 1
         if not self._users:
             await self.aclose()
 
     async def run(self) -> None:
-        """Poll the topics that are known or watched, until the directory is closed; returns at once without lookup.
+        """Poll the topics that are known or watched until the cache is closed; returns at once without lookup.
 
-        Every user has this running, and one of them does the work.
+        Each user runs this, and one of them polls.
         """
         if self._client is not None:
             await self._poller.run()
 
     def _polled(self) -> list[Refresher]:
-        return [one for key, one in self._refreshers.items() if one.view is not None or key in self._callbacks]
+        return [one for key, one in self._refreshers.items() if one.map is not None or key in self._callbacks]
 
     async def aclose(self) -> None:
-        """Close the connections to lookup nodes; who waits for an answer gets an error. Closing twice does nothing."""
+        """Close the connections to lookup nodes; pending calls raise. Closing twice does nothing."""
         self._closed = True
         self._poller.stop()
         if self._client is not None:
             await self._client.aclose()
 
-    # Inside
-
     def _refresher(self, topic: str, access: str) -> Refresher:
         key = (topic, access)
         if self._closed or self._client is None:
-            raise InvalidState("the directory is closed", topic=topic)
+            raise InvalidState("the metadata cache is closed", topic=topic)
         refresher = self._refreshers.get(key)
         if refresher is None:
             check_topic(topic)
             if len(self._refreshers) >= _MANY:
                 self._forget_unknown()
             refresher = self._refreshers[key] = Refresher(
-                topic, access, partial(self._lookup, self._client, topic, access), self._options, self._view_changed
+                topic, access, partial(self._lookup, self._client, topic, access), self._options, self._map_changed
             )
         return refresher
 
@@ -286,22 +291,90 @@ class MetadataCache:
 
     def _forget_unknown(self) -> None:
         for key, refresher in list(self._refreshers.items()):
-            if refresher.view is None and key not in self._callbacks:
+            if refresher.map is None and key not in self._callbacks:
                 del self._refreshers[key]
 
-    def _view_changed(self, view: PartitionMap) -> None:
-        key = (view.topic, view.access)
+    def _map_changed(self, changed: PartitionMap) -> None:
+        key = (changed.topic, changed.access)
         refresher = self._refreshers.get(key)
-        if refresher is None or refresher.view is not view:
-            return  # forgotten while it was asked for
-        self._views[key] = view
+        if refresher is None or refresher.map is not changed:
+            return  # forgotten during the round
+        self._maps[key] = changed
         self._poller.wake()
         for callback in tuple(self._callbacks.get(key, ())):
-            callback(view)
+            callback(changed)
 
 
 def _current_loop() -> EventLoopToken | None:
     try:
         return current_token()
-    except RuntimeError:  # this thread has none
+    except RuntimeError:  # no event loop in this thread
         return None
+
+
+class Lookup:
+    """The lookup service, shared by several producers and consumers: give it to them instead of lookup addresses.
+
+    Producers and consumers that share a `Lookup` have one list of lookup nodes, one poll for each topic, and one pool
+    of HTTP connections; otherwise each has its own. The first one that opens opens it, the last one that closes closes
+    it, and it may be used again. All of them must be in one event loop at a time; the blocking producers and consumers
+    of a process are.
+
+    Args:
+        lookupd: nsqlookupd's HTTP addresses; a list, or a text with commas.
+        options: how they are asked.
+
+    Raises:
+        InvalidSetting: no address, or an invalid one.
+    """
+
+    def __init__(self, lookupd: str | Sequence[str], *, options: LookupOptions | None = None) -> None:
+        self.options: LookupOptions = options or LookupOptions()
+        self._metadata = MetadataCache(lookupd, options=self.options)
+
+    def __repr__(self) -> str:
+        return f"Lookup({','.join(map(str, self.addresses))!r})"
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The lookup addresses."""
+        return self._metadata.addresses
+
+    @property
+    def metadata(self) -> MetadataCache:
+        """The cache that its users share."""
+        return self._metadata
+
+    def switch(self, lookupd: str | Sequence[str]) -> None:
+        """Ask other lookup nodes from now on, for example those of another cluster.
+
+        All topics are looked up at once. Producers and consumers move to the leaders found there, and stay at the
+        current ones for topics that are unknown there. May be called from any thread.
+
+        Args:
+            lookupd: lookup addresses, as for the constructor.
+
+        Raises:
+            InvalidSetting: no address, or an invalid one; nothing is changed.
+        """
+        self._metadata.switch(lookupd)
+
+
+def metadata_cache(
+    lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str], options: LookupOptions
+) -> MetadataCache:
+    """Return the cache for these settings: that of a `Lookup`, or a new one.
+
+    Raises:
+        InvalidSetting: neither or both kinds of addresses, an invalid address, or options that differ from those of the
+            `Lookup`.
+    """
+    if not isinstance(lookupd, Lookup):
+        return MetadataCache(lookupd, nsqd, options)
+    if nsqd:
+        raise InvalidSetting("both lookupd and nsqd are given", hint="give one of them")
+    if options not in (lookupd.options, LookupOptions()):
+        raise InvalidSetting(
+            "lookup options are given besides a Lookup that has others", hint="give them to the Lookup: options=..."
+        )
+    return lookupd.metadata

@@ -1,32 +1,89 @@
-"""Settings of the lookup service."""
+"""Options of the lookup client, and the addresses of lookup nodes."""
 
 from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from collections.abc import Sequence
 
 from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
+from nsqext.errors.redaction import redact_url
+from nsqext.transport.options import ca_context
+from nsqext.types import Address
 
-__all__ = ("LookupOptions",)
+__all__ = ("LookupOptions", "LookupUrl", "is_loopback", "parse_addresses", "parse_lookup_addresses", "url_of")
+
+LOOKUP_PORT = 4161
+"""Port of nsqlookupd's HTTP API, used for an address without a port."""
+
+_HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"
+_IPV6 = r"[0-9A-Fa-f:.]+(?:%[\w.-]+)?"
+_ADDRESS = re.compile(
+    rf"(?:(?P<scheme>https?)://)?(?:(?P<name>{_HOST})|\[(?P<ip>{_IPV6})\])(?::(?P<port>\d{{1,5}}))?"
+    r"(?P<path>/[\w./~%+-]*)?",
+    re.ASCII,
+)
+
+
+@frozen
+class LookupUrl(Address):
+    """A lookup address with HTTPS or a path prefix; a plain ``host:port`` is an `Address`.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        path: prefix of all paths, without a trailing slash.
+    """
+
+    scheme: str = "https"
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{super().__str__()}{self.path}"
+
+
+def url_of(address: Address) -> str:
+    """Return the URL of a node's HTTP API, without a trailing slash."""
+    return str(address) if isinstance(address, LookupUrl) else f"http://{address}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, without resolving names other than ``localhost``."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @frozen
 class LookupOptions:
-    """How the lookup service is asked; times in seconds.
+    """How the lookup service is asked; times in seconds, sizes in bytes.
 
     Attributes:
-        poll_interval: between two questions about a topic for which all is well.
-        poll_jitter: share by which an interval is longer or shorter, at random, so that clients do not ask all at once.
-        request_timeout: for one question to one lookup node.
-        straggler_timeout: how much longer the slower nodes are waited for once one has told where the topic is.
-        max_pause: longest pause between two questions while lookup goes on to name a leader that is none.
-        max_failures: failed questions in a row after which a node's turn comes last.
+        poll_interval: between two polls of a topic whose partitions all have a leader.
+        max_poll_interval: the interval doubles up to this while a topic that is only published to does not change;
+            errors refresh it earlier. Topics that are consumed are polled every ``poll_interval``.
+        poll_jitter: share by which intervals vary at random, so that clients do not poll at the same time.
+        request_timeout: for one request to one lookup node; waiting for other requests of this client does not count.
+        straggler_timeout: for the remaining lookup nodes, once one has returned the topic.
+        max_pause: longest pause between two refreshes while the lookup service keeps naming a node that is not the
+            leader.
+        max_failures: failures in a row after which a lookup node is asked only if the others do not know the topic.
         retry_failed: after so long such a node is asked like the others again.
-        max_answer_size: bytes of an answer that are accepted.
-        auth_secret: sent with every question as bearer token, for lookup nodes behind something that asks for it; never
-            shown. Lookup speaks plain HTTP, so that everybody on the way can read it.
+        max_answer_size: largest response that is accepted.
+        max_lookup_nodes: lookup nodes that are used, of those that the lookup service lists.
+        max_nodes: nodes of the original NSQ that are used for a topic, of those that the lookup service names.
+        max_concurrent: topics that are looked up at the same time; others wait for their turn.
+        auth_secret: sent as a bearer token with every request; never shown.
+        auth_over_http: send ``auth_secret`` over plain HTTP to hosts other than loopback, where others can read it.
+        ca: for ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's
+            certificates.
     """
 
     poll_interval: float = 60.0
+    max_poll_interval: float = 300.0
     poll_jitter: float = 0.3
     request_timeout: float = 2.0
     straggler_timeout: float = 1.0
@@ -34,10 +91,15 @@ class LookupOptions:
     max_failures: int = 3
     retry_failed: float = 30.0
     max_answer_size: int = 16 * 1024 * 1024
+    max_lookup_nodes: int = 64
+    max_nodes: int = 1024
+    max_concurrent: int = 32
     auth_secret: str | None = field(default=None, repr=False)
+    auth_over_http: bool = False
+    ca: ssl.SSLContext | str | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in ("poll_interval", "request_timeout", "retry_failed"):
+        for name in ("poll_interval", "max_poll_interval", "request_timeout", "retry_failed"):
             if not getattr(self, name) > 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a positive time in seconds")
         for name in ("straggler_timeout", "max_pause"):
@@ -45,8 +107,94 @@ class LookupOptions:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is a negative time")
         if not 0 <= self.poll_jitter < 1:
             raise InvalidSetting(f"poll_jitter={self.poll_jitter!r} is not within 0..1 (1 excluded)")
-        for name in ("max_failures", "max_answer_size"):
+        for name in ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_concurrent"):
             if not getattr(self, name) >= 1:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
         if self.auth_secret is not None and not (self.auth_secret.isascii() and self.auth_secret.isprintable()):
-            raise InvalidSetting("auth_secret has characters that no header takes")
+            raise InvalidSetting("auth_secret has characters that are not allowed in HTTP headers")
+        if not isinstance(self.ca, (ssl.SSLContext, str, type(None))):
+            raise InvalidSetting(
+                f"ca={self.ca!r} is a {type(self.ca).__name__}",
+                hint="give the path of a PEM file of CA certificates, or an ssl.SSLContext",
+            )
+        self.tls_context()
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the context for HTTPS; None for the system's certificates."""
+        return ca_context(self.ca, "ca") if isinstance(self.ca, str) else self.ca
+
+    def check_auth(self, addresses: Sequence[Address]) -> None:
+        """Check that the bearer token is not sent in clear.
+
+        Raises:
+            InvalidSetting: an address is plain HTTP to another host, without ``auth_over_http``.
+        """
+        for address in addresses:
+            if not self.may_authenticate(address):
+                raise InvalidSetting(
+                    f"lookupd: auth_secret would be sent in clear to {address}",
+                    hint="use https://, or set auth_over_http",
+                )
+
+    def may_authenticate(self, address: Address) -> bool:
+        """Return whether ``auth_secret`` may be sent to an address; True without one."""
+        secure = isinstance(address, LookupUrl) and address.scheme == "https"
+        return self.auth_secret is None or self.auth_over_http or secure or is_loopback(address.host)
+
+
+def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
+    """Return lookup addresses, each once and in the order given; see `parse_addresses` for the input.
+
+    An address may begin with ``http://`` or ``https://`` and have a path prefix. The port is 4161 unless given, 443 for
+    HTTPS.
+
+    Raises:
+        InvalidSetting: one of them is not an address.
+    """
+    return tuple(dict.fromkeys(_parse_lookup_address(text) for text in _split(given)))
+
+
+def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, ...]:
+    """Return the addresses of a list, or of a text with commas, each once and in the order given.
+
+    Args:
+        given: ``host:port`` or ``[IPv6]:port``.
+        setting: name of the setting, for errors.
+
+    Raises:
+        InvalidSetting: one of them is not an address.
+    """
+    return tuple(dict.fromkeys(_parse_address(text, setting) for text in _split(given)))
+
+
+def _split(given: Sequence[str] | str) -> Sequence[str]:
+    return [text for text in given.split(",") if text.strip()] if isinstance(given, str) else given
+
+
+def _parse_address(text: str, setting: str) -> Address:
+    match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None or match["scheme"] or match["path"] or not _valid_port(match["port"]):
+        raise _not_an_address(text, setting, "write host:port or [IPv6]:port")
+    return Address(match["name"] or match["ip"], int(match["port"]))
+
+
+def _parse_lookup_address(text: str) -> Address:
+    match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None or not (match["port"] is None or _valid_port(match["port"])):
+        hint = f"write host, host:port, [IPv6]:port or https://host/path; the port is {LOOKUP_PORT} by default"
+        raise _not_an_address(text, "lookupd", hint)
+    scheme, path = match["scheme"] or "http", (match["path"] or "").rstrip("/")
+    port = int(match["port"] or (443 if scheme == "https" else LOOKUP_PORT))
+    host = match["name"] or match["ip"]
+    if scheme == "http" and not path:
+        return Address(host, port)
+    return LookupUrl(host, port, scheme, path)
+
+
+def _valid_port(port: str | None) -> bool:
+    return port is not None and 1 <= int(port) <= 65535
+
+
+def _not_an_address(text: object, setting: str, hint: str) -> InvalidSetting:
+    shown = redact_url(text) if isinstance(text, str) else text
+    return InvalidSetting(f"{setting}: {shown!r} is not an address", hint=hint)

@@ -1,7 +1,7 @@
-"""Where the partitions of one topic are: the answers of several lookup nodes merged into one table, without I/O.
+"""The partitions of a topic and their leaders: answers of several lookup nodes merged into one map, without I/O.
 
-What is merged stays until something better is known: a failed or an empty answer removes nothing, and an answer that
-lacks a partition says only that the partition is not offered at the moment.
+A failed or an empty answer removes nothing from the map. An answer without a partition only means that the lookup node
+does not offer the partition at the moment.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ("PartitionLeader", "PartitionMap", "PartitionMapDiff", "PartitionMapMerger", "diff")
 
+_MAX_SOURCES = 256
+"""Lookup nodes whose last answers are kept."""
+
 
 @frozen
 class PartitionMap:
-    """What is known about a topic at one time. Equal views say the same, whatever their versions.
+    """Partitions, leaders and meta of a topic at one time. Maps that differ in their versions only are equal.
 
     Attributes:
-        topic: its name.
-        access: ``w`` for where to publish, ``r`` for where to consume.
-        meta: its meta; all zero where no lookup node tells (the original NSQ).
+        topic: name of the topic.
+        access: ``w`` to publish, ``r`` to consume.
+        meta: the topic's meta; all zero if no lookup node sends it (the original NSQ).
         leaders: TCP address of the leader by partition, in the order of the partitions.
         nodes: nodes that hold the topic without partitions (the original NSQ).
         http: HTTP address by TCP address.
-        unlisted: partitions that no answer offered in the last round; their leaders here are the last ones known, and
-            may be gone or not writable.
+        unlisted: partitions that no answer offered in the last round; their leaders are the last known ones, and may be
+            down or not writable.
         version: grows with each change.
     """
 
@@ -47,12 +50,12 @@ class PartitionMap:
 
     @property
     def partition_num(self) -> int:
-        """Number of the topic's partitions; 0 where it is not known."""
+        """Number of the topic's partitions; 0 if unknown."""
         return self.meta.partition_num
 
     @property
     def complete(self) -> bool:
-        """Whether every partition has a leader, or any node where there are no partitions."""
+        """Whether every partition has a leader; without partitions, whether there is a node."""
         if self.partition_num:
             return len(self.leaders) >= self.partition_num
         return bool(self.leaders or self.nodes)
@@ -60,15 +63,15 @@ class PartitionMap:
 
 @frozen
 class PartitionMapDiff:
-    """What changed from one view to the next.
+    """Changes from one map to the next.
 
     Attributes:
-        added: partitions that have a leader now and had none.
-        moved: partitions whose leader is another one.
-        gone: partitions that are no more.
-        joined: nodes without partitions that are new.
-        left: nodes without partitions that are gone.
-        meta_changed: the topic's meta is another one.
+        added: partitions that had no leader before.
+        moved: partitions with another leader.
+        gone: removed partitions.
+        joined: added nodes without partitions.
+        left: removed nodes without partitions.
+        meta_changed: whether the topic's meta changed.
     """
 
     added: frozenset[int]
@@ -83,7 +86,7 @@ class PartitionMapDiff:
 
 
 def diff(old: PartitionMap | None, new: PartitionMap) -> PartitionMapDiff:
-    """Return what changed from ``old``, where None is a view of nothing, to ``new``."""
+    """Return the changes from ``old`` to ``new``; None is an empty map."""
     old = old or PartitionMap(new.topic, new.access)
     return PartitionMapDiff(
         added=frozenset(new.leaders.keys() - old.leaders.keys()),
@@ -97,13 +100,13 @@ def diff(old: PartitionMap | None, new: PartitionMap) -> PartitionMapDiff:
 
 @frozen
 class PartitionLeader:
-    """A leader and how good the word for it is.
+    """A leader, as one lookup node names it.
 
     Attributes:
         node: the leader.
-        epoch: epoch of the lookup node that named it.
-        since: the round in which that lookup node began to name it.
-        confirmed: the last round in which it was named.
+        epoch: epoch of the lookup node.
+        since: first of the consecutive rounds in which the lookup node named it.
+        confirmed: last round in which the lookup node named it.
     """
 
     node: NodeInfo
@@ -114,60 +117,70 @@ class PartitionLeader:
 
 @define
 class _Source:
-    """What one lookup node said at last."""
+    """Last answer of one lookup node."""
 
     leaders: dict[int, PartitionLeader] = field(factory=dict)
     nodes: dict[Address, NodeInfo] = field(factory=dict)
+    answered: int = 0
 
 
 class PartitionMapMerger:
-    """The partitions of one topic, kept over many rounds of answers.
+    """Merges the answers of many rounds into the map of one topic.
 
-    Lookup nodes may disagree for a while. For each partition that answer counts which, in this order, names no leader
-    that was found to be none, has the highest epoch, has changed most recently, and is given by most nodes.
+    Lookup nodes may disagree for a while. For each partition the preferred answer is, in this order: not a leader that
+    refused, of the highest epoch, changed most recently, named by most lookup nodes.
 
     Args:
         topic: name of the topic.
         access: ``w`` or ``r``.
-        version: that of its first, empty view.
+        version: of the first, empty map.
     """
 
     def __init__(self, topic: str, access: str = "w", version: int = 0) -> None:
-        self.view: PartitionMap = PartitionMap(topic, access, version=version)
-        """The table as it is now."""
+        self.current: PartitionMap = PartitionMap(topic, access, version=version)
+        """The current map."""
         self._leaders: dict[int, PartitionLeader] = {}
         self._sources: dict[Address, _Source] = {}
         self._suspects: dict[int, set[Address]] = {}
         self._round = 0
 
     def suspect(self, partition: int, leader: Address) -> None:
-        """Note that a node was found not to lead a partition: word of another one is preferred to it."""
+        """Record that a node refused to be the leader of a partition: another one is preferred if one is named."""
         self._suspects.setdefault(partition, set()).add(leader)
 
     def merge(self, answers: Iterable[LookupAnswer]) -> PartitionMapDiff:
-        """Take the answers of one round, in any order; returns what they changed."""
-        found = sorted((answer for answer in answers if answer.found), key=lambda answer: answer.source)
+        """Merge the answers of one round, in any order; return the changes."""
+        found = sorted((answer for answer in answers if answer.found), key=lambda answer: str(answer.source))
         self._round += 1
-        old = self.view
+        old = self.current
         if not found:
             return diff(old, old)
         for answer in found:
-            self._remember_leaders(answer)
-        self._remember_nodes(found)
+            self._update_leaders(answer)
+        self._update_nodes(found)
+        self._forget_sources()
         listed = {partition for answer in found for partition in answer.partitions}
         for partition in listed:
             self._elect(partition, found)
-        told = _merge_meta(found)
-        if told is not None:
-            for partition in [key for key in self._leaders if key >= told.partition_num and key not in listed]:
+        meta = _merge_meta(found)
+        if meta is not None:
+            for partition in [key for key in self._leaders if key >= meta.partition_num and key not in listed]:
                 del self._leaders[partition]
-        new = self._make_view(told or old.meta, frozenset(self._leaders.keys() - listed))
+        new = self._make_map(meta or old.meta, frozenset(self._leaders.keys() - listed))
         if new != old:
-            self.view = new
-        return diff(old, self.view)
+            self.current = new
+        return diff(old, self.current)
 
-    def _remember_leaders(self, answer: LookupAnswer) -> None:
+    def _forget_sources(self) -> None:
+        """Forget the lookup nodes that answered longest ago, so that a changing list stays bounded."""
+        if len(self._sources) > _MAX_SOURCES:
+            oldest = sorted(self._sources, key=lambda address: self._sources[address].answered)
+            for address in oldest[: len(self._sources) - _MAX_SOURCES]:
+                del self._sources[address]
+
+    def _update_leaders(self, answer: LookupAnswer) -> None:
         source = self._sources.setdefault(answer.source, _Source())
+        source.answered = self._round
         for partition, node in answer.partitions.items():
             before = source.leaders.get(partition)
             same = before is not None and before.node.tcp == node.tcp
@@ -176,33 +189,35 @@ class PartitionMapMerger:
             if not same:
                 self._suspects.pop(partition, None)
 
-    def _remember_nodes(self, found: Sequence[LookupAnswer]) -> None:
-        """Keep what each lookup node named; what one stopped naming is not kept on the word of one that is silent."""
+    def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
+        """Keep the nodes of each lookup node; a node that one dropped is not kept because another did not answer."""
         telling = [answer for answer in found if answer.nodes or answer.partitions]
         dropped: set[Address] = set()
         for answer in telling:
             source = self._sources[answer.source]
             before, source.nodes = source.nodes, {node.tcp: node for node in answer.nodes}
             dropped |= before.keys() - source.nodes.keys()
-        spoken = {answer.source for answer in telling}
+        answered = {answer.source for answer in telling}
         for address, source in self._sources.items():
-            if address not in spoken:
+            if dropped and address not in answered:
                 source.nodes = {key: node for key, node in source.nodes.items() if key not in dropped}
 
     def _elect(self, partition: int, found: Sequence[LookupAnswer]) -> None:
-        words = [self._sources[answer.source].leaders[partition] for answer in found if partition in answer.partitions]
-        named = Counter(word.node.tcp for word in words)
+        candidates = [
+            self._sources[answer.source].leaders[partition] for answer in found if partition in answer.partitions
+        ]
+        named = Counter(candidate.node.tcp for candidate in candidates)
         suspects = self._suspects.get(partition, set())
         if suspects >= named.keys():
-            # nothing else is known: believe lookup again
+            # no other leader is named
             self._suspects.pop(partition, None)
             suspects = set()
 
-        def rank(word: PartitionLeader) -> tuple[bool, int, int, int, Address]:
-            address = word.node.tcp
-            return address not in suspects, word.epoch, word.since, named[address], address
+        def rank(candidate: PartitionLeader) -> tuple[bool, int, int, int, Address]:
+            address = candidate.node.tcp
+            return address not in suspects, candidate.epoch, candidate.since, named[address], address
 
-        best = max(words, key=rank)
+        best = max(candidates, key=rank)
         last = self._leaders.get(partition)
         if (
             last is None
@@ -213,7 +228,7 @@ class PartitionMapMerger:
         ):
             self._leaders[partition] = best
 
-    def _make_view(self, meta: TopicMeta, unlisted: frozenset[int]) -> PartitionMap:
+    def _make_map(self, meta: TopicMeta, unlisted: frozenset[int]) -> PartitionMap:
         leaders = {partition: self._leaders[partition].node for partition in sorted(self._leaders)}
         led = {node.tcp for node in leaders.values()}
         nodes = {
@@ -224,22 +239,22 @@ class PartitionMapMerger:
         }
         everyone = (*leaders.values(), *nodes.values())
         return PartitionMap(
-            topic=self.view.topic,
-            access=self.view.access,
+            topic=self.current.topic,
+            access=self.current.access,
             meta=meta,
             leaders={partition: node.tcp for partition, node in leaders.items()},
             nodes=tuple(sorted(nodes)),
             http={node.tcp: node.http for node in everyone if node.http is not None},
             unlisted=unlisted,
-            version=self.view.version + 1,
+            version=self.current.version + 1,
         )
 
 
 def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
-    """Return the meta of the highest epoch; of those the one with most partitions, and extended where they disagree."""
-    told = [
+    """Return the meta of the highest epoch; of equal epochs, the one with most partitions, then with extend support."""
+    metas = [
         (answer.epoch, astuple(answer.meta), answer.meta)
         for answer in found
         if answer.meta and answer.meta.partition_num
     ]
-    return max(told, key=lambda entry: entry[:2])[2] if told else None
+    return max(metas, key=lambda entry: entry[:2])[2] if metas else None

@@ -1,27 +1,201 @@
-"""Asks about topics whenever that is due, once for all who share the answers."""
+"""Refresh the partition maps of topics: by polling, and after errors, one round of requests per topic at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidState, LookupFailed, NsqError
+from nsqext.lookup.client import failure
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 
 if TYPE_CHECKING:
-    from nsqext.lookup.refresher import Refresher
+    from nsqext.lookup.options import LookupOptions
+    from nsqext.lookup.responses import LookupAnswer
 
-__all__ = ("Poller",)
+__all__ = ("Pace", "Poller", "Refresher")
 
-_POLLS = 4  # topics that are polled at the same time
+_FIRST_PAUSE = 0.05
+_UNSETTLED = 1.0
+"""Seconds to the next poll after a leader went missing; afterwards as long as it has been missing."""
+_POLLS = 4
+"""Topics that are polled at the same time."""
+_NEVER = float("inf")
+
+
+class Pace:
+    """Pauses between rounds that errors requested and that changed nothing.
+
+    The first round is not delayed, then pauses double up to ``max_pause``. A change, or some time without errors,
+    resets them.
+
+    Args:
+        max_pause: longest pause, in seconds.
+        jitter: returns a factor for each pause.
+    """
+
+    def __init__(self, max_pause: float, jitter: Callable[[], float] | None = None) -> None:
+        self._max = max_pause
+        self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))
+        self._pause = 0.0
+        self._ended = float("-inf")
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the next round may start."""
+        if now - self._ended > 1.0 + 2 * self._max:
+            self._pause = 0.0
+        return max(0.0, self._ended + self._pause - now)
+
+    def ended(self, now: float, *, changed: bool, after_error: bool) -> None:
+        """Record the end of a round: whether it changed the map, and whether an error requested it."""
+        self._ended = now
+        if changed:
+            self._pause = 0.0
+        elif after_error:
+            self._pause = min(self._max, max(_FIRST_PAUSE, self._pause * 2)) * self._jitter()
+
+
+class Refresher:
+    """One topic and access: its partition map, and the rounds of requests that refresh it.
+
+    The first task that needs a round runs it, and all others wait for it. When that task is cancelled, another one
+    takes over. There is no background task.
+
+    Args:
+        topic: name of the topic.
+        access: ``w`` or ``r``.
+        ask: asks all lookup nodes once.
+        options: intervals and pauses.
+        changed: called with each new map.
+
+    Attributes:
+        map: what is known; None until a lookup node knew the topic.
+        error: why the last failed round failed.
+        answered_at: when a lookup node returned a usable response last, whether it knew the topic or not.
+        failures: rounds without a usable response since then.
+        refreshed_at: when the last successful round ended, in seconds of the event loop's clock.
+        poll_at: when the next poll is due, in seconds of the event loop's clock.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        access: str,
+        ask: Callable[[], Awaitable[Sequence[LookupAnswer]]],
+        options: LookupOptions,
+        changed: Callable[[PartitionMap], None],
+    ) -> None:
+        self.topic: str = topic
+        self.map: PartitionMap | None = None
+        self.error: NsqError = LookupFailed("the lookup service was not asked yet", topic=topic)
+        self.answered_at: float | None = None
+        self.failures: int = 0
+        self.refreshed_at: float = float("-inf")
+        self.poll_at: float = _NEVER
+        self._access = access
+        self._merger = PartitionMapMerger(topic, access)
+        self._ask = ask
+        self._options = options
+        self._changed = changed
+        self._pace = Pace(options.max_pause)
+        self._rounds = 0
+        self._running: anyio.Event | None = None
+        self._settled_at: float | None = None
+        self._interval = options.poll_interval
+
+    async def refresh(
+        self, failed: PartitionMap | None = None, partition: int | None = None, *, after_error: bool = True
+    ) -> None:
+        """Return when a round that is newer than ``failed`` has ended; at once if there is a newer map already.
+
+        A failed round leaves the map unchanged, and its reason in ``error``. Cancellation is safe.
+
+        Args:
+            failed: the map that led to an error.
+            partition: the partition whose leader in ``failed`` refused: another node is preferred if one is named.
+            after_error: False for polls, which lengthen no pause.
+
+        Raises:
+            InvalidState: the lookup client was closed.
+        """
+        if failed is not None:
+            if self.map is not None and self.map.version > failed.version:
+                return
+            if partition is not None and partition in failed.leaders:
+                self._merger.suspect(partition, failed.leaders[partition])
+        before = self._rounds
+        while self._rounds == before:
+            if self._running is not None:
+                await self._running.wait()
+            else:
+                await self._run_round(after_error)
+
+    def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
+        """Ask other lookup nodes; their map replaces the current one as soon as they know the topic."""
+        self._ask = ask
+        self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version)
+        self._pace = Pace(self._options.max_pause)
+        self.refreshed_at = float("-inf")
+        self.poll_at = float("-inf")
+
+    async def _run_round(self, after_error: bool) -> None:
+        self._running = done = anyio.Event()
+        merger = self._merger
+        try:
+            pause = self._pace.wait(anyio.current_time())
+            if pause:
+                await anyio.sleep(pause)
+            answers = await self._ask()
+            if merger is self._merger:
+                self._merge(answers, after_error)
+        finally:
+            self._running = None
+            done.set()
+
+    def _merge(self, answers: Sequence[LookupAnswer], after_error: bool) -> None:
+        self._merger.merge(answers)
+        now = anyio.current_time()
+        changed = False
+        if any(answer.found for answer in answers):
+            changed = self.map is not self._merger.current
+            self.map = self._merger.current
+            self.refreshed_at = now
+        else:
+            self.error = failure([answer.error for answer in answers if answer.error is not None], self.topic)
+        if all(isinstance(answer.error, LookupFailed) for answer in answers):
+            self.failures += 1
+        else:
+            self.answered_at, self.failures = now, 0
+        self._rounds += 1
+        self._pace.ended(now, changed=changed, after_error=after_error)
+        self._schedule(now, changed=changed or after_error)
+        if changed and self.map is not None:
+            self._changed(self.map)
+
+    def _schedule(self, now: float, *, changed: bool) -> None:
+        options = self._options
+        settled = self.map is not None and self.map.complete and not self.map.unlisted
+        if settled or self._settled_at is None:
+            self._settled_at = now
+        if changed or not settled or self._access != "w":
+            self._interval = options.poll_interval
+        else:
+            # a producer notices every change that concerns it by an error; a consumer would miss new partitions
+            self._interval = min(self._interval * 2, max(options.poll_interval, options.max_poll_interval))
+        interval = self._interval
+        if not settled:
+            interval = min(interval, max(_UNSETTLED, now - self._settled_at))
+        self.poll_at = now + interval * (1 + options.poll_jitter * random.uniform(-1, 1))
 
 
 class Poller:
-    """Polls topics. Of all tasks that are in `run` one does it; when it is cancelled, the next takes over.
+    """Poll all topics from one task: of all tasks in `run` one polls, and another takes over when it is cancelled.
 
     Args:
-        polled: returns the topics that are to be polled.
+        polled: returns the refreshers of the topics to poll.
     """
 
     def __init__(self, polled: Callable[[], Iterable[Refresher]]) -> None:
@@ -31,7 +205,7 @@ class Poller:
         self._stopped = False
 
     async def run(self) -> None:
-        """Poll, or wait for one's turn to, until `stop`."""
+        """Poll, or wait to take over, until `stop`."""
         while not self._stopped:
             if self._polling is not None:
                 await self._polling.wait()
@@ -44,12 +218,12 @@ class Poller:
                 done.set()
 
     def wake(self) -> None:
-        """Let it see that a poll is due earlier than it was."""
+        """Recompute when the next poll is due."""
         if self._wake is not None:
             self._wake.set()
 
     def stop(self) -> None:
-        """Let `run` end, which does not wait for answers."""
+        """End `run`, without waiting for responses."""
         self._stopped = True
         self.wake()
 
@@ -58,10 +232,10 @@ class Poller:
         async with anyio.create_task_group() as tasks:
             while not self._stopped:
                 self._wake = anyio.Event()
-                now, next_poll = anyio.current_time(), float("inf")
+                now, next_poll = anyio.current_time(), _NEVER
                 for refresher in self._polled():
                     if refresher.poll_at <= now:
-                        refresher.poll_at = float("inf")
+                        refresher.poll_at = _NEVER
                         tasks.start_soon(self._poll, refresher, limiter)
                     next_poll = min(next_poll, refresher.poll_at)
                 with anyio.move_on_after(next_poll - now):
@@ -70,12 +244,11 @@ class Poller:
     async def _poll(self, refresher: Refresher, limiter: anyio.CapacityLimiter) -> None:
         try:
             async with limiter:
-                if refresher.poll_at < float("inf"):
-                    return  # somebody has asked meanwhile
-                await refresher.refresh(asked_for=False)
+                if refresher.poll_at == _NEVER:  # otherwise it was refreshed meanwhile
+                    await refresher.refresh(after_error=False)
         except InvalidState:
             return  # closed meanwhile
         except anyio.get_cancelled_exc_class():
-            refresher.poll_at = float("-inf")  # whoever polls next begins with it
+            refresher.poll_at = float("-inf")  # polled first by the task that takes over
             raise
         self.wake()

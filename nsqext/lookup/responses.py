@@ -1,33 +1,34 @@
-"""What lookup nodes answer, read into values: both envelopes, both generations, and what is no answer at all."""
+"""Responses of lookup nodes, parsed into values: both envelopes, both generations, and invalid input."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import orjson
 from attrs import field, frozen
 
-from nsqext.errors import LookupFailed, NotLookupd, NsqError, TopicNotFound
+from nsqext.errors import LookupFailed, NotLookupd, NsqError, TopicNotFound, TopicNotReady
 from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
 
 __all__ = ("LookupAnswer", "LookupNode", "NodeInfo", "read_lookup", "read_lookup_nodes", "read_node", "unwrap")
 
-_SHOWN = 120  # bytes of an unexpected answer that an error message shows
+_SHOWN = 120  # bytes of an unexpected response that an error shows
 
 
 @frozen
 class NodeInfo:
-    """An nsqd as lookup names it.
+    """An nsqd as the lookup service describes it.
 
     Attributes:
-        tcp: where clients connect to.
-        http: its HTTP side.
+        tcp: TCP address.
+        http: HTTP address.
         version: its version; ``HA`` in it marks the redesigned generation.
-        hostname: its name.
-        topics: partitions that it holds by topic; empty tuples on the classic generation. Only ``/nodes`` reports them.
-        tombstoned: topics that lookup hides on this node.
+        hostname: its host name.
+        topics: partitions that it holds by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
+        tombstoned: topics that the lookup service hides on this node.
     """
 
     tcp: Address
@@ -40,12 +41,12 @@ class NodeInfo:
 
 @frozen
 class LookupNode:
-    """A lookup node as listlookup names it.
+    """A lookup node as ``/listlookup`` describes it.
 
     Attributes:
-        address: its HTTP side.
+        address: HTTP address.
         epoch: grows with each election among the lookup nodes.
-        leader: it is the one that changes the cluster.
+        leader: whether it is the one that changes the cluster.
     """
 
     address: Address
@@ -55,16 +56,16 @@ class LookupNode:
 
 @frozen
 class LookupAnswer:
-    """What one lookup node told about a topic, or why it did not.
+    """Response of one lookup node about a topic, or its error.
 
     Attributes:
         source: the lookup node.
-        epoch: its epoch, where listlookup tells one.
-        meta: the topic's meta; None where the node does not tell (the original NSQ).
+        epoch: its epoch, from ``/listlookup``.
+        meta: the topic's meta; None if the node does not send it (the original NSQ).
         partitions: leaders by partition.
         nodes: nodes that hold the topic without partitions (the original NSQ).
         channels: the topic's channels.
-        error: `TopicNotFound` where the node does not know the topic, `LookupFailed` where it gave no usable answer.
+        error: why there is no response: `TopicNotFound`, `TopicNotReady` or `LookupFailed`.
     """
 
     source: Address
@@ -82,11 +83,13 @@ class LookupAnswer:
 
 
 def unwrap(status: int, body: bytes, source: Address) -> Any:
-    """Return the data of an answer, out of the ``status_code`` envelope or bare.
+    """Return the data of a response, with or without the ``status_code`` envelope.
 
     Raises:
-        TopicNotFound: the node does not know the topic, or offers it to consumers only.
-        LookupFailed: any other refusal, or an answer that is not JSON.
+        TopicNotFound: the node does not know the topic.
+        TopicNotReady: the node offers the topic to consumers only.
+        NotLookupd: the response is not one of nsqlookupd or nsqd.
+        LookupFailed: any other refusal.
     """
     code, text = status, ""
     data: Any = {}
@@ -94,10 +97,10 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
         try:
             data = orjson.loads(body)
         except orjson.JSONDecodeError:
-            # error texts are put into JSON without escaping by the redesigned server
+            # the redesigned server puts error texts into JSON without escaping them
             if status == 200 or not body.lstrip().startswith(b"{"):
-                starting = LookupFailed if status >= 500 else NotLookupd  # a proxy whose server is not up yet
-                raise _nonsense(f"HTTP {status} with {body[:_SHOWN]!r}", source, starting) from None
+                kind = LookupFailed if status >= 500 else NotLookupd  # a proxy whose server is not up yet
+                raise _unexpected(f"HTTP {status} with {body[:_SHOWN]!r}", source, kind) from None
             text = body[:_SHOWN].decode("utf-8", "backslashreplace")
     if isinstance(data, dict) and "status_code" in data:
         code, text = data["status_code"], str(data.get("status_txt", ""))
@@ -105,7 +108,7 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
     elif isinstance(data, dict) and not text:
         text = str(data.get("message", ""))
     if code != 200:
-        raise _refusal(code, text, source)
+        raise _refusal(code, text[:_SHOWN], source)
     return {} if data is None else data
 
 
@@ -116,47 +119,67 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
             "the lookup service does not know the topic", node=node, hint="create it, or check its name"
         )
     if text.startswith("Topic has no channel"):
-        return TopicNotFound(
-            "the topic has no channel, therefore lookup does not offer it to producers",
+        return TopicNotReady(
+            "the topic exists but has no channel, so that the lookup service does not offer it to producers",
             node=node,
-            hint="create a channel first",
+            hint="create a channel: nsqext topic channel TOPIC --channel NAME, or start a consumer",
         )
     if code == 404:
-        return _nonsense(f"HTTP 404 {text}".rstrip(), source)
-    return LookupFailed(f"the lookup node answers {code} {text or '(no text)'}", node=node)
+        return _unexpected(f"HTTP 404 {text}".rstrip(), source)
+    if code in (401, 403):
+        return LookupFailed(
+            f"the lookup node refuses access: {code} {text or '(no text)'}",
+            node=node,
+            hint="check auth_secret; it is sent over HTTPS and to loopback only, unless auth_over_http is set",
+        )
+    return LookupFailed(f"the lookup node responded {code} {text or '(no text)'}", node=node)
 
 
-def _nonsense(what: str, source: Address, kind: type[LookupFailed] = NotLookupd) -> LookupFailed:
+def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookupd) -> LookupFailed:
     return kind(
-        f"this is no lookup node's answer: {what}",
+        f"not a response of nsqlookupd: {what}",
         node=str(source),
         hint="give the address of nsqlookupd's HTTP side (4161 by default)",
     )
 
 
-def read_lookup(data: Any, source: Address, epoch: int = 0) -> LookupAnswer:
-    """Read the data of ``/lookup``.
+def read_lookup(data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024) -> LookupAnswer:
+    """Parse the data of ``/lookup``.
 
-    A topic that a node of the redesigned generation does not know is answered to consumers with empty lists and a
-    meta of zeros (captured: topic_delete).
+    The redesigned generation returns empty lists and a meta of zeros to consumers of an unknown topic (captured:
+    topic_delete).
+
+    Args:
+        data: the data.
+        source: the lookup node.
+        epoch: its epoch.
+        max_nodes: nodes without partitions that are kept.
 
     Raises:
-        TopicNotFound: so it is.
-        LookupFailed: the data cannot be that of a lookup.
+        TopicNotFound: the topic is unknown.
+        LookupFailed: the data is not that of ``/lookup``.
     """
     try:
         meta = _read_meta(data.get("meta"))
         partitions = {_partition(key): read_node(node) for key, node in (data.get("partitions") or {}).items()}
         led = {node.tcp for node in partitions.values()}
-        others = (read_node(node) for node in data.get("producers") or ())
-        nodes = tuple(dict.fromkeys(node for node in others if node.tcp not in led))
+        nodes = _first(_nodes_beside(data.get("producers") or (), led), max_nodes)
         channels = tuple(map(str, data.get("channels") or ()))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _nonsense(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error
-    unknown = "partitions" in data or not data
-    if unknown and not (partitions or nodes or channels or (meta and meta.partition_num)):
+        raise _unexpected(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error
+    maybe_unknown = "partitions" in data or not data
+    if maybe_unknown and not (partitions or nodes or channels or (meta and meta.partition_num)):
         raise _refusal(404, "TOPIC_NOT_FOUND", source)
     return LookupAnswer(source, epoch, meta, partitions, nodes, channels)
+
+
+def _nodes_beside(producers: Iterable[Any], led: set[Address]) -> Iterable[NodeInfo]:
+    """Parse nodes lazily, without those that lead a partition."""
+    return (node for node in map(read_node, producers) if node.tcp not in led)
+
+
+def _first(nodes: Iterable[NodeInfo], count: int) -> tuple[NodeInfo, ...]:
+    return tuple(dict.fromkeys(islice(nodes, count)))
 
 
 def _partition(key: str) -> int:
@@ -182,15 +205,15 @@ def _read_meta(data: Any) -> TopicMeta | None:
 def _count(value: Any) -> int:
     count = int(value or 0)
     if not 0 <= count <= MAX_PARTITION + 1:
-        raise ValueError(f"{count} is out of bounds")
+        raise ValueError(f"{count} is out of range")
     return count
 
 
 def read_node(data: Any) -> NodeInfo:
-    """Read one node of an answer.
+    """Parse one node of a response.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is none.
+        KeyError, TypeError, ValueError, AttributeError: the data is not a node.
     """
     host = data["broadcast_address"]
     return NodeInfo(
@@ -218,25 +241,33 @@ def _read_topics(data: Any) -> dict[str, tuple[int, ...]]:
 def _address(host: Any, port: Any) -> Address:
     number = int(port)
     if not isinstance(host, str) or not host or not 1 <= number <= 65535:
-        raise ValueError(f"{host!r}:{port!r} is no address")
+        raise ValueError(f"{host!r}:{port!r} is not an address")
     return Address(host, number)
 
 
-def read_lookup_nodes(data: Any, source: Address) -> tuple[LookupNode, ...]:
-    """Read the data of ``/listlookup``; its ports are texts (captured: lookupd_basic).
+def read_lookup_nodes(data: Any, source: Address, max_nodes: int = 64) -> tuple[LookupNode, ...]:
+    """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic).
+
+    Args:
+        data: the data.
+        source: the lookup node.
+        max_nodes: lookup nodes that are kept; the leader is always among them.
 
     Raises:
-        LookupFailed: the data cannot be that of a listlookup.
+        LookupFailed: the data is not that of ``/listlookup``.
     """
     try:
         leader = (data.get("lookupdleader") or {}).get("ID")
+        listed = data.get("lookupdnodes") or ()
+        if len(listed) > max_nodes:
+            listed = sorted(listed, key=lambda node: not leader or node.get("ID") != leader)[:max_nodes]
         return tuple(
             LookupNode(
                 _address(node["NodeIP"], node["HttpPort"]),
                 int(node.get("Epoch") or 0),
                 bool(leader) and node.get("ID") == leader,
             )
-            for node in data.get("lookupdnodes") or ()
+            for node in listed
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _nonsense(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error
+        raise _unexpected(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.lookup.shared import Lookup
+    from nsqext.lookup.metadata import Lookup
     from nsqext.types import Receipt
 
 __all__ = ("ObservedConsumer", "ObservedProducer")

@@ -13,7 +13,7 @@ import attrs
 from attrs import frozen
 
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.addresses import parse_addresses
+from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.names import check_topic
 from nsqext.spark.cluster.client_config import PREFIX, Access, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
@@ -51,7 +51,7 @@ class _Option:
     read: Callable[[str], Any]
 
 
-_COMMON = (_Option("lookupd", "lookupd", lambda value: parse_addresses(read_text(value), "lookupd")),)
+_COMMON = (_Option("lookupd", "lookupd", lambda value: parse_lookup_addresses(read_text(value))),)
 
 _SOURCE = (
     *_COMMON,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerOptions, KeyOf
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
-    from nsqext.lookup.shared import Lookup
+    from nsqext.lookup.metadata import Lookup
 
 __all__ = ("Consumer",)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.errors import NsqError
-    from nsqext.lookup.shared import Lookup
+    from nsqext.lookup.metadata import Lookup
     from nsqext.types import Receipt
 
 __all__ = ("Batcher", "Producer")

@@ -308,7 +308,7 @@ def test_a_bad_run_is_told_and_ends_with_1(
         (("--lookupd", "127.0.0.1:4161", "--nodes", "2"), "--nodes is for a cluster of its own"),
         (("--tag-column", "carrier"), "--tag-column needs --tag-value"),
         (("--key-column", "shoe"), "no column 'shoe'"),
-        (("--lookupd", "nonsense"), "'nonsense' is not an address"),
+        (("--lookupd", "nonsense:"), "'nonsense:' is not an address"),
         (("--partitions", "300"), "254"),
     ],
 )
@@ -322,7 +322,7 @@ def test_bad_arguments_are_refused(
 
 def test_a_lookup_service_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], free_tcp_port: int) -> None:
     code, output = run_demo(capsys, "--lookupd", f"127.0.0.1:{free_tcp_port}")
-    assert "no lookup node gave a usable answer" in output or "no answer" in output
+    assert "no lookup node returned a usable response" in output or "no response" in output
     assert code == 2
 
 

@@ -106,8 +106,8 @@ def _all_given_back(producer: Producer, lookup: Lookup | None = None) -> None:
     assert not producer._sender.attempts
     assert not len(producer._key_lock)
     if lookup is not None:
-        assert not lookup.directory._users
-        assert not lookup.directory._callbacks
+        assert not lookup.metadata._users
+        assert not lookup.metadata._callbacks
 
 
 class Published:
@@ -285,8 +285,8 @@ async def test_closing_a_consumer() -> None:
             await step.watch(consumer.__aexit__(None, None, None))
         await eventually(lambda: not broker.serving)
         assert broker.count(b"FIN") == finished
-        assert not lookup.directory._users
-        assert not lookup.directory._callbacks
+        assert not lookup.metadata._users
+        assert not lookup.metadata._callbacks
         assert consumer.connections == ()
         # its user still has it, and is told
         assert one.expired
@@ -313,7 +313,7 @@ async def test_running_a_consumer() -> None:
         await step.run(consumer.run(signals=False))
         await eventually(lambda: not broker.serving)
         assert broker.count(b"FIN") == len(handled)
-        assert not lookup.directory._users
+        assert not lookup.metadata._users
         assert consumer.connections == ()
 
     async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:
@@ -339,8 +339,8 @@ async def test_seeking(cluster: Cluster, topic: str) -> None:
 @pytest.mark.parametrize("kind", ["resolve", "refresh", "leave"])
 async def test_a_directory(kind: str) -> None:
     async def once(step: Step) -> None:
-        directory = Lookup(broker.lookup).directory
-        directory.join()
+        directory = Lookup(broker.lookup).metadata
+        directory.acquire()
         seen: list[PartitionMap] = []
         directory.watch("t", "r", seen.append)
         if kind == "resolve":
@@ -349,13 +349,13 @@ async def test_a_directory(kind: str) -> None:
             await step.run(directory.refresh("t", "r"))
         else:
             await directory.resolve("t", "r")
-            await step.run(directory.leave())
+            await step.run(directory.release())
             with pytest.raises(InvalidState):
                 await directory.refresh("t", "r")
             return
         await directory.refresh("t", "r")
         assert seen[-1].leaders.keys() == {0, 1}
-        await directory.leave()
+        await directory.release()
 
     async with _broker() as broker:
         assert await sweep(once) >= (1 if kind == "leave" else 3)
@@ -363,8 +363,8 @@ async def test_a_directory(kind: str) -> None:
 
 async def test_polling() -> None:
     async def once(step: Step) -> None:
-        directory = Lookup(broker.lookup, options=LookupOptions(poll_interval=0.01)).directory
-        directory.join()
+        directory = Lookup(broker.lookup, options=LookupOptions(poll_interval=0.01)).metadata
+        directory.acquire()
         polls = 0
 
         def answered(view: PartitionMap) -> None:
@@ -380,7 +380,7 @@ async def test_polling() -> None:
             if step.reached:
                 await directory.run()
         assert polls > 2
-        await directory.leave()
+        await directory.release()
 
     async with _broker() as broker:
         assert await sweep(once) >= 3

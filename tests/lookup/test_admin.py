@@ -28,12 +28,11 @@ async def nodes() -> AsyncIterator[LookupNodes]:
     lookup_nodes = LookupNodes()
     lookup_nodes.lists("a:4161", "a:4161", "b:4161", leader="b:4161")
     yield lookup_nodes
-    await lookup_nodes.client.aclose()
 
 
 def admin_of(nodes: LookupNodes, addresses: str = "a:4161") -> LookupAdmin:
     """Return an admin that asks these nodes."""
-    return LookupAdmin(LookupClient(addresses, client=nodes.client))
+    return LookupAdmin(LookupClient(addresses, transport=nodes.transport))
 
 
 def params(route: Any) -> list[dict[str, str]]:
@@ -131,7 +130,6 @@ async def test_the_original_nsq_is_told_at_every_lookup_node_and_nsqd() -> None:
     await admin.create_channel("orders", "billing")
     await admin.delete_topic("orders")
     assert {key for key, route in told.items() if not route.called} == {("o1:4151", "/topic/create")}
-    await nodes.client.aclose()
 
 
 async def test_one_lookup_node_of_the_original_nsq_may_be_down() -> None:
@@ -143,9 +141,8 @@ async def test_one_lookup_node_of_the_original_nsq_may_be_down() -> None:
     await admin_of(nodes, "x:4161,y:4161").create_topic("orders")
     assert created.called
     nodes.route("y:4161", "/topic/create", not_found(), "POST")
-    with pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
+    with pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
         await admin_of(nodes, "x:4161,y:4161").create_topic("orders")
-    await nodes.client.aclose()
 
 
 async def test_a_node_without_http_address() -> None:
@@ -153,6 +150,5 @@ async def test_a_node_without_http_address() -> None:
     nodes.lists("x:4161")
     nodes.finds("x:4161", {"channels": [], "producers": [{"broadcast_address": "o1", "tcp_port": 4150}]})
     nodes.route("x:4161", "/channel/create", OK, "POST")
-    with pytest.raises(LookupFailed, match="does not tell the node's HTTP address"):
+    with pytest.raises(LookupFailed, match="does not name its HTTP address"):
         await admin_of(nodes, "x:4161").create_channel("orders", "billing")
-    await nodes.client.aclose()

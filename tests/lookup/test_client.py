@@ -27,12 +27,11 @@ async def nodes() -> AsyncIterator[LookupNodes]:
     """Lookup nodes that say what a test lets them say."""
     lookup_nodes = LookupNodes()
     yield lookup_nodes
-    await lookup_nodes.client.aclose()
 
 
 def client_of(nodes: LookupNodes, addresses: str = "a:4161", **options: Any) -> LookupClient:
     """Return a client that asks these nodes."""
-    return LookupClient(addresses, LookupOptions(**options), nodes.client)
+    return LookupClient(addresses, LookupOptions(**options), nodes.transport)
 
 
 def refuse(request: httpx.Request) -> httpx.Response:
@@ -60,7 +59,7 @@ async def test_all_listed_nodes_are_asked(nodes: LookupNodes) -> None:
     assert [(node.address, node.leader) for node in await client.lookup_nodes()] == [(A, False), (B, True)]
 
 
-async def test_they_are_asked_at_the_same_time(nodes: LookupNodes) -> None:
+async def test_lookup_nodes_are_asked_at_the_same_time(nodes: LookupNodes) -> None:
     here, both = set[str](), anyio.Event()
 
     async def meet(request: httpx.Request) -> httpx.Response:
@@ -77,7 +76,7 @@ async def test_they_are_asked_at_the_same_time(nodes: LookupNodes) -> None:
     assert all(answer.found for answer in await client_of(nodes).lookup("orders"))
 
 
-async def test_the_epoch_of_listlookup_comes_with_the_answer(nodes: LookupNodes) -> None:
+async def test_answers_have_the_epoch_of_listlookup(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "a:4161", "b:4161", epochs={"a:4161": 3})
     nodes.lists("b:4161", "a:4161", "b:4161", epochs={"a:4161": 2, "b:4161": 7})
     for name in ("a:4161", "b:4161"):
@@ -86,7 +85,7 @@ async def test_the_epoch_of_listlookup_comes_with_the_answer(nodes: LookupNodes)
     assert [(answer.source, answer.epoch) for answer in answers] == [(A, 3), (B, 7)]
 
 
-async def test_a_node_of_the_original_nsq_stands_for_itself(nodes: LookupNodes) -> None:
+async def test_a_node_of_the_original_nsq_is_asked_itself(nodes: LookupNodes) -> None:
     recordings = {answer["path"]: answer for answer in recorded("original.json")}
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -121,7 +120,7 @@ async def test_without_a_list_the_given_addresses_are_asked(nodes: LookupNodes) 
     assert isinstance(answers[A].error, LookupFailed)
 
 
-async def test_a_list_that_nobody_can_reach_is_done_without(nodes: LookupNodes) -> None:
+async def test_an_unreachable_list_falls_back_to_the_given_addresses(nodes: LookupNodes) -> None:
     """Lookup nodes may list addresses that are good only inside their network."""
     nodes.lists("a:4161", "b:4161", "c:4161")
     nodes.finds("b:4161", refuse)
@@ -131,7 +130,7 @@ async def test_a_list_that_nobody_can_reach_is_done_without(nodes: LookupNodes) 
     assert [answer.source for answer in answers if answer.found] == [A]
 
 
-async def test_a_given_address_that_is_not_listed_is_not_asked_in_vain(nodes: LookupNodes) -> None:
+async def test_an_unlisted_address_is_asked_only_if_needed(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "b:4161")
     nodes.finds("b:4161", FOUND)
     spared = nodes.finds("a:4161", FOUND)
@@ -153,7 +152,7 @@ async def test_lists_are_asked_again_after_the_interval(nodes: LookupNodes) -> N
     assert listed.call_count == 3
 
 
-async def test_a_node_that_left_the_list_is_asked_no_more(nodes: LookupNodes) -> None:
+async def test_a_node_removed_from_the_list_is_not_asked(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "a:4161", "b:4161")
     nodes.finds("a:4161", FOUND)
     left = nodes.finds("b:4161", FOUND)
@@ -166,7 +165,7 @@ async def test_a_node_that_left_the_list_is_asked_no_more(nodes: LookupNodes) ->
     assert [node.address for node in await client.lookup_nodes()] == [A]
 
 
-async def test_known_nodes_are_kept_when_nobody_gives_a_list(nodes: LookupNodes) -> None:
+async def test_known_nodes_are_kept_without_a_list(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "b:4161")
     nodes.finds("b:4161", FOUND)
     client = client_of(nodes, poll_interval=1e-6)
@@ -192,7 +191,7 @@ async def test_the_list_comes_from_known_nodes_when_the_given_ones_are_down(node
     assert {answer.source for answer in await client.lookup("orders") if answer.found} == {B, C}
 
 
-async def test_a_failing_address_gets_its_turn_last(nodes: LookupNodes) -> None:
+async def test_a_failing_address_is_asked_last(nodes: LookupNodes) -> None:
     for name in ("a:4161", "b:4161"):
         nodes.lists(name)
     failing = nodes.finds("a:4161", refuse)
@@ -222,7 +221,7 @@ async def test_a_failing_address_is_tried_again_after_a_while(nodes: LookupNodes
     assert failing.call_count == 3
 
 
-async def test_a_node_that_knows_nothing_does_not_count_as_failing(nodes: LookupNodes) -> None:
+async def test_an_unknown_topic_is_no_failure_of_the_node(nodes: LookupNodes) -> None:
     nodes.lists("a:4161")
     nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
     nodes.lists("b:4161")
@@ -232,7 +231,7 @@ async def test_a_node_that_knows_nothing_does_not_count_as_failing(nodes: Lookup
         assert len(await client.lookup("orders")) == 2
 
 
-async def test_who_is_much_slower_than_another_is_not_waited_for(nodes: LookupNodes) -> None:
+async def test_a_much_slower_node_is_not_waited_for(nodes: LookupNodes) -> None:
     for name in ("a:4161", "b:4161"):
         nodes.lists(name)
     nodes.finds("a:4161", stuck)
@@ -332,16 +331,16 @@ async def test_topics_and_nodes_of_all(nodes: LookupNodes) -> None:
 
 
 @pytest.mark.parametrize("answer", [{"topics": 7}, {}, [], httpx.Response(200, text="<html>")])
-async def test_lists_that_are_none(nodes: LookupNodes, answer: Any) -> None:
+async def test_invalid_lists(nodes: LookupNodes, answer: Any) -> None:
     nodes.lists("a:4161")
     nodes.route("a:4161", "/topics", httpx.Response(200, json=answer) if answer == [] else answer)
-    with pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
+    with pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
         await client_of(nodes).topics()
 
 
 @pytest.mark.parametrize("addresses", ["", ",", []])
 async def test_no_address_is_refused(addresses: Any) -> None:
-    with pytest.raises(InvalidSetting, match="names no address"):
+    with pytest.raises(InvalidSetting, match="has no address"):
         LookupClient(addresses)
 
 
@@ -353,7 +352,7 @@ async def test_it_is_closed_with_its_block() -> None:
             await ask()
 
 
-def test_one_error_for_many() -> None:
+def test_errors_are_summarized() -> None:
     down = LookupFailed("no answer", node="a:4161")
     unknown = TopicNotFound("unknown", node="b:4161", hint="create it")
     assert isinstance(failure([down, unknown], "orders"), TopicNotFound)

@@ -1,18 +1,24 @@
-"""One question over real sockets: every way in which it can fail ends in time and says what came."""
+"""One request over real sockets: every failure ends in time and names its reason."""
 
 from __future__ import annotations
 
 import gc
 import gzip
-from typing import TYPE_CHECKING
+import logging
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 import pytest
+import trustme
+from anyio.streams.tls import TLSStream
 
 from nsqext.errors import InvalidState, LookupFailed
 from nsqext.lookup.http import LookupHttp
-from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.options import LookupOptions, LookupUrl
 from nsqext.types import Address
 from tests.support.fake_lookupd import Handler, answering, http, serving
 
@@ -32,7 +38,7 @@ async def ask(address: Address, options: LookupOptions | None = None) -> object:
         await client.aclose()
 
 
-async def test_an_answer_and_the_question() -> None:
+async def test_a_request_and_its_response() -> None:
     asked: list[bytes] = []
 
     async def handle(stream: SocketStream) -> None:
@@ -50,17 +56,17 @@ async def test_an_answer_and_the_question() -> None:
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        (b"\x00\x00\x00\x12\x00\x00\x00\x01E_BAD_PROTOCOL", "does not speak HTTP.*nsqlookupd's HTTP side"),
-        (b"", "no answer: Server disconnected"),
+        (b"\x00\x00\x00\x12\x00\x00\x00\x01E_BAD_PROTOCOL", "the response is not HTTP.*nsqlookupd's HTTP side"),
+        (b"", "no response: Server disconnected"),
         (http(b"<html>Hello</html>"), "b'<html>Hello</html>'.*nsqlookupd's HTTP side"),
-        (http(b"", "Location: http://elsewhere/", status="302 Found"), "answers 302"),
-        (http(gzip.compress(b"{}", mtime=0), "Content-Encoding: gzip"), "compressed, which was not asked for"),
+        (http(b"", "Location: http://elsewhere/", status="302 Found"), "responded 302"),
+        (http(gzip.compress(b"{}", mtime=0), "Content-Encoding: gzip"), "compressed, which was not requested"),
         (http(b" " * 2000), "longer than 1000 bytes"),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b" " * 300_000, "longer than 1000 bytes"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "no answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "no response"),
     ],
 )
-async def test_answers_that_cannot_be_used(payload: bytes, text: str) -> None:
+async def test_unusable_responses(payload: bytes, text: str) -> None:
     async with serving(answering(payload)) as address:
         with pytest.raises(LookupFailed, match=text) as caught:
             await ask(address, LookupOptions(max_answer_size=1000))
@@ -80,20 +86,20 @@ async def _drip(stream: SocketStream) -> None:
 
 
 @pytest.mark.parametrize("handler", [_hang, _drip])
-async def test_slow_answers_are_given_up(handler: Handler) -> None:
+async def test_slow_responses_time_out(handler: Handler) -> None:
     async with serving(handler) as address:
-        with anyio.fail_after(5), pytest.raises(LookupFailed, match=r"no answer within 0\.2 s"):
+        with anyio.fail_after(5), pytest.raises(LookupFailed, match=r"no response within 0\.2 s"):
             await ask(address, HURRIED)
 
 
-async def test_nobody_listens(nobody: Address) -> None:
-    with pytest.raises(LookupFailed, match=r"no answer: .*is the node up"):
+async def test_a_refused_connection(nobody: Address) -> None:
+    with pytest.raises(LookupFailed, match=r"no response: .*is the node up"):
         await ask(nobody)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64])
-async def test_hosts_that_are_none(host: str) -> None:
-    with pytest.raises(LookupFailed, match="no answer"):
+async def test_unknown_hosts(host: str) -> None:
+    with pytest.raises(LookupFailed, match="no response"):
         await ask(Address(host, 4161), HURRIED)
 
 
@@ -113,7 +119,7 @@ async def test_cancelling_leaves_nothing_open() -> None:
         gc.collect()
 
 
-async def test_after_closing_nothing_is_asked() -> None:
+async def test_after_closing_no_request_is_sent() -> None:
     client = LookupHttp(LookupOptions())
     await client.aclose()
     await client.aclose()
@@ -121,37 +127,76 @@ async def test_after_closing_nothing_is_asked() -> None:
         await client.ask(Address("127.0.0.1", 1), "/lookup", {})
 
 
-async def test_a_given_client_is_used_and_not_closed() -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"path": request.url.path}))
-    async with httpx.AsyncClient(transport=transport) as given:
-        client = LookupHttp(LookupOptions(), given)
-        assert await client.ask(Address("n", 1), "/topics", {}) == {"path": "/topics"}
-        await client.aclose()
-        assert not given.is_closed
-    with pytest.raises(InvalidState):
-        await LookupHttp(LookupOptions(), given).ask(Address("n", 1), "/topics", {})
+class _Transport(httpx.MockTransport):
+    closed = False
+
+    async def aclose(self) -> None:
+        self.closed = True
 
 
-async def test_a_secret_is_sent_as_bearer_token() -> None:
-    asked: list[httpx.Request] = []
+async def test_a_given_transport_is_used_and_not_closed() -> None:
+    transport = _Transport(lambda request: httpx.Response(200, json={"path": request.url.path}))
+    client = LookupHttp(LookupOptions(), transport)
+    assert await client.ask(Address("n", 1), "/topics", {}) == {"path": "/topics"}
+    assert await client.ask(LookupUrl("n", 1, "https", "/nsq"), "/topics", {}) == {"path": "/nsq/topics"}
+    await client.aclose()
+    assert not transport.closed
+
+
+async def test_the_secret_is_a_bearer_token() -> None:
+    requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
+        requests.append(request)
         return httpx.Response(200, json={})
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as given:
-        for options in (LookupOptions(auth_secret="hush"), LookupOptions()):
-            await LookupHttp(options, given).ask(Address("n", 1), "/lookup", {})
-    assert asked[0].headers["Authorization"] == "Bearer hush"
-    assert "Authorization" not in asked[1].headers
+    async def authorization(address: Address, **options: Any) -> str | None:
+        await LookupHttp(LookupOptions(**options), httpx.MockTransport(answer)).ask(address, "/lookup", {})
+        found: str | None = requests[-1].headers.get("Authorization")
+        return found
+
+    assert await authorization(Address("127.0.0.1", 1), auth_secret="hush") == "Bearer hush"
+    assert await authorization(LookupUrl("n", 1), auth_secret="hush") == "Bearer hush"
+    assert await authorization(Address("n", 1), auth_secret="hush", auth_over_http=True) == "Bearer hush"
+    assert await authorization(Address("n", 1), auth_secret="hush") is None
+    assert await authorization(Address("127.0.0.1", 1)) is None
     assert "hush" not in repr(LookupOptions(auth_secret="hush"))
 
 
-async def test_a_body_is_sent_along() -> None:
-    transport = httpx.MockTransport(
-        lambda request: httpx.Response(200, content=request.method.encode() + request.read())
+async def test_a_body_is_sent() -> None:
+    client = LookupHttp(
+        LookupOptions(),
+        httpx.MockTransport(lambda request: httpx.Response(200, content=request.method.encode() + request.read())),
     )
-    async with httpx.AsyncClient(transport=transport) as given:
-        client = LookupHttp(LookupOptions(), given)
-        assert await client.fetch(Address("n", 1), "/x", {}, "POST", b"data") == (200, b"POSTdata")
-        assert await client.fetch(Address("n", 1), "/x", {}) == (200, b"GET")
+    assert await client.fetch(Address("n", 1), "/x", {}, "POST", b"data") == (200, b"POSTdata")
+    assert await client.fetch(Address("n", 1), "/x", {}) == (200, b"GET")
+
+
+async def test_requests_are_not_logged_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(answering(http(b"{}"))) as address:
+        await ask(address, LookupOptions(auth_secret="hush"))
+    assert caplog.records == []
+
+
+async def test_https_with_a_path_prefix_and_a_ca(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    heads: list[bytes] = []
+
+    async def handle(stream: SocketStream) -> None:
+        with suppress(ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream):
+            tls = await TLSStream.wrap(stream, server_side=True, ssl_context=context, standard_compatible=False)
+            heads.append(await tls.receive())
+            await tls.send(http(b'{"channels":[]}'))
+
+    async with serving(handle) as plain:
+        address = LookupUrl(plain.host, plain.port, "https", "/nsq")
+        assert await ask(address, LookupOptions(ca=str(tmp_path / "ca.pem"), auth_secret="hush")) == {"channels": []}
+        assert heads[0].startswith(b"GET /nsq/lookup?topic=a%23ephemeral HTTP/1.1\r\n")
+        assert b"Authorization: Bearer hush" in heads[0]
+        with pytest.raises(LookupFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(address)
+    assert len(heads) == 1

@@ -1,4 +1,4 @@
-"""The views that clients route by: found, kept through every failure, polled, watched; errors told apart."""
+"""Partition maps: found, kept through every failure, polled, watched."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ async def nodes() -> AsyncIterator[LookupNodes]:
     lookup_nodes = LookupNodes()
     lookup_nodes.lists("a:4161", "a:4161")
     yield lookup_nodes
-    await lookup_nodes.client.aclose()
 
 
-def directory_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
-    """Return a directory that asks node a."""
-    return MetadataCache("a:4161", options=LookupOptions(**options), client=nodes.client)
+def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
+    """Return a cache that asks node a."""
+    return MetadataCache("a:4161", options=LookupOptions(**options), transport=nodes.transport)
 
 
 def leads(name: str, num: int = 1) -> dict[str, Any]:
@@ -46,20 +45,20 @@ def leads(name: str, num: int = 1) -> dict[str, Any]:
 
 @pytest.mark.anyio
 async def test_fixed_nodes_without_lookup() -> None:
-    directory = MetadataCache(nsqd="n1:4150, n2:4150")
-    view = directory.peek("orders")
+    cache = MetadataCache(nsqd="n1:4150, n2:4150")
+    view = cache.cached("orders")
     assert view is not None
-    assert view is directory.peek("orders") is await directory.resolve("orders")
+    assert view is cache.cached("orders") is await cache.resolve("orders")
     assert (view.nodes, view.leaders, view.meta) == ((N1, N2), {}, TopicMeta())
     assert view.complete
     assert view.partition_num == 0
-    await directory.run()
-    await directory.refresh("orders", failed=view)
-    directory.watch("orders", "r", lambda view: None)()
-    assert directory.peek("orders") is view
+    await cache.run()
+    await cache.refresh("orders", failed=view)
+    cache.watch("orders", "r", lambda view: None)()
+    assert cache.cached("orders") is view
     with pytest.raises(InvalidName):
-        directory.peek("a b")
-    await directory.aclose()
+        cache.cached("a b")
+    await cache.aclose()
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,8 @@ async def test_fixed_nodes_without_lookup() -> None:
         ({}, "neither lookupd nor nsqd"),
         ({"lookupd": [], "nsqd": ""}, "neither lookupd nor nsqd"),
         ({"lookupd": "a:1", "nsqd": "b:2"}, "both lookupd and nsqd"),
-        ({"lookupd": "a"}, "lookupd: 'a' is not an address"),
-        ({"lookupd": ","}, "names no address"),
+        ({"lookupd": "a:"}, "lookupd: 'a:' is not an address"),
+        ({"lookupd": ","}, "has no address"),
         ({"nsqd": ["a"]}, "nsqd: 'a' is not an address"),
     ],
 )
@@ -78,52 +77,52 @@ def test_addresses_are_checked(given: dict[str, Any], text: str) -> None:
         MetadataCache(**given)
 
 
-def test_it_is_made_outside_of_an_event_loop() -> None:
-    assert MetadataCache("http://[::1]:4161").peek("orders") is None
+def test_it_can_be_made_outside_of_an_event_loop() -> None:
+    assert MetadataCache("http://[::1]:4161").cached("orders") is None
 
 
 # Finding
 
 
 @pytest.mark.anyio
-async def test_a_topic_is_found_once_and_then_known(nodes: LookupNodes) -> None:
+async def test_a_topic_is_looked_up_once(nodes: LookupNodes) -> None:
     asked = nodes.finds("a:4161", lookup_json({0: "n1:4150", 1: "n2:4150"}, num=2, extend=True))
-    directory = directory_of(nodes)
-    assert directory.peek("orders") is None
-    view = await directory.resolve("orders")
+    cache = cache_of(nodes)
+    assert cache.cached("orders") is None
+    view = await cache.resolve("orders")
     assert view.leaders == {0: N1, 1: N2}
     assert view.http == {N1: Address("n1", 4151), N2: Address("n2", 4151)}
     assert view.meta.extend_support
     assert view.complete
-    assert directory.peek("orders") is view is await directory.resolve("orders")
-    assert directory.peek("orders", "r") is None
+    assert cache.cached("orders") is view is await cache.resolve("orders")
+    assert cache.cached("orders", "r") is None
     assert asked.call_count == 1
-    await directory.resolve("orders", "r")
+    await cache.resolve("orders", "r")
     assert asked.calls.last.request.url.params["access"] == "r"
 
 
 @pytest.mark.anyio
-async def test_not_found_is_told_apart_from_no_answer(nodes: LookupNodes) -> None:
-    directory = directory_of(nodes, max_pause=0)
+async def test_an_unknown_topic_differs_from_a_failed_lookup(nodes: LookupNodes) -> None:
+    cache = cache_of(nodes, max_pause=0)
     nodes.finds("a:4161", not_found("Key not found"))
     with pytest.raises(TopicNotFound, match=r"does not know the topic \(topic orders, node a:4161\): create it"):
-        await directory.resolve("orders")
+        await cache.resolve("orders")
     nodes.finds("a:4161", httpx.Response(200, html="<html>It works!</html>"))
     with pytest.raises(LookupFailed, match=r"It works!.*nsqlookupd's HTTP side"):
-        await directory.resolve("orders")
+        await cache.resolve("orders")
     nodes.finds("a:4161", leads("n1"))
-    assert (await directory.resolve("orders")).leaders == {0: N1}
+    assert (await cache.resolve("orders")).leaders == {0: N1}
 
 
 @pytest.mark.anyio
-async def test_everyone_who_waits_gets_an_error_of_his_own(nodes: LookupNodes) -> None:
+async def test_each_waiting_task_raises_its_own_error(nodes: LookupNodes) -> None:
     asked = nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
-    directory = directory_of(nodes)
+    cache = cache_of(nodes)
     errors: list[TopicNotFound] = []
 
     async def resolve() -> None:
         with pytest.raises(TopicNotFound) as caught:
-            await directory.resolve("orders")
+            await cache.resolve("orders")
         errors.append(caught.value)
 
     async with anyio.create_task_group() as tasks:
@@ -135,45 +134,45 @@ async def test_everyone_who_waits_gets_an_error_of_his_own(nodes: LookupNodes) -
 
 
 @pytest.mark.anyio
-async def test_a_topic_without_leaders_is_asked_for_again(nodes: LookupNodes) -> None:
+async def test_a_topic_without_leaders_is_after_error_again(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", lookup_json({}, num=1))
-    directory = directory_of(nodes)
-    assert (await directory.resolve("orders")).partition_num == 1
+    cache = cache_of(nodes)
+    assert (await cache.resolve("orders")).partition_num == 1
     nodes.finds("a:4161", leads("n1"))
-    assert (await directory.resolve("orders")).leaders == {0: N1}
+    assert (await cache.resolve("orders")).leaders == {0: N1}
 
 
 @pytest.mark.anyio
 async def test_over_real_sockets(nobody: Address) -> None:
     list_and_answer = answering(http(b'{"partitions":{"0":{"broadcast_address":"n1","tcp_port":4150}},"producers":[]}'))
     async with serving(list_and_answer) as address:
-        directory = MetadataCache([str(address), str(nobody)])
-        view = await directory.resolve("orders")
-        await directory.aclose()
+        cache = MetadataCache([str(address), str(nobody)])
+        view = await cache.resolve("orders")
+        await cache.aclose()
     assert view.leaders == {0: N1}
 
 
 @pytest.mark.anyio
 async def test_an_address_that_is_down_is_a_clear_error_in_time(nobody: Address) -> None:
-    directory = MetadataCache(str(nobody))
-    with anyio.fail_after(5), pytest.raises(LookupFailed, match="no lookup node gave a usable answer"):
-        await directory.resolve("orders")
-    await directory.aclose()
+    cache = MetadataCache(str(nobody))
+    with anyio.fail_after(5), pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
+        await cache.resolve("orders")
+    await cache.aclose()
 
 
 # Refreshing
 
 
 @pytest.mark.anyio
-async def test_errors_wake_a_refresh(nodes: LookupNodes) -> None:
+async def test_refreshing_after_an_error(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
-    directory = directory_of(nodes)
-    old = await directory.resolve("orders")
+    cache = cache_of(nodes)
+    old = await cache.resolve("orders")
     asked = nodes.finds("a:4161", leads("n2"))
     async with anyio.create_task_group() as tasks:
         for _ in range(64):
-            tasks.start_soon(directory.refresh, "orders", "w", old)
-    new = directory.peek("orders")
+            tasks.start_soon(cache.refresh, "orders", "w", old)
+    new = cache.cached("orders")
     assert new is not None
     assert new.leaders == {0: N2}
     assert new.version > old.version
@@ -191,61 +190,61 @@ async def test_errors_wake_a_refresh(nodes: LookupNodes) -> None:
         httpx.Response(200, html="<html>"),
     ],
 )
-async def test_nothing_empties_a_view_that_worked(nodes: LookupNodes, answer: Any) -> None:
+async def test_failures_never_empty_a_map(nodes: LookupNodes, answer: Any) -> None:
     nodes.finds("a:4161", leads("n1"))
-    directory = directory_of(nodes)
-    view = await directory.resolve("orders")
+    cache = cache_of(nodes)
+    view = await cache.resolve("orders")
     nodes.finds("a:4161", answer)
-    await directory.refresh("orders", failed=view)
-    kept = directory.peek("orders")
+    await cache.refresh("orders", failed=view)
+    kept = cache.cached("orders")
     assert kept is not None
     assert (kept.leaders, kept.meta) == (view.leaders, view.meta)
-    assert (await directory.resolve("orders")).leaders == view.leaders
+    assert (await cache.resolve("orders")).leaders == view.leaders
 
 
 @pytest.mark.anyio
-async def test_the_two_accesses_are_kept_apart(nodes: LookupNodes) -> None:
+async def test_the_accesses_are_separate(nodes: LookupNodes) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=leads("n1" if request.url.params["access"] == "w" else "n2"))
 
     nodes.finds("a:4161", answer)
-    directory = directory_of(nodes)
-    assert (await directory.resolve("orders", "w")).leaders == {0: N1}
-    assert (await directory.resolve("orders", "r")).leaders == {0: N2}
+    cache = cache_of(nodes)
+    assert (await cache.resolve("orders", "w")).leaders == {0: N1}
+    assert (await cache.resolve("orders", "r")).leaders == {0: N2}
 
 
 # Watching and polling
 
 
 @pytest.mark.anyio
-async def test_watchers_are_told_of_changes_only(nodes: LookupNodes) -> None:
+async def test_watchers_are_called_for_changes_only(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
-    directory = directory_of(nodes, max_pause=0)
+    cache = cache_of(nodes, max_pause=0)
     seen: list[PartitionMap] = []
-    unwatch = directory.watch("orders", "r", seen.append)
-    await directory.resolve("orders", "r")
-    await directory.refresh("orders", "r")
+    unwatch = cache.watch("orders", "r", seen.append)
+    await cache.resolve("orders", "r")
+    await cache.refresh("orders", "r")
     assert [view.leaders for view in seen] == [{0: N1}]
-    assert seen[0] is directory.peek("orders", "r")
+    assert seen[0] is cache.cached("orders", "r")
     nodes.finds("a:4161", leads("n2"))
-    await directory.refresh("orders", "r")
+    await cache.refresh("orders", "r")
     assert [view.leaders for view in seen] == [{0: N1}, {0: N2}]
     unwatch()
     unwatch()
     nodes.finds("a:4161", leads("n1"))
-    await directory.refresh("orders", "r")
+    await cache.refresh("orders", "r")
     assert len(seen) == 2
 
 
 @pytest.mark.anyio
 async def test_a_watched_topic_is_found_and_followed_by_polling(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
-    directory = directory_of(nodes, poll_interval=0.01)
+    cache = cache_of(nodes, poll_interval=0.01)
     seen: list[PartitionMap] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(directory.run)
+        tasks.start_soon(cache.run)
         await anyio.wait_all_tasks_blocked()
-        directory.watch("orders", "r", seen.append)
+        cache.watch("orders", "r", seen.append)
         nodes.finds("a:4161", leads("n1"))
         await eventually(lambda: len(seen) == 1)
         nodes.finds("a:4161", leads("n2"))
@@ -264,19 +263,19 @@ async def test_resolved_topics_are_polled_and_unknown_ones_are_not(nodes: Lookup
         return httpx.Response(200, json=leads("n1")) if topic == "orders" else not_found("TOPIC_NOT_FOUND")
 
     nodes.finds("a:4161", answer)
-    directory = directory_of(nodes, poll_interval=0.01)
+    cache = cache_of(nodes, poll_interval=0.01)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(directory.run)
+        tasks.start_soon(cache.run)
         with pytest.raises(TopicNotFound):
-            await directory.resolve("missing")
-        await directory.resolve("orders")
+            await cache.resolve("missing")
+        await cache.resolve("orders")
         await eventually(lambda: polled.count("orders") > 3)
         tasks.cancel_scope.cancel()
     assert polled.count("missing") == 1
 
 
 @pytest.mark.anyio
-async def test_a_slow_topic_does_not_hold_up_the_others(nodes: LookupNodes) -> None:
+async def test_a_slow_topic_does_not_delay_others(nodes: LookupNodes) -> None:
     polled: list[str] = []
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -287,54 +286,54 @@ async def test_a_slow_topic_does_not_hold_up_the_others(nodes: LookupNodes) -> N
         return httpx.Response(200, json=leads("n1"))
 
     nodes.finds("a:4161", answer)
-    directory = directory_of(nodes, poll_interval=0.01, request_timeout=30)
+    cache = cache_of(nodes, poll_interval=0.01, request_timeout=30)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(directory.run)
+        tasks.start_soon(cache.run)
         for topic in ("slow", "quick"):
-            directory.watch(topic, "r", lambda view: None)
+            cache.watch(topic, "r", lambda view: None)
         await eventually(lambda: polled.count("quick") > 3)
         tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
-async def test_polling_ends_when_the_directory_is_closed(nodes: LookupNodes) -> None:
+async def test_polling_ends_when_the_cache_is_closed(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
-    directory = directory_of(nodes)
+    cache = cache_of(nodes)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(directory.run)
-            await directory.resolve("orders")
-            await directory.aclose()
-            await directory.aclose()
-    for ask in (directory.resolve("other"), directory.refresh("orders")):
+            tasks.start_soon(cache.run)
+            await cache.resolve("orders")
+            await cache.aclose()
+            await cache.aclose()
+    for ask in (cache.resolve("other"), cache.refresh("orders")):
         with pytest.raises(InvalidState, match="closed"):
             await ask
     with pytest.raises(InvalidState, match="closed"):
-        directory.watch("orders", "r", lambda view: None)
-    assert directory.peek("orders") is not None
+        cache.watch("orders", "r", lambda view: None)
+    assert cache.cached("orders") is not None
 
 
 @pytest.mark.anyio
-async def test_closing_while_somebody_waits_for_an_answer() -> None:
+async def test_closing_fails_pending_lookups() -> None:
     async def hang(stream: object) -> None:
         await anyio.sleep_forever()
 
     async with serving(hang) as address:
-        directory = MetadataCache(str(address), options=LookupOptions(request_timeout=30))
+        cache = MetadataCache(str(address), options=LookupOptions(request_timeout=30))
 
         async def resolve() -> None:
             with pytest.raises((LookupFailed, InvalidState)):
-                await directory.resolve("orders")
+                await cache.resolve("orders")
 
         with anyio.fail_after(5):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(resolve)
                 await anyio.wait_all_tasks_blocked()
-                await directory.aclose()
+                await cache.aclose()
 
 
 @pytest.mark.anyio
-async def test_closing_ends_questions_whatever_they_wait_for(nodes: LookupNodes) -> None:
+async def test_closing_ends_a_pending_listlookup(nodes: LookupNodes) -> None:
     asked = anyio.Event()
 
     async def hang(request: httpx.Request) -> httpx.Response:
@@ -343,21 +342,21 @@ async def test_closing_ends_questions_whatever_they_wait_for(nodes: LookupNodes)
         raise AssertionError
 
     nodes.route("a:4161", "/listlookup", hang)
-    directory = directory_of(nodes)
+    cache = cache_of(nodes)
 
     async def resolve() -> None:
-        with pytest.raises(InvalidState, match="closed before an answer came"):
-            await directory.resolve("orders")
+        with pytest.raises(InvalidState, match="closed before a response was received"):
+            await cache.resolve("orders")
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(resolve)
             await asked.wait()
-            await directory.aclose()
+            await cache.aclose()
 
 
 @pytest.mark.anyio
-async def test_a_poll_ends_quietly_when_the_directory_is_closed_meanwhile(nodes: LookupNodes) -> None:
+async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes) -> None:
     asked, go_on = anyio.Event(), anyio.Event()
 
     async def slow(request: httpx.Request) -> httpx.Response:
@@ -367,26 +366,26 @@ async def test_a_poll_ends_quietly_when_the_directory_is_closed_meanwhile(nodes:
 
     nodes.route("a:4161", "/listlookup", slow)
     never = nodes.finds("a:4161", leads("n1"))
-    directory = directory_of(nodes)
+    cache = cache_of(nodes)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(directory.run)
-            directory.watch("orders", "r", lambda view: None)
-            directory.watch("orders", "r", lambda view: None)()
+            tasks.start_soon(cache.run)
+            cache.watch("orders", "r", lambda view: None)
+            cache.watch("orders", "r", lambda view: None)()
             await asked.wait()
-            await directory.aclose()
+            await cache.aclose()
             go_on.set()
     assert not never.called
 
 
 @pytest.mark.anyio
-async def test_names_that_were_never_found_do_not_pile_up(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_topics_are_forgotten(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MANY", 5)
     nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
-    directory = directory_of(nodes)
-    directory.watch("watched", "r", lambda view: None)
+    cache = cache_of(nodes)
+    cache.watch("watched", "r", lambda view: None)
     for number in range(20):
         with pytest.raises(TopicNotFound):
-            await directory.resolve(f"missing{number}")
-        assert len(directory._refreshers) <= 5
-    assert ("watched", "r") in directory._refreshers
+            await cache.resolve(f"missing{number}")
+        assert len(cache._refreshers) <= 5
+    assert ("watched", "r") in cache._refreshers

@@ -27,11 +27,11 @@ def table_of(*rounds: list[LookupAnswer]) -> PartitionMapMerger:
 
 def leaders(table: PartitionMapMerger) -> dict[int, str]:
     """Return the leaders' names."""
-    return {partition: address.host for partition, address in table.view.leaders.items()}
+    return {partition: address.host for partition, address in table.current.leaders.items()}
 
 
-def test_an_empty_table_knows_nothing() -> None:
-    view = PartitionMapMerger("orders", "r").view
+def test_an_empty_map() -> None:
+    view = PartitionMapMerger("orders", "r").current
     assert (view.topic, view.access, view.version, view.partition_num) == ("orders", "r", 0, 0)
     assert not view.leaders
     assert not view.nodes
@@ -40,7 +40,7 @@ def test_an_empty_table_knows_nothing() -> None:
 
 def test_answers_are_merged_by_partition() -> None:
     table = table_of([told("a", {0: "n1", 1: "n2"}, num=4), told("b", {3: "n1", 2: "n3"}, num=4)])
-    view = table.view
+    view = table.current
     assert list(view.leaders.items()) == [(0, tcp("n1")), (1, tcp("n2")), (2, tcp("n3")), (3, tcp("n1"))]
     assert view.complete
     assert view.version == 1
@@ -51,41 +51,41 @@ def test_a_partial_answer_is_known_by_partition_num_and_removes_nothing() -> Non
     table = table_of([told("a", {0: "n1", 1: "n2"}, num=2)])
     change = table.merge([told("a", {1: "n2"}, num=2)])
     assert leaders(table) == {0: "n1", 1: "n2"}
-    assert table.view.unlisted == {0}
+    assert table.current.unlisted == {0}
     assert not change
-    assert table_of([told("a", {1: "n2"}, num=2)]).view.complete is False
+    assert table_of([told("a", {1: "n2"}, num=2)]).current.complete is False
 
 
 def test_a_leaderless_answer_removes_nothing() -> None:
     """The redesigned server answers so to producers while a leader is lost."""
     table = table_of([told("a", {0: "n1", 1: "n2"}, num=2)], [told("a", {}, num=2)])
     assert leaders(table) == {0: "n1", 1: "n2"}
-    assert table.view.unlisted == {0, 1}
+    assert table.current.unlisted == {0, 1}
     table.merge([told("a", {0: "n3", 1: "n2"}, num=2)])
     assert leaders(table) == {0: "n3", 1: "n2"}
-    assert table.view.unlisted == frozenset()
+    assert table.current.unlisted == frozenset()
 
 
 @pytest.mark.parametrize("answers", [[], [failed("a")], [unknown("a"), failed("b")], [unknown("a"), unknown("b")]])
 def test_failed_rounds_change_nothing(answers: list[LookupAnswer]) -> None:
     table = table_of([told("a", {0: "n1"}, num=1, nodes=["o1"])])
-    before = table.view
+    before = table.current
     assert not table.merge(answers)
-    assert table.view is before
+    assert table.current is before
 
 
 def test_a_moved_leader_is_followed() -> None:
     table = table_of([told("a", {0: "n1", 1: "n2"}, num=2)])
     change = table.merge([told("a", {0: "n3", 1: "n2"}, num=2)])
     assert (change.added, change.moved, change.gone) == (frozenset(), frozenset({0}), frozenset())
-    assert table.view.version == 2
+    assert table.current.version == 2
 
 
 def test_more_partitions_are_added() -> None:
     table = table_of([told("a", {0: "n1"}, num=1)])
     change = table.merge([told("a", {0: "n1", 1: "n2"}, num=2)])
     assert (change.added, change.moved, change.meta_changed) == (frozenset({1}), frozenset(), True)
-    assert table.view.partition_num == 2
+    assert table.current.partition_num == 2
 
 
 def test_partitions_go_when_the_topic_has_fewer() -> None:
@@ -97,12 +97,12 @@ def test_partitions_go_when_the_topic_has_fewer() -> None:
 
 def test_the_same_answers_again_are_no_change() -> None:
     table = table_of([told("a", {0: "n1"}, num=1)])
-    before = table.view
+    before = table.current
     assert not table.merge([told("a", {0: "n1"}, num=1)])
-    assert table.view is before
+    assert table.current is before
 
 
-def test_the_higher_epoch_is_believed() -> None:
+def test_the_higher_epoch_is_preferred() -> None:
     for answers in ([("a", "n1", 3), ("b", "n2", 4)], [("a", "n2", 4), ("b", "n1", 3)]):
         table = table_of([told(source, {0: name}, num=1, epoch=epoch) for source, name, epoch in answers])
         assert leaders(table) == {0: "n2"}
@@ -114,7 +114,7 @@ def test_a_lower_epoch_does_not_win_because_the_higher_one_is_silent() -> None:
     assert leaders(table) == {0: "n2"}
 
 
-def test_a_lower_epoch_is_followed_when_it_has_news_and_the_higher_one_is_silent() -> None:
+def test_a_lower_epoch_with_a_change_is_followed_if_the_higher_one_is_silent() -> None:
     table = table_of(
         [told("a", {0: "n1"}, num=1, epoch=3), told("b", {0: "n2"}, num=1, epoch=4)],
         [told("a", {0: "n3"}, num=1, epoch=3), failed("b")],
@@ -122,7 +122,7 @@ def test_a_lower_epoch_is_followed_when_it_has_news_and_the_higher_one_is_silent
     assert leaders(table) == {0: "n3"}
 
 
-def test_a_new_epoch_is_believed_although_its_word_is_old() -> None:
+def test_a_new_epoch_is_preferred_to_a_recent_change() -> None:
     table = table_of(
         [told("a", {0: "n1"}, num=1, epoch=3), told("b", {0: "n2"}, num=1, epoch=4)],
         [told("a", {0: "n1"}, num=1, epoch=5), failed("b")],
@@ -130,7 +130,7 @@ def test_a_new_epoch_is_believed_although_its_word_is_old() -> None:
     assert leaders(table) == {0: "n1"}
 
 
-def test_of_equal_epochs_the_one_that_changed_last_is_believed() -> None:
+def test_of_equal_epochs_the_latest_change_is_preferred() -> None:
     old = [told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1), told("c", {0: "n1"}, num=1)]
     moved = [told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1), told("c", {0: "n2"}, num=1)]
     table = table_of(old, moved)
@@ -139,12 +139,12 @@ def test_of_equal_epochs_the_one_that_changed_last_is_believed() -> None:
     assert leaders(table) == {0: "n2"}, "the stale ones do not win by repeating themselves"
 
 
-def test_of_equal_words_most_voices_count() -> None:
+def test_of_equal_answers_the_majority_is_preferred() -> None:
     answers = [told("a", {0: "n1"}, num=1), told("b", {0: "n2"}, num=1), told("c", {0: "n1"}, num=1)]
     assert leaders(table_of(answers)) == {0: "n1"}
 
 
-def test_a_suspect_is_not_believed_while_there_is_word_of_another() -> None:
+def test_a_suspect_is_not_preferred_while_another_is_named() -> None:
     disagree = [told("a", {0: "n2"}, num=1), told("b", {0: "n1"}, num=1), told("c", {0: "n2"}, num=1)]
     table = table_of(disagree)
     assert leaders(table) == {0: "n2"}
@@ -163,14 +163,14 @@ def test_a_suspect_counts_before_the_epoch() -> None:
     assert leaders(table) == {0: "n2"}
 
 
-def test_a_suspect_is_believed_again_when_all_name_it() -> None:
+def test_a_suspect_is_accepted_when_all_name_it() -> None:
     table = table_of([told("a", {0: "n1"}, num=1)])
     table.suspect(0, tcp("n1"))
     table.merge([told("a", {0: "n1"}, num=1)])
     assert leaders(table) == {0: "n1"}
 
 
-def test_news_clear_the_suspicion() -> None:
+def test_a_change_clears_the_suspicion() -> None:
     table = table_of([told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1)])
     table.suspect(0, tcp("n1"))
     table.merge([told("a", {0: "n2"}, num=1), told("b", {0: "n1"}, num=1)])
@@ -180,9 +180,9 @@ def test_news_clear_the_suspicion() -> None:
 
 def test_nodes_of_the_original_nsq_are_the_union() -> None:
     table = table_of([told("a", nodes=["o2", "o1"]), told("b", nodes=["o3", "o1"])])
-    assert table.view.nodes == (tcp("o1"), tcp("o2"), tcp("o3"))
-    assert table.view.complete
-    assert table.view.partition_num == 0
+    assert table.current.nodes == (tcp("o1"), tcp("o2"), tcp("o3"))
+    assert table.current.complete
+    assert table.current.partition_num == 0
 
 
 def test_a_node_leaves_when_no_lookup_node_names_it() -> None:
@@ -194,30 +194,30 @@ def test_a_node_leaves_when_no_lookup_node_names_it() -> None:
 
 def test_nodes_of_a_lookup_node_that_is_silent_stay() -> None:
     table = table_of([told("a", nodes=["o1"]), told("b", nodes=["o2"])], [told("a", nodes=["o1"]), failed("b")])
-    assert table.view.nodes == (tcp("o1"), tcp("o2"))
+    assert table.current.nodes == (tcp("o1"), tcp("o2"))
 
 
 def test_a_node_that_a_working_lookup_node_dropped_is_not_kept_by_a_silent_one() -> None:
     table = table_of(
         [told("a", nodes=["o1", "o2"]), told("b", nodes=["o1", "o2"])], [told("a", nodes=["o2"]), failed("b")]
     )
-    assert table.view.nodes == (tcp("o2"),)
+    assert table.current.nodes == (tcp("o2"),)
 
 
 def test_an_empty_answer_of_the_original_nsq_removes_nothing() -> None:
     table = table_of([told("a", nodes=["o1"])], [told("a")])
-    assert table.view.nodes == (tcp("o1"),)
+    assert table.current.nodes == (tcp("o1"),)
 
 
 def test_mixed_clusters_have_both() -> None:
     table = table_of([told("a", {0: "n1", 1: "n2"}, num=2), told("old", nodes=["o1"])])
-    assert (leaders(table), table.view.nodes) == ({0: "n1", 1: "n2"}, (tcp("o1"),))
-    assert table.view.http.keys() == {tcp("n1"), tcp("n2"), tcp("o1")}
+    assert (leaders(table), table.current.nodes) == ({0: "n1", 1: "n2"}, (tcp("o1"),))
+    assert table.current.http.keys() == {tcp("n1"), tcp("n2"), tcp("o1")}
 
 
 def test_a_node_that_leads_a_partition_is_not_listed_without() -> None:
     table = table_of([told("a", {0: "n1"}, num=1), told("old", nodes=["n1", "o1"])])
-    assert table.view.nodes == (tcp("o1"),)
+    assert table.current.nodes == (tcp("o1"),)
 
 
 def test_a_topic_that_moves_to_the_redesigned_nsq() -> None:
@@ -228,12 +228,12 @@ def test_a_topic_that_moves_to_the_redesigned_nsq() -> None:
 
 def test_meta_is_kept_when_an_answer_lacks_it() -> None:
     table = table_of([told("a", {0: "n1"}, num=1, extend=True)], [told("a", {0: "n1"})])
-    assert table.view.meta == TopicMeta(partition_num=1, replica=1, extend_support=True)
+    assert table.current.meta == TopicMeta(partition_num=1, replica=1, extend_support=True)
 
 
 def test_an_upgrade_is_seen_from_the_first_node_that_tells() -> None:
     table = table_of([told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1, extend=True)])
-    assert table.view.meta.extend_support
+    assert table.current.meta.extend_support
 
 
 def test_diff_from_nothing() -> None:
@@ -276,17 +276,17 @@ def rounds_of(epochs: st.SearchStrategy[int]) -> st.SearchStrategy[list[list[Loo
 def test_a_partition_that_was_known_is_never_lost(rounds: list[list[LookupAnswer]]) -> None:
     table, named = PartitionMapMerger("orders"), dict[int, set[Address]]()
     for answers in rounds:
-        before = table.view
+        before = table.current
         change = table.merge(answers)
         for partition, info in (item for answer in answers for item in answer.partitions.items()):
             named.setdefault(partition, set()).add(info.tcp)
-        assert table.view.leaders.keys() == named.keys()
+        assert table.current.leaders.keys() == named.keys()
         assert not change.gone
-        assert all(address in named[partition] for partition, address in table.view.leaders.items())
-        assert not before.nodes or table.view.nodes or table.view.leaders
-        assert list(table.view.leaders) == sorted(table.view.leaders)
-        assert change == diff(before, table.view)
-        assert (table.view.version > before.version) == (table.view != before)
+        assert all(address in named[partition] for partition, address in table.current.leaders.items())
+        assert not before.nodes or table.current.nodes or table.current.leaders
+        assert list(table.current.leaders) == sorted(table.current.leaders)
+        assert change == diff(before, table.current)
+        assert (table.current.version > before.version) == (table.current != before)
 
 
 @given(rounds=rounds_of(st.integers(0, 3)), seed=st.integers())
@@ -295,16 +295,20 @@ def test_the_order_of_answers_does_not_matter(rounds: list[list[LookupAnswer]], 
     for answers in rounds:
         straight.merge(answers)
         shuffled.merge(random.Random(seed).sample(answers, len(answers)))
-        assert straight.view == shuffled.view
+        assert straight.current == shuffled.current
 
 
 @given(rounds=rounds_of(st.just(0)), useless=rounds_of(st.just(0)))
 def test_useless_rounds_move_nothing(rounds: list[list[LookupAnswer]], useless: list[list[LookupAnswer]]) -> None:
     table = table_of(*rounds)
-    before = table.view
+    before = table.current
     for answers in useless:
         table.merge([answer for answer in answers if not answer.partitions and not answer.nodes])
-        assert (table.view.leaders, table.view.nodes, table.view.http) == (before.leaders, before.nodes, before.http)
+        assert (table.current.leaders, table.current.nodes, table.current.http) == (
+            before.leaders,
+            before.nodes,
+            before.http,
+        )
 
 
 @given(rounds=rounds_of(st.just(0)), truth=st.lists(st.sampled_from(NODES), min_size=NUM, max_size=NUM))
@@ -312,8 +316,8 @@ def test_when_all_agree_the_table_agrees(rounds: list[list[LookupAnswer]], truth
     table = table_of(*rounds)
     table.merge([told(source, dict(enumerate(truth)), num=NUM) for source in SOURCES])
     assert leaders(table) == dict(enumerate(truth))
-    assert table.view.complete
-    assert not table.view.unlisted
+    assert table.current.complete
+    assert not table.current.unlisted
 
 
 @given(rounds=rounds_of(st.just(0)), truth=st.sampled_from(NODES), lie=st.sampled_from(NODES))
@@ -325,5 +329,5 @@ def test_evidence_finds_the_leader_that_one_lookup_node_knows(
         table.merge([told("a", {0: lie}, num=NUM), told("b", {0: truth}, num=NUM), told("c", {0: lie}, num=NUM)])
         if leaders(table)[0] == truth:
             return
-        table.suspect(0, table.view.leaders[0])
+        table.suspect(0, table.current.leaders[0])
     raise AssertionError(f"stays at {leaders(table)[0]}")

@@ -1,24 +1,267 @@
-"""Polling for several at once: one of them does the work, and the next takes over."""
+"""Refreshing and polling: one round at a time per topic, paced while nothing changes; one task polls for all."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 
+from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
-from nsqext.lookup.poller import Poller
-from nsqext.lookup.refresher import Refresher
-from tests.support.fake_lookupd import eventually, told
+from nsqext.lookup.partition_map import PartitionMap
+from nsqext.lookup.poller import Pace, Poller, Refresher
+from tests.support.fake_lookupd import eventually, failed, tcp, told, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from nsqext.lookup.responses import LookupAnswer
 
-pytestmark = pytest.mark.anyio
+
+class Lookup:
+    """Stands for the lookup service: answers when it is let, counts the questions."""
+
+    def __init__(self, *answers: LookupAnswer, held: bool = False, access: str = "w", **options: Any) -> None:
+        self.answers: Sequence[LookupAnswer] = answers
+        self.asked = 0
+        self.at_once = 0
+        self.held = held
+        self.open = anyio.Event()
+        self.maps: list[PartitionMap] = []
+        self.refresher = Refresher("orders", access, self.ask, LookupOptions(**options), self.maps.append)
+
+    async def ask(self) -> Sequence[LookupAnswer]:
+        """Answer one round."""
+        self.asked += 1
+        self.at_once += 1
+        try:
+            if self.held:
+                await self.open.wait()
+            else:
+                await checkpoint()
+        finally:
+            self.at_once -= 1
+        assert self.at_once == 0, "two rounds at the same time"
+        return self.answers
+
+
+@pytest.mark.anyio
+async def test_a_round_makes_a_map() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1))
+    assert lookup.refresher.map is None
+    await lookup.refresher.refresh()
+    assert lookup.refresher.map is not None
+    assert lookup.maps == [lookup.refresher.map]
+    assert lookup.refresher.map.version == 1
+
+
+@pytest.mark.anyio
+async def test_a_topic_without_leaders_has_a_map() -> None:
+    lookup = Lookup(told("a"))
+    await lookup.refresher.refresh()
+    assert lookup.refresher.map == PartitionMap("orders")
+
+
+@pytest.mark.anyio
+async def test_concurrent_refreshes_share_a_round() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(lookup.refresher.refresh)
+        await anyio.wait_all_tasks_blocked()
+        lookup.open.set()
+    assert lookup.asked == 1
+
+
+@pytest.mark.anyio
+async def test_a_newer_map_is_not_refreshed() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1))
+    await lookup.refresher.refresh()
+    old = lookup.refresher.map
+    lookup.answers = [told("a", {0: "n2"}, num=1)]
+    await lookup.refresher.refresh(failed=old)
+    await lookup.refresher.refresh(failed=old)
+    assert lookup.asked == 2
+    await lookup.refresher.refresh(failed=lookup.refresher.map)
+    assert lookup.asked == 3
+
+
+@pytest.mark.anyio
+async def test_another_task_takes_over_a_cancelled_round() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
+    scope = anyio.CancelScope()
+
+    async def give_up() -> None:
+        with scope:
+            await lookup.refresher.refresh()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(give_up)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(lookup.refresher.refresh)
+            tasks.start_soon(lookup.refresher.refresh)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            await anyio.wait_all_tasks_blocked()
+            lookup.open.set()
+    assert lookup.asked == 2
+    assert lookup.refresher.map is not None
+
+
+@pytest.mark.anyio
+async def test_a_waiting_task_can_be_cancelled() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lookup.refresher.refresh)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.move_on_after(0.01):
+                await lookup.refresher.refresh()
+            lookup.open.set()
+    assert lookup.asked == 1
+
+
+@pytest.mark.anyio
+async def test_a_failed_round_keeps_the_map_and_its_reason() -> None:
+    lookup = Lookup(failed("a"), unknown("b"), max_pause=0)
+    await lookup.refresher.refresh()
+    assert lookup.refresher.map is None
+    assert isinstance(lookup.refresher.error, TopicNotFound)
+    assert lookup.refresher.error.topic == "orders"
+    lookup.answers = [told("a", {0: "n1"}, num=1)]
+    await lookup.refresher.refresh()
+    view = lookup.refresher.map
+    lookup.answers = [failed("a")]
+    await lookup.refresher.refresh(failed=view)
+    assert lookup.refresher.map is view
+    assert isinstance(lookup.refresher.error, LookupFailed)
+    assert len(lookup.maps) == 1
+
+
+@pytest.mark.anyio
+async def test_a_leader_that_refused_is_not_preferred() -> None:
+    lookup = Lookup(told("a", {0: "n2"}, num=1), told("b", {0: "n1"}, num=1), max_pause=0)
+    await lookup.refresher.refresh()
+    view = lookup.refresher.map
+    assert view is not None
+    wrong = view.leaders[0]
+    await lookup.refresher.refresh(failed=view, partition=0)
+    assert lookup.refresher.map is not None
+    assert {wrong, lookup.refresher.map.leaders[0]} == {tcp("n1"), tcp("n2")}
+    await lookup.refresher.refresh(failed=lookup.refresher.map, partition=7)
+
+
+@pytest.mark.anyio
+async def test_rounds_that_change_nothing_are_paced() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1), max_pause=0.2)
+    await lookup.refresher.refresh()
+    began = anyio.current_time()
+    for _ in range(5):
+        await lookup.refresher.refresh(failed=lookup.refresher.map)
+    assert lookup.asked == 6
+    assert anyio.current_time() - began > 0.25
+
+
+@pytest.mark.anyio
+async def test_settled_topics_are_polled_within_the_jitter() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1), poll_interval=100.0, max_poll_interval=100.0, poll_jitter=0.2)
+    delays = []
+    for _ in range(50):
+        await lookup.refresher.refresh(after_error=False)
+        delays.append(lookup.refresher.poll_at - anyio.current_time())
+    assert all(79 < delay <= 120 for delay in delays)
+    assert max(delays) - min(delays) > 10
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("access", "delays"), [("w", [10, 20, 40, 40]), ("r", [10, 10, 10, 10])])
+async def test_polls_of_producers_back_off_while_nothing_changes(access: str, delays: list[int]) -> None:
+    lookup = Lookup(
+        told("a", {0: "n1"}, num=1), access=access, poll_interval=10.0, max_poll_interval=40.0, poll_jitter=0
+    )
+    refresher = lookup.refresher
+    for delay in delays:
+        await refresher.refresh(after_error=False)
+        assert refresher.poll_at - anyio.current_time() == pytest.approx(delay, abs=0.5)
+    lookup.answers = [told("a", {0: "n2"}, num=1)]
+    await refresher.refresh(after_error=False)
+    assert refresher.poll_at - anyio.current_time() == pytest.approx(10, abs=0.5)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("answer", [told("a", {0: "n1"}, num=2), failed("a"), told("a", {}, num=1), told("a")])
+async def test_a_missing_leader_is_polled_sooner(answer: LookupAnswer) -> None:
+    lookup = Lookup(answer, poll_interval=100.0, poll_jitter=0)
+    await lookup.refresher.refresh()
+    assert 0 < lookup.refresher.poll_at - anyio.current_time() <= 1
+
+
+@pytest.mark.anyio
+async def test_an_unlisted_partition_is_polled_sooner() -> None:
+    lookup = Lookup(told("a", {0: "n1"}, num=1), poll_interval=100.0, poll_jitter=0)
+    await lookup.refresher.refresh()
+    lookup.answers = [told("a", {}, num=1)]
+    await lookup.refresher.refresh(after_error=False)
+    assert 0 < lookup.refresher.poll_at - anyio.current_time() <= 1
+
+
+def full(pause: float = 1.0) -> Pace:
+    """Return a pace without jitter."""
+    return Pace(pause, lambda: 1.0)
+
+
+def test_the_first_round_after_an_error_is_not_waited_for() -> None:
+    pace = full()
+    assert pace.wait(100.0) == 0
+    pace.ended(100.0, changed=True, after_error=True)
+    assert pace.wait(100.0) == 0
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    pace, now, pauses = full(), 100.0, []
+    for _ in range(8):
+        pauses.append(round(pace.wait(now), 6))
+        now += pace.wait(now)
+        pace.ended(now, changed=False, after_error=True)
+    assert pauses == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_a_change_or_a_quiet_time_resets_the_pause() -> None:
+    pace = full()
+    for _ in range(5):
+        pace.ended(100.0, changed=False, after_error=True)
+    assert pace.wait(100.0) > 0.5
+    assert pace.wait(102.0) == 0
+    pace.ended(102.0, changed=False, after_error=True)
+    assert pace.wait(102.0) > 0.5
+    assert pace.wait(106.0) == 0
+    pace.ended(106.0, changed=False, after_error=True)
+    assert pace.wait(106.0) == pytest.approx(0.05)
+    pace.ended(106.0, changed=True, after_error=True)
+    assert pace.wait(106.0) == 0
+
+
+def test_polls_do_not_lengthen_the_pause() -> None:
+    pace = full()
+    for _ in range(5):
+        pace.ended(100.0, changed=False, after_error=False)
+    assert pace.wait(100.0) == 0
+
+
+@given(rounds=st.lists(st.tuples(st.floats(0, 5), st.booleans(), st.booleans()), max_size=20), longest=st.floats(0, 2))
+def test_no_pause_is_longer_than_allowed(rounds: list[tuple[float, bool, bool]], longest: float) -> None:
+    pace, now = Pace(longest), 0.0
+    for later, changed, after_error in rounds:
+        now += later
+        assert 0 <= pace.wait(now) <= longest
+        pace.ended(now, changed=changed, after_error=after_error)
+
+
+# Polling
 
 
 class Asked:
@@ -41,20 +284,22 @@ class Asked:
         return (told("a", {0: "n1"}, num=1),)
 
 
-async def test_several_that_run_it_poll_once() -> None:
+@pytest.mark.anyio
+async def test_several_runs_poll_once() -> None:
     asked = Asked()
     poller = Poller(lambda: [asked.refresher])
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(poller.run)
-            await eventually(lambda: asked.refresher.view is not None)
+            await eventually(lambda: asked.refresher.map is not None)
             await anyio.wait_all_tasks_blocked()
             assert asked.count == 1
             poller.stop()
 
 
-async def test_the_next_takes_over_what_was_cut_off() -> None:
+@pytest.mark.anyio
+async def test_another_run_takes_over_a_cancelled_poll() -> None:
     asked = Asked()
     asked.hanging = 1
     poller = Poller(lambda: [asked.refresher])
@@ -66,12 +311,13 @@ async def test_the_next_takes_over_what_was_cut_off() -> None:
                 tasks.start_soon(poller.run)
                 await anyio.wait_all_tasks_blocked()
                 first.cancel_scope.cancel()
-            await eventually(lambda: asked.refresher.view is not None)
+            await eventually(lambda: asked.refresher.map is not None)
             assert asked.count == 2
             tasks.cancel_scope.cancel()
 
 
-async def test_one_that_waits_for_its_turn_can_go() -> None:
+@pytest.mark.anyio
+async def test_a_waiting_run_can_be_cancelled() -> None:
     asked = Asked(interval=0.01)
     poller = Poller(lambda: [asked.refresher])
     with anyio.fail_after(5):
@@ -87,7 +333,8 @@ async def test_one_that_waits_for_its_turn_can_go() -> None:
             poller.stop()
 
 
-async def test_it_does_not_begin_once_it_was_stopped() -> None:
+@pytest.mark.anyio
+async def test_a_stopped_poller_does_not_poll() -> None:
     asked = Asked()
     poller = Poller(lambda: [asked.refresher])
     poller.stop()

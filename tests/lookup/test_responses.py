@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.errors import LookupFailed, NsqError, TopicNotFound
+from nsqext.errors import LookupFailed, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.responses import LookupAnswer, LookupNode, read_lookup, read_lookup_nodes, unwrap
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import list_json, lookup_json, recorded
@@ -66,8 +66,8 @@ def test_an_answer_without_meta() -> None:
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_topic_without_channel_is_not_found_and_says_why(bare: bool) -> None:
-    with pytest.raises(TopicNotFound, match=r"has no channel.*create a channel first"):
+def test_a_topic_without_channel_is_not_ready(bare: bool) -> None:
+    with pytest.raises(TopicNotReady, match=r"has no channel.*create a channel:"):
         read(find(REDESIGNED, "/lookup?topic=k_lookup_no_channel_t&metainfo=true&access=w", bare=bare))
 
 
@@ -120,21 +120,21 @@ def test_producers_that_lead_nothing_are_nodes_without_partitions() -> None:
         (
             200,
             b"<html><body>Welcome</body></html>",
-            "no lookup node's answer: HTTP 200 with b'<html>.*nsqlookupd's HTTP",
+            "not a response of nsqlookupd: HTTP 200 with b'<html>.*nsqlookupd's HTTP",
         ),
         (502, b"<html>Bad Gateway</html>", "HTTP 502 with b'<html>"),
         (404, b'{"message":"NOT_FOUND"}', "HTTP 404 NOT_FOUND.*nsqlookupd's HTTP"),
         (404, b"404 page not found", "HTTP 404 with b'404 page"),
-        (500, b"", "answers 500 \\(no text\\)"),
-        (302, b"", "answers 302"),
-        (400, b'{"message":"INVALID_ARG_TOPIC"}', "answers 400 INVALID_ARG_TOPIC"),
-        (500, b'{"message":"strconv.Atoi: parsing "x": invalid syntax"}', "answers 500 .*invalid syntax"),
-        (200, b'{"status_code":"x","status_txt":7}', "answers x 7"),
-        (200, b"\xff\xfe\x00", "no lookup node's answer"),
-        (200, b"[" * 100_000, "no lookup node's answer"),
+        (500, b"", "responded 500 \\(no text\\)"),
+        (302, b"", "responded 302"),
+        (400, b'{"message":"INVALID_ARG_TOPIC"}', "responded 400 INVALID_ARG_TOPIC"),
+        (500, b'{"message":"strconv.Atoi: parsing "x": invalid syntax"}', "responded 500 .*invalid syntax"),
+        (200, b'{"status_code":"x","status_txt":7}', "responded x 7"),
+        (200, b"\xff\xfe\x00", "not a response of nsqlookupd"),
+        (200, b"[" * 100_000, "not a response of nsqlookupd"),
     ],
 )
-def test_what_is_no_answer_says_what_came_and_what_to_do(status: int, body: bytes, text: str) -> None:
+def test_unexpected_responses_are_refused_with_a_hint(status: int, body: bytes, text: str) -> None:
     with pytest.raises(LookupFailed, match=text) as caught:
         unwrap(status, body, SOURCE)
     assert caught.value.node == "lookup:4161"
@@ -162,7 +162,7 @@ def test_what_is_no_answer_says_what_came_and_what_to_do(status: int, body: byte
     ],
 )
 def test_nonsense_inside_an_answer_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(LookupFailed, match="no lookup node's answer"):
+    with pytest.raises(LookupFailed, match="not a response of nsqlookupd"):
         read_lookup(lookup_json({0: "n1:4150"}, num=1) | change, SOURCE)
 
 
@@ -190,7 +190,7 @@ def test_listlookup_with_epochs_and_no_leader() -> None:
     "data", ["OK", [], {"lookupdnodes": [{}]}, {"lookupdnodes": [{"NodeIP": "a", "HttpPort": "x"}]}]
 )
 def test_listlookup_nonsense_is_refused(data: Any) -> None:
-    with pytest.raises(LookupFailed, match="no lookup node's answer"):
+    with pytest.raises(LookupFailed, match="not a response of nsqlookupd"):
         read_lookup_nodes(data, SOURCE)
 
 

@@ -71,7 +71,7 @@ def test_what_spark_adds_is_no_option_of_ours() -> None:
         ({"topic": "t"}, "option topic cannot be used to read: it is there to write"),
         ({"path": "t"}, "topics have no path"),
         ({"lookupd": ""}, "option lookupd='' cannot be right: it is empty"),
-        ({"lookupd": "here"}, "'here' is not an address"),
+        ({"lookupd": "here:"}, "'here:' is not an address"),
         ({"subscribe": ","}, "it names no topic"),
         ({"subscribe": "a b"}, "option subscribe='a b' cannot be right"),
         ({"assign": '{"t": [0]}'}, "options subscribe and assign contradict each other"),

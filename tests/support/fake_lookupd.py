@@ -159,7 +159,7 @@ class LookupNodes:
 
     def __init__(self) -> None:
         self.router = respx.MockRouter(assert_all_called=False)
-        self.client = httpx.AsyncClient(transport=httpx.MockTransport(self.router.async_handler))
+        self.transport = httpx.MockTransport(self.router.async_handler)
 
     def lists(self, name: str, *listed: str, **options: Any) -> respx.Route:
         """Set the response to listlookup; without listed nodes, the node is of the original NSQ."""

@@ -14,7 +14,7 @@ from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
 from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.shared import Lookup, find_directory
+from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Consumer:
         self._handler: Handler | None = None
         if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
-        self._directory = find_directory(lookupd, nsqd, self.options.lookup)
+        self._directory = metadata_cache(lookupd, nsqd, self.options.lookup)
         spec = SubscriptionSpec(self.topic, self.channel, self.tag, self.options)
         self._session = ConsumerSession(spec, self._directory, max_in_flight, self._dead_letter_topic(lookupd, nsqd))
         self.backoff: Backoff = self._session.group.backoff

@@ -12,7 +12,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput
-from nsqext.lookup.shared import Lookup
+from nsqext.lookup.metadata import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

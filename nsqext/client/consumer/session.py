@@ -99,7 +99,7 @@ class ConsumerSession:
         """
         await self._tasks.start()
         try:
-            self._metadata.join()
+            self._metadata.acquire()
             self._joined = True
             tasks = [*background, self._subscribe, self.group.run_flush, self.group.run_timer, self._metadata.run]
             if self._dead_letters is not None:
@@ -137,7 +137,7 @@ class ConsumerSession:
         finally:
             self.dispatcher.cancel()
             self.subscriber.forget()
-            await self._metadata.leave()
+            await self._metadata.release()
         logger.info("drained and closed %s/%s", self._topic, self._channel, extra={"topic": self._topic})
 
     async def _drain(self) -> None:

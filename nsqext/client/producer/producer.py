@@ -41,7 +41,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     ProtocolError,
 )
-from nsqext.lookup.shared import Lookup, find_directory
+from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_topic
 from nsqext.settings import unknown_arguments
 
@@ -92,7 +92,7 @@ class Producer:
         self.options: ProducerOptions = options or ProducerOptions()
         if connect is not None:
             self.options = evolve(self.options, connect=connect)
-        self._metadata = find_directory(lookupd, nsqd, self.options.lookup)
+        self._metadata = metadata_cache(lookupd, nsqd, self.options.lookup)
         self._pool = ConnectionPool(self.options.connection)
         self._router = Router(self.options, self._metadata, self._pool)
         self._sender = Sender(self.options, self._router, self._pool)
@@ -135,7 +135,7 @@ class Producer:
         """
         await self._tasks.start()
         try:
-            self._metadata.join()
+            self._metadata.acquire()
             self._joined = self._open = True
             self._router.tasks = self._tasks
             for run in (self._pool.run, self._metadata.run, self._router.run):
@@ -175,7 +175,7 @@ class Producer:
         finally:
             self._open = False
             self._router.close()
-            await self._metadata.leave()
+            await self._metadata.release()
 
     async def _finish(self) -> None:
         """Wait until no publish is pending, then abort those that still are after ``options.close_timeout``."""
@@ -212,7 +212,7 @@ class Producer:
     async def _connect_all(self, *, every: bool) -> None:
         """Connect to all nodes; raise where none can be reached, or one of them cannot and ``every`` is set."""
         nodes: Sequence[Address] = self._metadata.addresses
-        if self._metadata.asks:
+        if self._metadata.has_lookup:
             nodes = [node.tcp for node in await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)]
             if not nodes:
                 raise PartitionUnavailable(
@@ -340,7 +340,7 @@ class Producer:
         if (
             route is None
             or not route.targets
-            or route.view is not self._metadata.peek(topic, "w")
+            or route.view is not self._metadata.cached(topic, "w")
             or not self._open
             or self._tasks.running_loop() is not self._tasks.loop
             or type(body) is not bytes

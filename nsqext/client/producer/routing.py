@@ -246,12 +246,12 @@ class Router:
     @property
     def asks_lookup(self) -> bool:
         """Whether there is a lookup service, rather than fixed nodes."""
-        return self._metadata.asks
+        return self._metadata.has_lookup
 
     def current(self, topic: str) -> Route | None:
         """Return the route of a topic if it is up to date."""
         route = self.routes.get(topic)
-        return route if route is not None and route.view is self._metadata.peek(topic, "w") else None
+        return route if route is not None and route.view is self._metadata.cached(topic, "w") else None
 
     async def find(self, topic: str) -> Route:
         """Return the route of a topic, asking lookup where it is unknown.
@@ -261,7 +261,7 @@ class Router:
             LookupFailed: no lookup address gave a usable answer.
             PartitionUnavailable: lookup knows neither the topic nor any node.
         """
-        view = self._metadata.peek(topic, "w")
+        view = self._metadata.cached(topic, "w")
         if view is None or not (view.leaders or view.nodes):
             view = await self._ask(topic)
         route = self.routes.get(topic)
@@ -273,7 +273,7 @@ class Router:
                     target.node.wanted = True
             else:
                 self._keep_nodes()
-            if topic not in self._unwatch and self._metadata.peek(topic, "w") is view:
+            if topic not in self._unwatch and self._metadata.cached(topic, "w") is view:
                 # polled until `forget_idle` forgets the topic
                 self._unwatch[topic] = self._metadata.watch(topic, "w", _checked_by_next_publish)
         return route
@@ -335,10 +335,10 @@ class Router:
         """Ask lookup whether a topic that had no extend support has it now; False within a second after it said no."""
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
             return False
-        view = self._metadata.peek(topic, "w")
+        view = self._metadata.cached(topic, "w")
         if view is not None and not view.meta.extend_support:
             await self._metadata.refresh(topic, "w", failed=view)
-            view = self._metadata.peek(topic, "w")
+            view = self._metadata.cached(topic, "w")
         if view is not None and view.meta.extend_support:
             return True
         self._not_upgraded[topic] = _clock() + _UPGRADE_CHECK

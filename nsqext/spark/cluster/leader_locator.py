@@ -102,8 +102,8 @@ class LeaderLocator:
         After `distrust` lookup is asked again.
         """
         table = self._tables.get(topic)
-        known = table is not None and partition in table.view.leaders and topic not in self._stale
-        view = table.view if table is not None and known else await self._look(topic)
+        known = table is not None and partition in table.current.leaders and topic not in self._stale
+        view = table.current if table is not None and known else await self._look(topic)
         if not 0 <= partition < view.partition_num:
             raise InvalidPartition(
                 f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
@@ -120,15 +120,15 @@ class LeaderLocator:
         answers = await self._lookup.lookup(topic, "r")
         table = self._tables.setdefault(topic, PartitionMapMerger(topic, "r"))
         table.merge(answers)
-        if not any(answer.found for answer in answers) and not table.view.leaders:
+        if not any(answer.found for answer in answers) and not table.current.leaders:
             del self._tables[topic]
             raise failure([answer.error for answer in answers if answer.error is not None], topic)
-        if table.view.nodes and not table.view.partition_num:
+        if table.current.nodes and not table.current.partition_num:
             raise InvalidSetting(
                 "this is the original NSQ, which has no partitions to read again", hint="give readMode=channel"
             ).at(topic=topic)
         self._stale.discard(topic)
-        return table.view
+        return table.current
 
     async def on_leader(self, topic: str, partition: int, ask: Callable[[Leader], Awaitable[T]]) -> T:
         """Ask a partition's leader until it answers, whoever that is by then."""

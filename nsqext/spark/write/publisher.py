@@ -81,7 +81,7 @@ class Publisher:
         self._task = task
         options = access.producer()
         lookup = Lookup(access.lookupd, options=options.lookup)
-        self._directory = lookup.directory
+        self._directory = lookup.metadata
         self._producer = Producer(lookup, options=options)
         self._patience = options.timeout
 

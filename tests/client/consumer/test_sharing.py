@@ -48,7 +48,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Count from now on."""
     counted = Asked()
-    fetch, make, close = http.LookupHttp.fetch, http._make_client, http.LookupHttp.aclose
+    fetch, make, close = http.LookupHttp.fetch, http._make_transport, http.LookupHttp.aclose
 
     async def count(self: http.LookupHttp, address: Address, path: str, params: dict[str, Any], *rest: Any) -> Any:
         counted.questions[path, params.get("topic", ""), params.get("access", "")] += 1
@@ -60,13 +60,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         return make(*given)
 
     async def count_close(self: http.LookupHttp) -> None:
-        if self._client is not None and not self._client.is_closed:
+        if self._transport is not None and not self._closed:
             counted.open_pools -= 1
         await close(self)
 
     monkeypatch.setattr(http.LookupHttp, "fetch", count)
     monkeypatch.setattr(http.LookupHttp, "aclose", count_close)
-    monkeypatch.setattr(http, "_make_client", count_pool)
+    monkeypatch.setattr(http, "_make_transport", count_pool)
     return counted
 
 
@@ -109,7 +109,7 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
     assert asked.lists() == 1
     assert asked.topics("r") == asked.topics("w") == dict.fromkeys(topics, 1)
     assert (asked.pools, asked.open_pools) == (1, 0)
-    assert not lookup.directory._views
+    assert not lookup.metadata._maps
 
 
 async def test_all_of_an_app_ask_together(cluster: Cluster, asked: Asked) -> None:
@@ -213,7 +213,7 @@ async def test_cancelled_at_any_turn_the_others_go_on(cluster: Cluster, asked: A
         await checkpoint()
         tasks.cancel_scope.cancel()
     assert asked.open_pools == 0
-    assert lookup.directory._users == 0
+    assert lookup.metadata._users == 0
 
 
 async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster) -> None:
@@ -244,8 +244,8 @@ async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: 
     lookup = Lookup("127.0.0.1:1")
     monkeypatch.setenv("NSQEXT_URL", "nsq://127.0.0.1:2?timeout=3")
     producer = Producer.from_url(lookupd=lookup)
-    assert producer._metadata is lookup.directory
+    assert producer._metadata is lookup.metadata
     assert producer.options.timeout == 3
-    assert Consumer.from_url("t", "ch", lookupd=lookup)._directory is lookup.directory
-    with pytest.raises(InvalidSetting, match="beside a Lookup"):
+    assert Consumer.from_url("t", "ch", lookupd=lookup)._directory is lookup.metadata
+    with pytest.raises(InvalidSetting, match="besides a Lookup"):
         Producer.from_url(lookupd=lookup, lookup_poll_interval=7.0)

@@ -181,5 +181,5 @@ def test_a_certificate_is_checked(tmp_path: Path) -> None:
 
 def test_lookup_is_waited_for(servers: Servers) -> None:
     access = Access(("127.0.0.1:1",), {"timeout": "0.3", "lookup_request_timeout": "0.1"})
-    with pytest.raises(PublishFailed, match="row 0 of Spark partition 5: no lookup node gave a usable answer"):
+    with pytest.raises(PublishFailed, match="row 0 of Spark partition 5: no lookup node returned a usable response"):
         publish_chunks(access, 5, lambda meta: [chunk(("t", None, b"x"))])

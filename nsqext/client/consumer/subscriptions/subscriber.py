@@ -178,7 +178,7 @@ class Subscriber:
         deadline = _clock() + self._options.lookup_timeout
         answered = warned = False
         while True:
-            view = self._metadata.peek(self._topic, "r")
+            view = self._metadata.cached(self._topic, "r")
             if view is not None and (view.leaders or view.nodes):
                 return view
             reason: object = "no partition has a leader"
@@ -238,7 +238,7 @@ class Subscriber:
         """Subscribe to a partition again and again, until the consumer closes or the topic loses the partition."""
         failures = 0
         while not self.closing:
-            view = self._metadata.peek(self._topic, "r")
+            view = self._metadata.cached(self._topic, "r")
             address = _address(view, assignment.key) if view is not None else None
             if address is None or view is None:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment

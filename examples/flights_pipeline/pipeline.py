@@ -24,7 +24,7 @@ from examples.flights_pipeline.check import (
 from examples.flights_pipeline.flights import Flight
 from examples.flights_pipeline.picture import draw
 from examples.flights_pipeline.publish import publish_closing_word, publish_flights
-from examples.flights_pipeline.stream import ARCHIVE, DELAYS, DEPARTURES, Flow, Places, Streams, wait_for
+from examples.flights_pipeline.stream import ARCHIVE, DELAYS, DEPARTURES, Flow, Locations, Streams, wait_for
 from nsqext.cli.flights_topic import TopicPlan, fresh_name, temporary_topic
 
 __all__ = ("Report", "Setting", "Times", "run")
@@ -100,7 +100,7 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
     """
     plan = TopicPlan(fresh_name("flights"), setting.partitions, extend=True, channels=(DEPARTURES, DELAYS))
     other = TopicPlan(fresh_name("delays"), extend=True, channels=(ARCHIVE,))
-    streams = Streams(session, Places(",".join(setting.lookupd), plan.name, other.name, setting.folder))
+    streams = Streams(session, Locations(",".join(setting.lookupd), plan.name, other.name, setting.folder))
     with (
         start_blocking_portal() as portal,
         _topic(portal, setting.lookupd, plan, progress),

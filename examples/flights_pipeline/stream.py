@@ -20,7 +20,7 @@ __all__ = (
     "DELAYS",
     "DEPARTURES",
     "Flow",
-    "Places",
+    "Locations",
     "Streams",
     "make_session",
     "parse",
@@ -83,7 +83,7 @@ def sum_up(flights: DataFrame) -> DataFrame:
 
 
 @frozen
-class Places:
+class Locations:
     """Where the data lives.
 
     Attributes:
@@ -126,7 +126,7 @@ class Flow:
 class Streams:
     """The streams of the pipeline. Each reads what there is, in micro-batches, and ends."""
 
-    def __init__(self, session: SparkSession, places: Places) -> None:
+    def __init__(self, session: SparkSession, places: Locations) -> None:
         self._session = session
         self._places = places
 

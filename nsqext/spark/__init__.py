@@ -1,6 +1,6 @@
 """Topics as sources and sinks of Spark: ``spark.read/readStream/write/writeStream.format("nsqext")``.
 
-`register` makes the format known to a session; it needs PySpark 4.2 or later and Java 17. Names are imported when they
+Needs PySpark 4.2 or later and Java 17. `register` checks the Python workers of a session. Names are imported when they
 are first used.
 """
 

@@ -1,7 +1,8 @@
-"""How the values of options are read, which Spark hands over as text; each reader raises ValueError."""
+"""Parsers of option values, which Spark passes as text; each raises ValueError."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import orjson
@@ -10,34 +11,58 @@ from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_channel, check_partition, check_topic
 
 __all__ = (
+    "ALL_COLUMNS",
+    "BASE_COLUMNS",
+    "Columns",
     "read_assignment",
     "read_bool",
     "read_channel",
     "read_choice",
+    "read_columns",
+    "read_duration",
     "read_header",
     "read_number",
+    "read_pattern",
     "read_seconds",
     "read_text",
     "read_topics",
 )
 
+Columns = tuple[str, ...]
+"""Names of columns, in the order of `ALL_COLUMNS`."""
+
+BASE_COLUMNS: Columns = (
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "queue_offset",
+    "timestamp",
+    "message_id",
+    "trace_id",
+    "attempts",
+    "tag",
+)
+ALL_COLUMNS: Columns = (*BASE_COLUMNS, "headers", "key")
+"""With ``includeHeaders``."""
+
 
 def read_text(value: str) -> str:
-    """Read text that is not empty."""
+    """Parse text that is not empty."""
     if not value:
         raise ValueError("it is empty")
     return value
 
 
 def read_bool(value: str) -> bool:
-    """Read true or false."""
+    """Parse true or false."""
     if value.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return value.lower() == "true"
 
 
 def read_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return what reads a whole number that lies within bounds."""
+    """Return a parser of whole numbers within bounds."""
 
     def read(value: str) -> int:
         try:
@@ -52,12 +77,12 @@ def read_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def read_seconds(value: str) -> float:
-    """Read milliseconds as seconds."""
+    """Parse milliseconds; returns seconds."""
     return read_number(1)(value) / 1000
 
 
 def read_choice(*choices: str) -> Callable[[str], str]:
-    """Return what reads one of several words."""
+    """Return a parser of one of several words."""
 
     def read(value: str) -> str:
         if value.lower() not in choices:
@@ -68,7 +93,7 @@ def read_choice(*choices: str) -> Callable[[str], str]:
 
 
 def read_topics(value: str) -> tuple[str, ...]:
-    """Read names of topics, with commas between them."""
+    """Parse names of topics that are separated by commas."""
     topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not topics:
         raise ValueError("it names no topic")
@@ -76,15 +101,15 @@ def read_topics(value: str) -> tuple[str, ...]:
 
 
 def read_assignment(value: str) -> dict[str, tuple[int, ...]]:
-    """Read partitions by topic, in JSON."""
+    """Parse JSON of partitions by topic."""
     try:
-        told = orjson.loads(value)
+        data = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(told, dict) or not told:
+    if not isinstance(data, dict) or not data:
         raise ValueError('write {"topic": [0, 1]}')
     assigned: dict[str, tuple[int, ...]] = {}
-    for topic, partitions in told.items():
+    for topic, partitions in data.items():
         if not isinstance(partitions, list) or not partitions:
             raise ValueError(f"topic {topic!r} has no list of partitions")
         assigned[check_topic(topic)] = tuple(sorted({check_partition(partition) for partition in partitions}))
@@ -92,13 +117,42 @@ def read_assignment(value: str) -> dict[str, tuple[int, ...]]:
 
 
 def read_channel(value: str) -> str:
-    """Read the name of a channel that stays."""
+    """Parse the name of a durable channel."""
     if "#" in check_channel(value):
         raise ValueError("an ephemeral channel keeps no position")
     return value
 
 
 def read_header(value: str) -> str:
-    """Read the name of an extend header."""
+    """Parse the name of an extend header."""
     encode_headers({value: ""})
     return value
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def read_duration(value: str) -> float:
+    """Parse a time with a unit, as Kafka's source has it: ``500ms``, ``30s``, ``15m``; returns seconds."""
+    match = re.fullmatch(r"(\d+)\s*([a-z]+)", value.lower())
+    if match is None or match[2] not in _UNITS or not int(match[1]):
+        raise ValueError("write a number and a unit: 500ms, 30s, 15m, 1h")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def read_pattern(value: str) -> str:
+    """Parse a regular expression."""
+    try:
+        re.compile(read_text(value))
+    except re.error as error:
+        raise ValueError(f"it is not a regular expression: {error}") from None
+    return value
+
+
+def read_columns(value: str) -> Columns:
+    """Parse names of columns that are separated by commas; returns them in the order of the source's schema."""
+    names = {part.strip().lower() for part in value.split(",") if part.strip()}
+    unknown = sorted(names - set(ALL_COLUMNS))
+    if unknown or not names:
+        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(ALL_COLUMNS)}" if unknown else "it names no column")
+    return tuple(name for name in ALL_COLUMNS if name in names)

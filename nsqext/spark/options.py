@@ -1,7 +1,7 @@
 """Options of ``spark.read/readStream/write/writeStream.format("nsqext")``.
 
-Spark hands them over as text, with names in lower case. What is unknown, out of range or contradictory is refused
-before anything is connected. Names that begin with ``nsqext.`` are settings of the client, see `Access`.
+Spark passes them as text, with names in lower case. Unknown, invalid and contradictory options raise before anything is
+connected. Names that begin with ``nsqext.`` are settings of the client, see `ClientConfig`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,45 @@ from attrs import frozen
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.protocol.names import check_topic
-from nsqext.spark.cluster.client_config import PREFIX, Access, unknown
+from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, unknown
 from nsqext.spark.cluster.ephemeral_channel import MARK
 from nsqext.spark.option_values import (
+    ALL_COLUMNS,
+    BASE_COLUMNS,
+    Columns,
     read_assignment,
     read_bool,
     read_channel,
     read_choice,
+    read_columns,
+    read_duration,
     read_header,
     read_number,
+    read_pattern,
     read_seconds,
     read_text,
     read_topics,
 )
 
-__all__ = ("ID_HEADER", "Access", "SinkOptions", "SourceOptions", "includes_headers")
+__all__ = ("ID_HEADER", "TABLE_OPTION", "ClientConfig", "SinkOptions", "SourceOptions", "columns_of", "is_option")
 
 ID_HEADER = "nsqext_id"
-"""Header that carries the id of a row, unless another one is chosen."""
+"""Default name of the header that carries the id of a row."""
 
 _MAX_RDY = 2500
 _LONG = (1 << 63) - 1
-"""Limits of micro-batches go through Java."""
+"""Spark keeps limits of micro-batches as Java longs."""
 
-# what Spark itself puts among the options of a query
-_OF_SPARK = frozenset({"checkpointlocation", "queryname"})
+# options that Spark adds by itself: of queries, and of tables (CREATE TABLE … USING nsqext)
+_OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
+TABLE_OPTION = "provider"
+"""Option that Spark adds to the options of a table."""
+_OF_SPARK_PREFIXES = ("__", "option.", "spark.")
 
 
 @frozen
 class _Option:
-    """One option: its name as the documentation has it, the member that it fills, and how it is read."""
+    """One option: its name in the documentation, the attribute it sets, and the function that parses it."""
 
     name: str
     member: str
@@ -56,18 +65,27 @@ _COMMON = (_Option("lookupd", "lookupd", lambda value: parse_lookup_addresses(re
 _SOURCE = (
     *_COMMON,
     _Option("subscribe", "subscribe", read_topics),
+    _Option("subscribePattern", "subscribe_pattern", read_pattern),
     _Option("assign", "assign", read_assignment),
     _Option("channel", "channel", read_channel),
     _Option("startingOffsets", "starting_offsets", read_text),
     _Option("endingOffsets", "ending_offsets", read_text),
     _Option("startingTimestamp", "starting_timestamp", read_number(0)),
     _Option("endingTimestamp", "ending_timestamp", read_number(0)),
+    _Option("startingOffsetsByTimestamp", "starting_offsets_by_timestamp", read_text),
+    _Option("endingOffsetsByTimestamp", "ending_offsets_by_timestamp", read_text),
     _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", read_number(1, _LONG)),
     _Option("maxBytesPerTrigger", "max_bytes_per_trigger", read_number(1, _LONG)),
+    _Option("minOffsetsPerTrigger", "min_offsets_per_trigger", read_number(1, _LONG)),
+    _Option("maxTriggerDelay", "max_trigger_delay", read_duration),
     _Option("minPartitions", "min_partitions", read_number(1)),
+    _Option("maxTasks", "max_tasks", read_number(1)),
+    _Option("minMessagesPerTask", "min_messages_per_task", read_number(1)),
     _Option("maxRecordsPerPartition", "max_records_per_partition", read_number(1)),
     _Option("failOnDataLoss", "fail_on_data_loss", read_bool),
     _Option("includeHeaders", "include_headers", read_bool),
+    _Option("headersFormat", "headers_format", read_choice("map", "array")),
+    _Option("columns", "columns", read_columns),
     _Option("readMode", "read_mode", read_choice("offset", "channel")),
     _Option("resetChannel", "reset_channel", read_bool),
     _Option("readTimeoutMs", "read_timeout", read_seconds),
@@ -85,21 +103,39 @@ _SINK = (
 _NAMES = {"read": _SOURCE, "write": _SINK}
 _OTHER = {"read": "write", "write": "read"}
 
-# options that make no sense in one of the ways to read
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "resetChannel", "readMode")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "resetChannel",
+    "readMode",
+)
 _OFFSET_ONLY = (
     "startingOffsets",
     "startingTimestamp",
+    "startingOffsetsByTimestamp",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxTasks",
+    "minMessagesPerTask",
     "maxRecordsPerPartition",
     "failOnDataLoss",
     "resetChannel",
     "assign",
+    "subscribePattern",
 )
 _EXCLUDING = (
     ("subscribe", "assign"),
+    ("subscribe", "subscribePattern"),
+    ("assign", "subscribePattern"),
+    ("startingOffsets", "startingOffsetsByTimestamp"),
+    ("startingTimestamp", "startingOffsetsByTimestamp"),
+    ("endingOffsets", "endingOffsetsByTimestamp"),
+    ("endingTimestamp", "endingOffsetsByTimestamp"),
     ("startingOffsets", "startingTimestamp"),
     ("endingOffsets", "endingTimestamp"),
     ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
@@ -109,12 +145,12 @@ _EXCLUDING = (
 def _unknown(name: str, kind: str) -> InvalidSetting:
     other = next((option.name for option in _NAMES[_OTHER[kind]] if option.name.lower() == name), None)
     if other is not None:
-        return InvalidSetting(f"option {other} cannot be used to {kind}", hint=f"it is there to {_OTHER[kind]}")
+        return InvalidSetting(f"option {other} cannot be used to {kind}", hint=f"it belongs to {_OTHER[kind]} options")
     return unknown(name, (option.name for option in _NAMES[kind]))
 
 
 def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of the options by member, and the settings of the client as text."""
+    """Return the values of the options by attribute, and the settings of the client as text."""
     known = {option.name.lower(): option for option in _NAMES[kind]}
     values: dict[str, Any] = {}
     settings: dict[str, str] = {}
@@ -127,71 +163,106 @@ def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict
             try:
                 values[option.member] = option.read(str(text).strip())
             except ValueError as error:
-                shown = str(text).rpartition("@")[2]  # what is before an @ may be a secret
-                raise InvalidSetting(f"option {option.name}={shown!r} cannot be right: {error}") from None
-        elif name == "path":
+                shown = str(text).rpartition("@")[2]  # the part before an @ may be a secret
+                raise InvalidSetting(f"option {option.name}={shown!r} is invalid: {error}") from None
+        elif name == "path" and TABLE_OPTION not in {other.lower() for other in given}:
             raise InvalidSetting(f"path {text!r}: topics have no path", hint="use the option subscribe, or topic")
-        elif name not in _OF_SPARK:
+        elif name not in {*_OF_SPARK, "path"} and not name.startswith(_OF_SPARK_PREFIXES):
             raise _unknown(name, kind)
     return values, settings
 
 
-def _access(values: dict[str, Any], settings: dict[str, str], kind: str) -> Access:
+def _client_config(values: dict[str, Any], settings: dict[str, str], kind: str) -> ClientConfig:
     lookupd = values.pop("lookupd", None)
     if lookupd is None:
         raise InvalidSetting("option lookupd is missing", hint="give nsqlookupd's HTTP address, host:port")
-    access = Access(tuple(map(str, lookupd)), settings)
-    access.check(kind)
-    return access
+    config = ClientConfig(tuple(map(str, lookupd)), settings)
+    config.check(kind)
+    return config
 
 
-def includes_headers(given: Mapping[str, str]) -> bool:
-    """Return whether rows are to have the columns ``headers`` and ``key``.
+def is_option(name: str) -> bool:
+    """Return whether a name is an option to read or a setting of the client."""
+    return name.lower().startswith(PREFIX) or name.lower() in {option.name.lower() for option in _SOURCE}
+
+
+def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
+    """Return the columns of rows that are read, and whether headers are an array.
 
     Raises:
-        InvalidSetting: an option is unknown, or cannot be read.
+        InvalidSetting: an option is unknown or invalid.
     """
-    return bool(_read_all(given, "read")[0].get("include_headers", False))
+    values, _ = _read_all(given, "read")
+    return _columns(values)
+
+
+def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
+    as_array = values.get("headers_format") == "array"
+    if as_array and not (values.get("include_headers") or "headers" in values.get("columns", ())):
+        raise InvalidSetting("option headersFormat has no effect without headers", hint="add includeHeaders=true")
+    if "columns" in values:
+        if values.get("include_headers") and "headers" not in values["columns"]:
+            raise InvalidSetting(
+                "options columns and includeHeaders contradict each other", hint="add headers to columns"
+            )
+        return values["columns"], as_array
+    return (ALL_COLUMNS if values.get("include_headers") else BASE_COLUMNS), as_array
 
 
 @frozen
 class SourceOptions:
-    """What is read, and how.
+    """Options of a read.
 
     Attributes:
-        connection: how the servers are reached; its ``timeout`` is ``readTimeoutMs``, in seconds.
-        topics: what is read, by topic: its partitions, None for all that there are.
-        channel: name of the anchor channel; that of scratch channels begins with it.
-        starting_offsets: as the user wrote it; None for the default: ``earliest``, for streams ``latest``.
-        ending_offsets: as the user wrote it; None for the default, ``latest``.
-        starting_timestamp: only messages of this time or later, in milliseconds since 1970.
-        ending_timestamp: only messages of before this time, in milliseconds since 1970.
-        max_offsets_per_trigger: messages of one micro-batch.
-        max_bytes_per_trigger: bytes of one micro-batch in the partitions' logs, more or less.
-        min_partitions: tasks that there are at least.
-        max_records_per_partition: messages of one task.
-        fail_on_data_loss: fail where messages are gone that should have been read; otherwise go on behind them.
-        include_headers: rows have the columns ``headers`` and ``key``.
+        client: how the servers are reached; its ``timeout`` is ``readTimeoutMs``, in seconds.
+        topics: partitions by topic; None for all partitions.
+        subscribe_pattern: regular expression that the names of topics match; ``topics`` is empty then.
+        columns: columns of the rows.
+        headers_as_array: the column ``headers`` is an array of key and value (binary), as Kafka's source has it.
+        channel: name of the anchor channel, and prefix of the names of ephemeral channels.
+        starting_offsets: text of the option; None for the default: ``earliest``, for streams ``latest``.
+        ending_offsets: text of the option; None for the default, ``latest``.
+        starting_timestamp: first time that is read, in milliseconds since 1970.
+        ending_timestamp: first time that is not read, in milliseconds since 1970.
+        starting_offsets_by_timestamp: JSON of times by topic and partition.
+        ending_offsets_by_timestamp: JSON of times by topic and partition.
+        max_offsets_per_trigger: largest number of messages of a micro-batch.
+        max_bytes_per_trigger: approximate number of bytes of a micro-batch in the partitions' logs.
+        min_offsets_per_trigger: number of messages that a micro-batch waits for.
+        max_trigger_delay: seconds after which a micro-batch starts with fewer messages.
+        min_partitions: smallest number of tasks.
+        max_tasks: largest number of tasks, unless ``min_partitions`` or ``max_records_per_partition`` need more.
+        min_messages_per_task: messages that are worth a task of their own.
+        max_records_per_partition: largest number of messages of one task.
+        fail_on_data_loss: raise if messages are not retained any more; otherwise continue with the next ones.
         read_mode: ``offset`` reads ranges that can be read again, ``channel`` consumes a channel.
-        reset_channel: start where the starting offsets say, although the anchor channel is there.
-        read_timeout: seconds within which the next message of a range has to come.
+        reset_channel: use the starting offsets although the anchor channel exists.
+        read_timeout: seconds in which the next message of a range must be received.
         arrow_batch_rows: rows of one record batch.
         rdy: messages in flight of one task.
     """
 
-    connection: Access
+    client: ClientConfig
     topics: Mapping[str, tuple[int, ...] | None]
+    subscribe_pattern: str | None = None
+    columns: Columns = BASE_COLUMNS
+    headers_as_array: bool = False
     channel: str | None = None
     starting_offsets: str | None = None
     ending_offsets: str | None = None
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
+    starting_offsets_by_timestamp: str | None = None
+    ending_offsets_by_timestamp: str | None = None
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay: float = 900.0
     min_partitions: int | None = None
+    max_tasks: int = 256
+    min_messages_per_task: int = 20_000
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
-    include_headers: bool = False
     read_mode: Literal["offset", "channel"] = "offset"
     reset_channel: bool = False
     read_timeout: float = 60.0
@@ -200,49 +271,56 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
-        """Return the options that Spark hands over.
+        """Return the options of a query.
 
         Args:
             given: the options by name, in any case.
-            streaming: they are those of ``readStream``.
+            streaming: the options are those of ``readStream``.
 
         Raises:
-            InvalidSetting: one is unknown, cannot be read, is missing, or contradicts another one.
+            InvalidSetting: an option is unknown, invalid or missing, or contradicts another one.
         """
         values, settings = _read_all(given, "read")
         present = {option.name for option in _SOURCE if option.member in values}
         _check_source(present, values, streaming)
-        connection = _access(values, settings, "read")
+        client = _client_config(values, settings, "read")
+        values["columns"], as_array = _columns(values)
+        values.pop("include_headers", None)
+        values.pop("headers_format", None)
         subscribed = dict.fromkeys(values.pop("subscribe", ()))
         topics: Mapping[str, tuple[int, ...] | None] = values.pop("assign", subscribed)
-        options = cls(connection=connection, topics=topics, **values)
-        return attrs.evolve(options, connection=attrs.evolve(connection, timeout=options.read_timeout))
+        options = cls(client=client, topics=topics, headers_as_array=as_array, **values)
+        return attrs.evolve(options, client=attrs.evolve(client, timeout=options.read_timeout))
 
 
 def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool) -> None:
     for one, other in _EXCLUDING:
         if one in present and other in present:
-            raise InvalidSetting(f"options {one} and {other} contradict each other", hint="give one of them")
-    if not present & {"subscribe", "assign"}:
-        raise InvalidSetting("no topic is named", hint="give the option subscribe, or assign")
+            raise InvalidSetting(f"options {one} and {other} contradict each other", hint="use one of them")
+    if not present & {"subscribe", "subscribePattern", "assign"}:
+        raise InvalidSetting("no topic is given", hint="use one of the options subscribe, subscribePattern and assign")
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
         if name in present:
             kind = "batch" if streaming else "streaming"
-            raise InvalidSetting(f"option {name} is for {kind} reads only", hint="leave it out")
+            raise InvalidSetting(f"option {name} is for {kind} reads only", hint="remove it")
     if streaming and "channel" not in present:
         raise InvalidSetting(
             "option channel is missing",
-            hint="a streaming read needs the name of a channel of its own, which keeps what it has not read yet",
+            hint="a streaming read needs the name of a channel of its own, which retains messages until they are read",
         )
     if values.get("read_mode") == "channel":
         for name in _OFFSET_ONLY:
             if name in present:
-                raise InvalidSetting(f"option {name} contradicts readMode=channel", hint="leave one of them out")
+                raise InvalidSetting(f"option {name} contradicts readMode=channel", hint="remove one of them")
     elif streaming and values["channel"].endswith(MARK):
         raise InvalidSetting(
-            f"option channel={values['channel']!r} cannot be right: names that end with {MARK} are those of channels "
-            "that queries make for a moment"
+            f"option channel={values['channel']!r} is invalid: the source itself uses channels that end with {MARK}"
         )
+    if "maxTriggerDelay" in present and "minOffsetsPerTrigger" not in present:
+        raise InvalidSetting("option maxTriggerDelay has no effect without minOffsetsPerTrigger")
+    most, least = values.get("max_offsets_per_trigger"), values.get("min_offsets_per_trigger")
+    if most is not None and least is not None and least > most:
+        raise InvalidSetting(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
     first, last = values.get("starting_timestamp"), values.get("ending_timestamp")
     if first is not None and last is not None and last < first:
         raise InvalidSetting(f"endingTimestamp={last} is before startingTimestamp={first}")
@@ -250,37 +328,37 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
 
 @frozen
 class SinkOptions:
-    """Where rows are published, and how.
+    """Options of a write.
 
     Attributes:
-        connection: how the servers are reached, and how messages are published.
-        topic: topic of rows that name none.
+        client: how the servers are reached, and how messages are published.
+        topic: topic of rows without a value in the column ``topic``.
         idempotence_header: header of extend topics that carries the id of a row.
-        ack_batch_bytes: bytes that a task publishes before it waits for the servers' answers.
+        ack_batch_bytes: bytes that a task publishes before it waits for the responses.
     """
 
-    connection: Access
+    client: ClientConfig
     topic: str | None = None
     idempotence_header: str = ID_HEADER
     ack_batch_bytes: int = 1 << 20
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options that Spark hands over.
+        """Return the options of a query.
 
         Args:
             given: the options by name, in any case.
 
         Raises:
-            InvalidSetting: one is unknown, cannot be read, is missing, or contradicts another one.
+            InvalidSetting: an option is unknown, invalid or missing, or contradicts another one.
         """
         values, settings = _read_all(given, "write")
-        connection = _access(values, settings, "write")
-        options = cls(connection=connection, **values)
-        largest = connection.producer().max_batch_size
+        client = _client_config(values, settings, "write")
+        options = cls(client=client, **values)
+        largest = client.producer().max_batch_size
         if options.ack_batch_bytes > largest:
             raise InvalidSetting(
-                f"option ackBatchBytes={options.ack_batch_bytes} is more than servers take in one batch, {largest}",
+                f"option ackBatchBytes={options.ack_batch_bytes} is more than servers accept in one batch, {largest}",
                 hint="lower it, or raise nsqext.max_batch_size together with the servers' limit",
             )
         return options

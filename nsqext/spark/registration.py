@@ -1,81 +1,102 @@
-"""Making the format known to a Spark session, with workers that can run it."""
+"""Registers the format with a Spark session, and checks that the Python workers can run it."""
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import logging
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from nsqext._version import __version__
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ("check_version", "choose_interpreter", "register")
+__all__ = ("WorkerVersions", "check_pyspark", "check_workers", "driver_python", "register")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _OLDEST = (4, 2)
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_OLDEST_ARROW = (18,)
 _NEEDED = "import nsqext, numpy, pandas, pyarrow, pyspark"
 _TIMEOUT = 60.0
+_INSTALL = "see docs/howto/deploy-spark.md: install nsqext[spark] on the workers, or deliver it with spark.archives"
+
+WorkerVersions = tuple[str, str, str, str]
+"""Host, path of the interpreter, version of nsqext and of pyarrow; an error text in place of a version."""
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("nsqext")`` known to a session; call it once for each session, before the first read or write.
+    """Register ``format("nsqext")`` with a session, and check its Python workers.
 
-    Spark runs sources in processes of their own, with the interpreter that ``PYSPARK_PYTHON`` or
-    ``spark.pyspark.python`` names, and ``python3`` without. Where that one cannot import this package, local masters
-    use this process's interpreter for the format, and other masters are refused.
+    The format also works without this call if the module ``pyspark_nsqext`` is installed for the interpreter that Spark
+    starts. With the call, the session uses a Python that can import this package, and wrong or different versions on
+    the workers raise an error now rather than in the first task.
 
-    Filters are pushed down to the source where ``spark.sql.python.filterPushdown.enabled`` is on at this moment; call
-    it again after turning that on or off.
+    - A local master uses the interpreter of this process if the one that Spark would start cannot import the package.
+    - ``spark.pyspark.python`` of the session is used if ``PYSPARK_PYTHON`` is not set.
+    - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists on the workers only.
+      Spark also starts it on the driver, to plan: the call links ``./environment`` to this process's environment.
 
     Args:
-        spark: the session.
+        spark: the session; for Spark Connect the server must have the package.
 
     Raises:
-        InvalidState: PySpark is too old, or the workers' interpreter lacks this package.
+        InvalidState: PySpark is too old, or the interpreter of the driver or of a worker cannot run the format.
     """
-    check_version(pyspark.__version__)
-    from nsqext.spark.source import NsqDataSource, PushingDataSource
+    check_pyspark(pyspark.__version__)
+    from nsqext.spark.source import NsqDataSource
 
-    source = PushingDataSource if spark.conf.get(_PUSHDOWN, "false") == "true" else NsqDataSource
-    with _interpreter(spark):
-        spark.dataSource.register(source)
+    context: SparkContext | None = getattr(spark, "_sc", None)
+    if context is None:  # Spark Connect: the server chooses the interpreter
+        spark.dataSource.register(NsqDataSource)
+        return
+    with _interpreter(context, spark.conf.get("spark.pyspark.python", None)):
+        if not _is_local(context):
+            check_workers(_workers(context))
+        spark.dataSource.register(NsqDataSource)
 
 
-def check_version(version: str) -> None:
-    """Raise if a version of PySpark lacks what is needed.
+def _is_local(context: SparkContext) -> bool:
+    return (context.master or "").startswith("local")
+
+
+def check_pyspark(version: str) -> None:
+    """Check the version of PySpark.
 
     Raises:
         InvalidState: it is too old.
     """
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < _OLDEST:
+    if _numbers(version)[:2] < _OLDEST:
         raise InvalidState(
             f"PySpark is version {version}", hint="nsqext needs 4.2 or later: pip install 'nsqext[spark]'"
         )
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
 @contextmanager
-def _interpreter(spark: SparkSession) -> Iterator[None]:
-    """See to an interpreter that can run the format, while it is registered."""
-    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none: its server decides
-    if context is None:
-        yield
-        return
+def _interpreter(context: SparkContext, configured: str | None) -> Iterator[None]:
+    """Use an interpreter for the format that exists on the driver."""
     usual = context.pythonExec
-    chosen = choose_interpreter(usual, context.master)
+    wanted = usual if "PYSPARK_PYTHON" in os.environ or configured is None else configured
+    chosen = driver_python(wanted, context.master or "", _python_path(context))
     if chosen != usual:
-        logger.info("the format %s runs with %s: %s cannot import it", "nsqext", chosen, usual)
+        logger.info("the format nsqext runs with %s instead of %s", chosen, usual)
     context.pythonExec = chosen
     try:
         yield
@@ -83,37 +104,137 @@ def _interpreter(spark: SparkSession) -> Iterator[None]:
         context.pythonExec = usual
 
 
-def choose_interpreter(usual: str, master: str) -> str:
-    """Return the interpreter that is to run the format.
+def _python_path(context: SparkContext) -> list[str]:
+    """Return the files that ``--py-files`` or ``SparkContext.addPyFile`` put on the path of workers."""
+    from pyspark.core.files import SparkFiles
+
+    root = SparkFiles.getRootDirectory()
+    return [root, *(str(Path(root, name)) for name in context._python_includes or ())]
+
+
+def driver_python(wanted: str, master: str, path: list[str]) -> str:
+    """Return the interpreter for the format: one that starts on the driver, which plans, and on the workers.
 
     Args:
-        usual: the one that Spark would take.
-        master: where Spark runs.
+        wanted: the interpreter that Spark would start.
+        master: URL of the master.
+        path: entries that Spark adds to ``sys.path`` of workers.
 
     Raises:
-        InvalidState: the usual one lacks what is needed, and no other one can be named.
+        InvalidState: the interpreter does not exist on the driver, or cannot import what is needed.
     """
-    found = shutil.which(usual)
+    if not master.startswith("local") and _is_relative(wanted) and not Path(wanted).exists():
+        _link_environment(wanted)
+    found = shutil.which(wanted)
     # not resolved: the interpreter of a virtual environment is a link to another one
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
-        return usual
-    problem = _problem(found) if found is not None else "it is not found"
+        return wanted
+    problem = _problem(found, path) if found is not None else "it does not exist"
     if not problem:
-        return usual
+        return wanted
     if master.startswith("local"):
         return sys.executable
     raise InvalidState(
-        f"Spark's workers run {usual}, which cannot run nsqext here: {problem}",
-        hint="set PYSPARK_PYTHON or spark.pyspark.python to an interpreter that has nsqext[spark], on every machine",
+        f"Spark starts {wanted} on the driver and on the workers; on the driver it cannot run nsqext: {problem}",
+        hint="set PYSPARK_PYTHON, or spark.pyspark.python of the session, to an interpreter with nsqext[spark] that "
+        f"has the same path on every machine; {_INSTALL}",
     )
 
 
-def _problem(interpreter: str) -> str:
-    """Return why an interpreter cannot run the format; nothing if it can."""
+def _is_relative(interpreter: str) -> bool:
+    return os.sep in interpreter and not Path(interpreter).is_absolute()
+
+
+def _link_environment(wanted: str) -> None:
+    """Create a link at the relative path at which workers unpack the archive, for planning on the driver."""
+    tail = Path("bin", Path(wanted).name)
+    link = Path(*Path(wanted).parts[: -len(tail.parts)])
+    target = Path(sys.prefix)
+    if link == Path() or Path(wanted).parts[-2:] != tail.parts or link.is_symlink() or link.exists():
+        return
+    if not (target / tail).exists():
+        return
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    except OSError as error:
+        raise InvalidState(
+            f"the driver cannot link {link.absolute()} to {target}: {error.strerror or error}",
+            hint=f"start the program in a writable directory, or create the link: the driver also starts {wanted}",
+        ) from error
+    atexit.register(link.unlink, missing_ok=True)
+    logger.info("linked %s to %s: Spark starts %s on the driver as well, to plan", link, target, wanted)
+
+
+def _problem(interpreter: str, path: list[str]) -> str:
+    """Return why an interpreter cannot run the format; empty if it can."""
+    search = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         run: Any = subprocess.run(  # noqa: S603 (the interpreter that Spark is about to run)
-            [interpreter, "-c", _NEEDED], capture_output=True, text=True, check=False, timeout=_TIMEOUT
+            [interpreter, "-c", _NEEDED],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT,
+            env={**os.environ, "PYTHONPATH": search},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return run.stderr.strip().rpartition("\n")[2] if run.returncode else ""
+
+
+# Versions on the workers
+
+_PROBE = """
+def probe(_):
+    import socket, sys
+    versions = []
+    for name in ("nsqext", "pyarrow"):
+        try:
+            versions.append(__import__(name).__version__)
+        except Exception as error:
+            versions.append(f"{type(error).__name__}: {error}")
+    yield (socket.gethostname(), sys.executable, *versions)
+"""
+
+
+def _workers(context: SparkContext) -> list[WorkerVersions]:
+    """Run a small job that returns the versions on the workers.
+
+    Raises:
+        InvalidState: the job failed.
+    """
+    slots = max(context.defaultParallelism, 2)
+    # not a function of this package: workers without the package could not load it
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    exec(_PROBE, namespace)  # noqa: S102
+    probe: FunctionType = namespace["probe"]
+    try:
+        found: list[WorkerVersions] = context.parallelize(range(slots), slots).mapPartitions(probe).collect()
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if "Error" in line or "Exception" in line or "[" in line]
+        raise InvalidState(
+            f"the Python workers did not start: {(lines or [str(error)])[0].strip()}",
+            hint=f"every worker needs Python {sys.version_info[0]}.{sys.version_info[1]} as PYSPARK_PYTHON; {_INSTALL}",
+        ) from error
+    return found
+
+
+def check_workers(workers: list[WorkerVersions]) -> None:
+    """Check the versions on the workers.
+
+    Raises:
+        InvalidState: a worker cannot import nsqext or pyarrow, or has another version of nsqext than this process.
+    """
+    for host, interpreter, package, arrow in workers:
+        where = f"worker {host}, {interpreter}"
+        for name, found in (("nsqext", package), ("pyarrow", arrow)):
+            if not found[:1].isdecimal():
+                raise InvalidState(f"{where}: {name} cannot be imported: {found}", hint=_INSTALL)
+        if package != __version__:
+            raise InvalidState(
+                f"{where}: nsqext is version {package}, and {__version__} on the driver",
+                hint="install the same version on all machines",
+            )
+        if _numbers(arrow) < _OLDEST_ARROW:
+            raise InvalidState(f"{where}: pyarrow is version {arrow}", hint="nsqext needs pyarrow 18 or later")

@@ -1,135 +1,190 @@
-"""The data source: it reads the options, and makes the readers and writers that do the work."""
+"""The data source: parses the options and creates the readers and writers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from attrs import evolve
 from pyspark.errors import PySparkNotImplementedError
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.options import SinkOptions, SourceOptions, includes_headers
-from nsqext.spark.schema import check_read_schema, check_write_schema, read_schema
+from nsqext.spark.options import TABLE_OPTION, SinkOptions, SourceOptions, columns_of, is_option
+from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql.datasource import (
         DataSourceReader,
-        DataSourceStreamReader,
         DataSourceStreamWriter,
         DataSourceWriter,
         SimpleDataSourceStreamReader,
     )
-    from pyspark.sql.types import StructType
 
-__all__ = ("FORMAT", "NsqDataSource", "PushingDataSource")
+__all__ = ("FORMAT", "InvalidStreamReader", "NsqDataSource")
 
 FORMAT = "nsqext"
-"""What ``format()`` is given."""
+"""Argument of ``format()``."""
+
+_METADATA = "nsqext.options"
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class NsqDataSource(DataSource):
-    """Topics of NSQ as a source and a sink of Spark.
+    """NSQ topics as a source and a sink of Spark.
 
-    Spark makes objects of it, in several processes; `nsqext.spark.register` makes it known to Spark.
+    Spark creates instances in several processes. It finds this class through the module ``pyspark_nsqext``; with
+    `nsqext.spark.register` it also checks the Python workers.
     """
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format()`` is given."""
+        """Return the argument of ``format()``."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the columns of rows that are read.
+        """Return the schema of rows that are read.
 
         Raises:
-            InvalidSetting: an option is unknown, or cannot be read.
+            InvalidSetting: an option is unknown or invalid.
         """
-        return read_schema(includes_headers(self.options))
+        schema = read_schema(*columns_of(self.options))
+        return _with_table_options(schema, self.options) if TABLE_OPTION in self.options else schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch.
+        """Return the reader of a batch.
 
         Raises:
-            InvalidSetting: the options cannot be right.
+            InvalidSetting: an option or a column is invalid.
         """
-        from nsqext.spark.read.batch import NsqReader
+        from nsqext.spark.read.batch import NsqPushdownReader, NsqReader
 
-        return NsqReader(self._read_options(schema))
+        options = self._read_options(schema)
+        return NsqPushdownReader(options) if _is_pushing_down() else NsqReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return what reads a stream whose ranges can be read again.
+        """Return the reader of a stream whose ranges can be read again.
 
-        Where the options cannot be right, the reader's methods raise `InvalidSetting`: what this method raises, Spark
-        hides behind an ``UnboundLocalError`` of its own.
+        If an option is invalid, the methods of the returned reader raise `InvalidSetting`: Spark replaces an error of
+        this method by an ``UnboundLocalError``.
 
         Raises:
-            PySparkNotImplementedError: ``readMode`` is ``channel``; Spark takes `simpleStreamReader` then.
+            PySparkNotImplementedError: ``readMode`` is ``channel``; Spark then calls `simpleStreamReader`.
         """
         from nsqext.spark.read.stream import NsqStreamReader
-        from nsqext.spark.refusing import RefusingReader
 
         try:
             options = self._read_options(schema, streaming=True)
             if options.read_mode == "offset":
                 return NsqStreamReader(options)
         except InvalidSetting as error:
-            return RefusingReader(error)
+            return InvalidStreamReader(error)
         raise PySparkNotImplementedError(
             errorClass="NOT_IMPLEMENTED", messageParameters={"feature": "streamReader with readMode=channel"}
         )
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
-        """Return what reads a stream by consuming a channel.
+        """Return the reader of a stream that consumes a channel.
 
         Raises:
-            InvalidSetting: the options cannot be right.
+            InvalidSetting: an option or a column is invalid.
         """
         from nsqext.spark.read.channel_stream import NsqChannelReader
 
         return NsqChannelReader(self._read_options(schema, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what publishes the rows of a batch.
+        """Return the writer of a batch.
 
         Raises:
-            InvalidSetting: the options or the columns cannot be right.
+            InvalidSetting: an option or a column is invalid.
         """
         from nsqext.spark.write.sink import NsqWriter
 
         return NsqWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return what publishes the rows of a micro-batch.
+        """Return the writer of a micro-batch.
 
         Raises:
-            InvalidSetting: the options or the columns cannot be right.
+            InvalidSetting: an option or a column is invalid.
         """
         from nsqext.spark.write.sink import NsqStreamWriter
 
         return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def _read_options(self, schema: StructType, *, streaming: bool = False) -> SourceOptions:
-        options = SourceOptions.parse(self.options, streaming=streaming)
-        check_read_schema(schema, options.include_headers)
-        return options
+        options = SourceOptions.parse({**_table_options(schema), **self.options}, streaming=streaming)
+        return evolve(options, columns=chosen_columns(schema, options.columns, options.headers_as_array))
 
     def _write_options(self, schema: StructType, overwrite: bool) -> SinkOptions:
         options = SinkOptions.parse(self.options)
         if overwrite:
-            raise InvalidSetting("what is in a topic cannot be overwritten", hint="use the mode append, in streams too")
+            raise InvalidSetting(
+                "a topic cannot be overwritten", hint='use mode("append"); streams: outputMode("append")'
+            )
         check_write_schema(schema, options)
         return options
 
 
-class PushingDataSource(NsqDataSource):
-    """The same, for sessions that let sources written in Python filter."""
+def _with_table_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return the schema of a table, with the table's options in the metadata of its first column.
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch, and leaves out ranges that filters exclude.
+    Spark passes the options of a table to `NsqDataSource.schema` only, and the schema to the reader.
+    """
+    first, *others = schema.fields
+    kept = {name: value for name, value in options.items() if is_option(name)}
+    return StructType([StructField(first.name, first.dataType, first.nullable, {_METADATA: kept}), *others])
 
-        Raises:
-            InvalidSetting: the options cannot be right.
-        """
-        from nsqext.spark.read.batch import NsqPushingReader
 
-        return NsqPushingReader(self._read_options(schema))
+def _table_options(schema: StructType) -> Mapping[str, str]:
+    found: Mapping[str, str] = next((field.metadata[_METADATA] for field in schema if _METADATA in field.metadata), {})
+    return found
+
+
+def _is_pushing_down() -> bool:
+    """Return whether Spark will call ``pushFilters``: it refuses a reader with that method in every other process."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
+
+
+class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader of a stream with an invalid option: every method raises the same error.
+
+    Args:
+        error: the error.
+    """
+
+    def __init__(self, error: InvalidSetting) -> None:
+        self._error = error
+
+    def _raise(self) -> NoReturn:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Raise the error."""
+        self._raise()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Raise the error."""
+        self._raise()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error."""
+        self._raise()
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raise the error."""
+        self._raise()
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Raise the error."""
+        self._raise()
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """Raise the error."""
+        self._raise()

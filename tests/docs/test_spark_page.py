@@ -13,6 +13,7 @@ from tests.support.programs import ROOT
 pytest.importorskip("pyspark", exc_type=ImportError)
 
 from nsqext.spark import options, schema
+from nsqext.spark.option_values import ALL_COLUMNS
 
 _PAGE = (ROOT / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
 _SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", _PAGE, re.MULTILINE | re.DOTALL))
@@ -53,7 +54,7 @@ def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options._Option])
     found = {option.name: defaults.get(option.member, attrs.NOTHING) for option in known}
     plain = {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
     return {
-        name: str(round(value * 1000)) if isinstance(value, float) else str(value).lower()
+        name: f"{round(value * 1000)}" if isinstance(value, float) else str(value).lower()
         for name, value in plain.items()
     }
 
@@ -66,7 +67,7 @@ def test_what_one_mode_goes_without() -> None:
 
 def test_columns_that_are_read() -> None:
     kinds = {name: cells[0] for name, cells in rows("Columns that are read").items()}
-    assert kinds == {found.name: found.dataType.simpleString() for found in schema.read_schema(include_headers=True)}
+    assert kinds == {found.name: found.dataType.simpleString() for found in schema.read_schema(ALL_COLUMNS)}
 
 
 def test_columns_that_are_written() -> None:

@@ -30,7 +30,7 @@ from attrs import define, field
 from nsqext import ProducerOptions
 from nsqext.errors import DeliveryUnknown, NsqError
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.options import Access
+from nsqext.spark.options import ClientConfig
 from nsqext.sync import Producer
 from tests.support.spark_cluster import Servers, running_servers
 from tests.support.spark_queries import starting, wait_for
@@ -276,9 +276,9 @@ def run(
 
 async def ends(servers: Servers, topics: dict[str, int]) -> dict[tuple[str, int], int]:
     """Return where the partitions end, as the servers say."""
-    async with Admin(Access(tuple(servers.lookupd))) as admin:
+    async with Admin(ClientConfig(tuple(servers.lookupd))) as admin:
         return {
-            (topic, partition): (await admin.bounds(topic, partition)).end
+            (topic, partition): (await admin.bounds.of(topic, partition)).end
             for topic, partitions in topics.items()
             for partition in range(partitions)
         }

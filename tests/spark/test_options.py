@@ -9,7 +9,8 @@ import pytest
 import trustme
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.options import Access, SinkOptions, SourceOptions, includes_headers
+from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS
+from nsqext.spark.options import ClientConfig, SinkOptions, SourceOptions, columns_of
 
 READ = {"lookupd": "a:4161, b:4161", "subscribe": "t"}
 WRITE = {"lookupd": "a:4161"}
@@ -18,7 +19,7 @@ SECRET = "very-hidden"
 
 def test_defaults_of_a_batch_read() -> None:
     options = SourceOptions.parse(READ)
-    assert options == SourceOptions(Access(("a:4161", "b:4161"), {}, 60.0), {"t": None})
+    assert options == SourceOptions(ClientConfig(("a:4161", "b:4161"), {}, 60.0), {"t": None})
     assert (options.starting_offsets, options.ending_offsets, options.fail_on_data_loss) == (None, None, True)
     assert (options.arrow_batch_rows, options.rdy, options.read_mode) == (2000, 1000, "offset")
 
@@ -42,8 +43,8 @@ def test_names_have_no_case() -> None:
     assert options.topics == {"t": (0, 2), "u": (1,)}
     assert (options.starting_timestamp, options.ending_timestamp) == (5, 6)
     assert (options.min_partitions, options.max_records_per_partition) == (3, 4)
-    assert (options.fail_on_data_loss, options.include_headers) == (False, True)
-    assert (options.read_timeout, options.connection.timeout) == (1.5, 1.5)
+    assert (options.fail_on_data_loss, options.columns) == (False, ALL_COLUMNS)
+    assert (options.read_timeout, options.client.timeout) == (1.5, 1.5)
     assert (options.arrow_batch_rows, options.rdy, options.channel) == (7, 8, "c")
 
 
@@ -54,34 +55,53 @@ def test_a_stream_is_read() -> None:
     assert options.starting_offsets == "latest"
 
 
+def test_options_that_spark_adds_to_tables_are_ignored() -> None:
+    given = {**READ, "serialization.format": "1", "provider": "nsqext", "path": "/warehouse/orders"}
+    assert SourceOptions.parse(given) == SourceOptions.parse(READ)
+
+
+def test_a_pattern_of_topics() -> None:
+    options = SourceOptions.parse({"lookupd": "a:1", "subscribePattern": "orders_.*"})
+    assert (options.topics, options.subscribe_pattern) == ({}, "orders_.*")
+    with pytest.raises(InvalidSetting, match="it is not a regular expression"):
+        SourceOptions.parse({"lookupd": "a:1", "subscribePattern": "("})
+
+
 def test_topics_are_named_once_each() -> None:
     assert list(SourceOptions.parse({**READ, "subscribe": "b, a,,b "}).topics) == ["b", "a"]
 
 
 def test_what_spark_adds_is_no_option_of_ours() -> None:
     given = {**WRITE, "checkpointLocation": "/tmp/c", "queryName": "q"}
-    assert SinkOptions.parse(given) == SinkOptions(Access(("a:4161",)))
+    assert SinkOptions.parse(given) == SinkOptions(ClientConfig(("a:4161",)))
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"subscibe": "t"}, "option subscibe is unknown: do you mean subscribe?"),
-        ({"zzz": "t"}, "option zzz is unknown: there are arrowBatchRows, assign"),
-        ({"topic": "t"}, "option topic cannot be used to read: it is there to write"),
+        ({"zzz": "t"}, "option zzz is unknown: known options: arrowBatchRows, assign"),
+        ({"topic": "t"}, "option topic cannot be used to read: it belongs to write options"),
         ({"path": "t"}, "topics have no path"),
-        ({"lookupd": ""}, "option lookupd='' cannot be right: it is empty"),
+        ({"lookupd": ""}, "option lookupd='' is invalid: it is empty"),
         ({"lookupd": "here:"}, "'here:' is not an address"),
         ({"subscribe": ","}, "it names no topic"),
-        ({"subscribe": "a b"}, "option subscribe='a b' cannot be right"),
+        ({"subscribe": "a b"}, "option subscribe='a b' is invalid"),
         ({"assign": '{"t": [0]}'}, "options subscribe and assign contradict each other"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "startingOffsets and startingTimestamp"),
         ({"endingOffsets": "latest", "endingTimestamp": "1"}, "endingOffsets and endingTimestamp"),
         ({"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "maxOffsetsPerTrigger and maxBytesPerTrigger"),
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "endingTimestamp=1 is before startingTimestamp=2"),
         ({"startingTimestamp": "-1"}, "it is less than 0"),
+        ({"subscribePattern": "t.*"}, "options subscribe and subscribePattern contradict each other"),
+        ({"columns": "body"}, "option columns='body' is invalid: 'body' is not one of value, topic"),
+        ({"columns": ","}, "it names no column"),
+        ({"columns": "value", "includeHeaders": "true"}, "options columns and includeHeaders contradict each other"),
+        ({"headersFormat": "array"}, "option headersFormat has no effect without headers"),
+        ({"maxTasks": "0"}, "it is less than 1"),
+        ({"startingTimestamp": "1", "startingOffsetsByTimestamp": "{}"}, "startingTimestamp and startingOffsetsByTime"),
         ({"minPartitions": "0"}, "it is less than 1"),
-        ({"minPartitions": "many"}, "option minPartitions='many' cannot be right: write a whole number"),
+        ({"minPartitions": "many"}, "option minPartitions='many' is invalid: write a whole number"),
         ({"rdy": "2501"}, "it is not within 1..2500"),
         ({"failOnDataLoss": "maybe"}, "write true or false"),
         ({"readTimeoutMs": "0"}, "it is less than 1"),
@@ -105,7 +125,7 @@ def test_a_batch_read_is_refused(change: dict[str, str], told: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"lookupd": "a:1"}, "no topic is named: give the option subscribe, or assign"),
+        ({"lookupd": "a:1"}, "no topic is given: use one of the options subscribe, subscribePattern and assign"),
         ({"subscribe": "t"}, "option lookupd is missing"),
         ({"lookupd": "a:1", "assign": "[]"}, 'write {"topic": [0, 1]}'),
         ({"lookupd": "a:1", "assign": "t:0"}, "it is not JSON"),
@@ -124,8 +144,17 @@ def test_what_is_read_has_to_be_named(given: dict[str, str], told: str) -> None:
     [
         ({}, "option channel is missing"),
         ({"channel": "c", "endingOffsets": "latest"}, "option endingOffsets is for batch reads only"),
-        ({"channel": "c.setup"}, "option channel='c.setup' cannot be right: names that end with .setup"),
+        (
+            {"channel": "c.setup"},
+            "option channel='c.setup' is invalid: the source itself uses channels that end with .setup",
+        ),
         ({"channel": "c", "readMode": "both"}, "write offset or channel"),
+        ({"channel": "c", "maxTriggerDelay": "5m"}, "maxTriggerDelay has no effect without minOffsetsPerTrigger"),
+        ({"channel": "c", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "write a number and a unit"),
+        (
+            {"channel": "c", "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+            "minOffsetsPerTrigger=5 is more than maxOffsetsPerTrigger=4",
+        ),
         ({"channel": "c", "maxBytesPerTrigger": str(1 << 63)}, "option maxBytesPerTrigger="),
         ({"channel": "c", "readMode": "channel", "maxBytesPerTrigger": "2"}, "maxBytesPerTrigger contradicts readMode"),
         ({"channel": "c", "readMode": "channel", "minPartitions": "2"}, "minPartitions contradicts readMode=channel"),
@@ -141,11 +170,11 @@ def test_a_streaming_read_is_refused(change: dict[str, str], told: str) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"subscribe": "t"}, "option subscribe cannot be used to write: it is there to read"),
+        ({"subscribe": "t"}, "option subscribe cannot be used to write: it belongs to read options"),
         ({"topic": "a b"}, "option topic"),
         ({"idempotenceHeader": "##own"}, "is reserved"),
         ({"idempotenceHeader": "a b"}, "is not valid"),
-        ({"ackBatchBytes": "6000000"}, "is more than servers take in one batch"),
+        ({"ackBatchBytes": "6000000"}, "is more than servers accept in one batch"),
         ({"nsqext.delivery_decompress": "true"}, "option nsqext.delivery_decompress is unknown"),
         ({"nsqext.on_unknown": "perhaps"}, "on_unknown='perhaps'"),
     ],
@@ -157,10 +186,12 @@ def test_a_write_is_refused(change: dict[str, str], told: str) -> None:
 
 
 def test_the_schema_needs_one_option_only() -> None:
-    assert includes_headers({"INCLUDEHEADERS": "true"})
-    assert not includes_headers({"subscribe": "t"})
+    assert columns_of({"INCLUDEHEADERS": "true"}) == (ALL_COLUMNS, False)
+    assert columns_of({"includeHeaders": "true", "headersFormat": "array"}) == (ALL_COLUMNS, True)
+    assert columns_of({"subscribe": "t"}) == (BASE_COLUMNS, False)
+    assert columns_of({"columns": "Offset, value"}) == (("value", "offset"), False)
     with pytest.raises(InvalidSetting, match="includeHeaders"):
-        includes_headers({"includeHeader": "true"})
+        columns_of({"includeHeader": "true"})
 
 
 def test_settings_reach_the_client(tmp_path: Path) -> None:
@@ -178,12 +209,12 @@ def test_settings_reach_the_client(tmp_path: Path) -> None:
         "nsqext.on_unknown": "raise",
     }
     options: SinkOptions = pickle.loads(pickle.dumps(SinkOptions.parse(given)))  # noqa: S301 (our own bytes)
-    producer = options.connection.producer()
+    producer = options.client.producer()
     assert (producer.on_unknown, producer.max_batch_size, producer.timeout) == ("raise", 7_000_000, 30.0)
     assert producer.connection.tls_context() is not None
     assert (producer.connection.auth_secret, producer.connection.connect_timeout) == (SECRET, 1.5)
-    assert producer.lookup.request_timeout == options.connection.lookup().request_timeout == 3.0
-    assert options.connection.transport().connect_timeout == 1.5
+    assert producer.lookup.request_timeout == options.client.lookup().request_timeout == 3.0
+    assert options.client.transport().connect_timeout == 1.5
     assert SECRET not in repr(options)
     assert "***" in repr(options)
 
@@ -198,5 +229,5 @@ def test_a_secret_is_not_shown_in_errors() -> None:
 
 
 def test_bodies_are_restored_unless_it_is_turned_off() -> None:
-    assert SourceOptions.parse(READ).connection.decompress
-    assert not SourceOptions.parse({**READ, "nsqext.delivery_decompress": "false"}).connection.decompress
+    assert SourceOptions.parse(READ).client.decompress
+    assert not SourceOptions.parse({**READ, "nsqext.delivery_decompress": "false"}).client.decompress

@@ -7,29 +7,42 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from nsqext.errors import InvalidSetting
-from nsqext.spark.options import Access, SinkOptions
-from nsqext.spark.schema import arrow_schema, check_read_schema, check_write_schema, read_schema
+from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
+from nsqext.spark.options import ClientConfig, SinkOptions
+from nsqext.spark.schema import arrow_schema, check_write_schema, chosen_columns, read_schema
 
-NOWHERE = SinkOptions(Access(("a:1",)))
-SOMEWHERE = SinkOptions(Access(("a:1",)), topic="t")
+NOWHERE = SinkOptions(ClientConfig(("a:1",)))
+SOMEWHERE = SinkOptions(ClientConfig(("a:1",)), topic="t")
 
 
-@pytest.mark.parametrize("include_headers", [False, True])
-def test_arrow_columns_are_those_that_spark_demands(include_headers: bool) -> None:
-    wanted = to_arrow_schema(read_schema(include_headers), timezone="UTC")
-    assert arrow_schema(include_headers).equals(wanted)
-    check_read_schema(read_schema(include_headers), include_headers)
+@pytest.mark.parametrize("columns", [BASE_COLUMNS, ALL_COLUMNS, ("offset", "headers")])
+@pytest.mark.parametrize("as_array", [False, True])
+def test_arrow_columns_are_those_that_spark_requires(columns: Columns, as_array: bool) -> None:
+    wanted = to_arrow_schema(read_schema(columns, as_array), timezone="UTC")
+    assert arrow_schema(columns, as_array).equals(wanted)
+    assert chosen_columns(read_schema(columns, as_array), columns, as_array) == columns
 
 
 def test_the_columns() -> None:
     plain = "value topic partition offset queue_offset timestamp message_id trace_id attempts tag"
     assert " ".join(read_schema().fieldNames()) == plain
-    assert " ".join(read_schema(include_headers=True).fieldNames()) == f"{plain} headers key"
+    assert " ".join(read_schema(ALL_COLUMNS).fieldNames()) == f"{plain} headers key"
 
 
-def test_rows_cannot_have_other_columns() -> None:
-    with pytest.raises(InvalidSetting, match=r"leave schema\(\) out"):
-        check_read_schema(read_schema(include_headers=True), include_headers=False)
+def test_a_schema_chooses_columns() -> None:
+    assert chosen_columns(StructType().add("offset", "long").add("value", "binary"), BASE_COLUMNS) == (
+        "offset",
+        "value",
+    )
+    with pytest.raises(InvalidSetting, match="the schema has the column offset int"):
+        chosen_columns(StructType().add("offset", "integer"), BASE_COLUMNS)
+    with pytest.raises(InvalidSetting, match="the schema has the column body"):
+        chosen_columns(StructType().add("body", "binary"), BASE_COLUMNS)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_rows_can_be_written_as_they_were_read(as_array: bool) -> None:
+    check_write_schema(read_schema(ALL_COLUMNS, as_array), NOWHERE)
 
 
 @pytest.mark.parametrize("kind", ["binary", "string"])
@@ -45,14 +58,14 @@ def test_these_can_be_written(kind: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (StructType().add("value", "binary"), "neither a column topic nor the option topic"),
+        (StructType().add("value", "binary"), "no topic is given: add a column topic"),
         (StructType().add("topic", "string"), "column value is missing"),
         (
             StructType().add("value", "integer").add("topic", "string"),
             "column value is int: cast it to binary or string",
         ),
         (StructType().add("value", "string").add("topics", "string"), "column topics is unknown to the sink"),
-        (StructType().add("value", "string").add("value", "string"), "column value is there twice"),
+        (StructType().add("value", "string").add("value", "string"), "column value occurs twice"),
         (
             StructType()
             .add("value", "string")

@@ -1,7 +1,8 @@
-"""Servers as numbers: what the planner of a query is told by `nsqext.spark.cluster.admin.Admin`, without servers."""
+"""The servers as numbers: replaces `nsqext.spark.cluster.admin.Admin` in tests of planning."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, cast
 
 from attrs import define, evolve, field
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
     from nsqext.spark.read.planning import Key
 
-__all__ = ("Log", "Pretended")
+__all__ = ("FakeAdmin", "Log")
 
 
 @define
 class Log:
-    """A partition: what is kept, where the anchor stands, how many messages are shown with patience only, their bytes.
+    """A partition: retained messages, position of the anchor, messages that become readable later, bytes of a message.
 
-    What is said to end it may lie ``unsure`` bytes behind its end.
+    The reported end offset is ``unsure`` bytes after the end.
     """
 
     start: int = 0
@@ -33,20 +34,20 @@ class Log:
 
     @property
     def end_offset(self) -> int:
-        """Byte offset behind the last message, or more."""
+        """Byte offset after the last message, or more."""
         return self.end * self.size + self.unsure
 
 
 @define
-class Pretended:
-    """Stands in for `Admin`.
+class FakeAdmin:
+    """Replaces `Admin`.
 
     Attributes:
         logs: the partitions.
         times: number of the first message of a time, in milliseconds.
-        asked: how often it was asked for the state of a partition.
-        moves: where anchors were put, in this order.
-        broken: partitions that cannot be reached.
+        asked: number of requests for the state of a partition.
+        moves: positions of anchors, in the order of the moves.
+        broken: partitions without a leader.
     """
 
     logs: dict[Key, Log]
@@ -57,29 +58,37 @@ class Pretended:
     closed: bool = False
 
     @property
+    def leaders(self) -> FakeAdmin:
+        return self
+
+    @property
+    def bounds(self) -> FakeAdmin:
+        return self
+
+    @property
     def admin(self) -> Admin:
-        """Itself, as those take it who know only the real one."""
+        """This object, typed as the real one."""
         return cast("Admin", self)
 
     def log(self, topic: str, partition: int) -> Log:
-        """Return a partition, if it can be reached."""
+        """Return a partition; raises if it has no leader."""
         if (topic, partition) in self.broken:
-            raise PartitionUnavailable("nobody leads it", topic=topic, partition=partition)
+            raise PartitionUnavailable("it has no leader", topic=topic, partition=partition)
         return self.logs[topic, partition]
 
     async def partitions(self, topic: str) -> dict[int, None]:
         found = {partition: None for name, partition in self.logs if name == topic}
         if not found:
-            raise TopicNotFound("nobody knows it", topic=topic)
+            raise TopicNotFound("it does not exist", topic=topic)
         return found
 
-    async def bounds(self, topic: str, partition: int, patience: float = 8.0) -> Log:
+    async def of(self, topic: str, partition: int, patience: float = 8.0) -> Log:
         self.asked += 1
         log = self.log(topic, partition)
         return evolve(log, end=log.end - log.late) if patience < 1 else log
 
     async def survey(self, keys: Iterable[Key], patience: float = 8.0) -> dict[Key, Log]:
-        return {key: await self.bounds(*key, patience) for key in keys}
+        return {key: await self.of(*key, patience) for key in keys}
 
     async def offset_of(self, topic: str, partition: int, count: int) -> int:
         log = self.log(topic, partition)
@@ -93,6 +102,9 @@ class Pretended:
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return self.times[timestamp_ms]
+
+    async def matching(self, pattern: re.Pattern[str]) -> list[str]:
+        return sorted({topic for topic, _ in self.logs if pattern.fullmatch(topic)})
 
     async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
         return self.log(topic, partition).anchor

@@ -1,139 +1,161 @@
-"""What a query has to know of topics, and where its anchor channels stand: asked from the leaders, whoever they are."""
+"""The servers as the planner of a query uses them: leaders, bounds of partitions, and anchor channels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from nsqext.errors import InvalidState, PartitionUnavailable
-from nsqext.spark.cluster.bounds import Bounds, PartitionBounds
-from nsqext.spark.cluster.ephemeral_channel import mark_of
-from nsqext.spark.cluster.node_http import Leader
+from nsqext.spark.cluster.bounds import PartitionBounds
+from nsqext.spark.cluster.ephemeral_channel import setup_mark
+from nsqext.spark.cluster.leader_locator import LeaderLocator
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.client_config import Access
-    from nsqext.spark.cluster.node_http import ChannelPlace
+    from nsqext.spark.cluster.client_config import ClientConfig
+    from nsqext.spark.cluster.node_http import ChannelPosition, Leader
 
-__all__ = ("Admin", "Bounds", "Leader")
+__all__ = ("Admin",)
 
 _MOVE = 2.0
-"""Seconds after which a move that has not happened is asked for again."""
+"""Seconds after which a move that has not happened is requested again."""
 
 
-class Admin(PartitionBounds):
-    """Asks leaders; what all methods raise is told by `LeaderLocator`.
+class Admin:
+    """Creates, moves and deletes anchor channels; an async context manager.
+
+    Every method raises what `LeaderLocator` raises.
 
     Args:
-        access: how the servers are reached.
+        config: how the servers are reached.
+        first_contact: seconds in which a lookup node must answer for the first time; None for ``config.timeout``.
+
+    Attributes:
+        leaders: finds the leaders of partitions.
+        bounds: finds the bounds of partitions.
     """
 
-    def __init__(self, access: Access) -> None:
-        super().__init__(access)
-        self._standing: set[tuple[str, int, str]] = set()
+    def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
+        self.leaders: LeaderLocator = LeaderLocator(config, first_contact=first_contact)
+        self.bounds: PartitionBounds = PartitionBounds(self.leaders)
+        self._set_up: set[tuple[str, int, str]] = set()
 
-    async def place(self, topic: str, partition: int, channel: str) -> ChannelPlace | None:
-        """Return where a channel stands; None where there is no such channel."""
-        return await self.on_leader(
-            topic, partition, lambda leader: self.nodes.place(leader, topic, partition, channel)
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.leaders.aclose()
+
+    async def position(self, topic: str, partition: int, channel: str) -> ChannelPosition | None:
+        """Return the position of a channel; None if the channel does not exist."""
+        return await self.leaders.ask(
+            topic, partition, lambda leader: self.leaders.nodes.position(leader, topic, partition, channel)
         )
 
     async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
-        """Return how many messages a channel has behind it; None where there is no such channel, or no finished one."""
-        place = await self.place(topic, partition, channel)
+        """Return the number of messages before an anchor; None if it does not exist or its creation did not finish."""
+        position = await self.position(topic, partition, channel)
         key = topic, partition, channel
-        if place is None:
-            self._standing.discard(key)
+        if position is None:
+            self._set_up.discard(key)
             return None
-        if key not in self._standing:
-            if await self.place(topic, partition, mark_of(channel)) is not None:
+        if key not in self._set_up:
+            if await self.position(topic, partition, setup_mark(channel)) is not None:
                 return None
-            self._standing.add(key)
-        return place.count
+            self._set_up.add(key)
+        return position.count
 
     async def create_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
-        """Make a durable channel behind so many messages; one that exists stays where it is.
+        """Create a durable channel behind ``count`` messages; an existing one keeps its position.
 
-        A second channel marks the time between making and moving it: a process that ends in that time leaves an anchor
-        that `anchor_count` does not know, and that is put to its place by the next call.
+        A second channel exists between the creation and the move. If the process ends in between, `anchor_count`
+        returns None, and the next call completes the creation.
 
         Raises:
-            ChannelNotRegistered: the topic takes registered channels only.
+            ChannelNotRegistered: the topic accepts registered channels only.
         """
-        mark = mark_of(channel)
+        mark = setup_mark(channel)
         if await self.anchor_count(topic, partition, channel) is not None:
             return
-        for name in (mark, channel):
-            await self.on_leader(
-                topic,
-                partition,
-                lambda leader, name=name: self.nodes.create_channel(leader, topic, partition, name),  # type: ignore[misc]
-            )
+        await self._create_channel(topic, partition, mark)
+        await self._create_channel(topic, partition, channel)
         await self._move(topic, partition, channel, count)
-        await self.on_leader(topic, partition, lambda leader: self.nodes.delete_channel(leader, topic, partition, mark))
+        await self._delete_channel(topic, partition, mark)
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
     ) -> None:
-        """Let a channel stand behind so many messages; returns when it does.
+        """Move an anchor behind ``count`` messages and wait until it is there.
 
         Args:
             topic: the topic.
             partition: the partition.
             channel: the channel.
-            count: messages before its place.
-            backwards: move it back, too; otherwise one that is further on stays.
+            count: number of messages before the new position.
+            backwards: also move an anchor back; otherwise one that is further ahead keeps its position.
 
         Raises:
-            InvalidState: there is no such channel.
+            InvalidState: the channel does not exist.
         """
-        place = await self.place(topic, partition, channel)
-        if place is None:
+        position = await self.position(topic, partition, channel)
+        if position is None:
             raise InvalidState(
-                f"the channel {channel} is gone",
+                f"the anchor channel {channel} does not exist any more",
                 topic=topic,
                 partition=partition,
-                hint="somebody has deleted it; messages may have been cleaned away since",
+                hint="it was deleted on the server; messages may have been removed since then",
             )
-        if place.count < count or (backwards and place.count != count):
+        if position.count < count or (backwards and position.count != count):
             await self._move(topic, partition, channel, count)
 
     async def delete_anchor(self, topic: str, partition: int, channel: str) -> None:
-        """Delete a channel; nothing happens where there is none."""
-        for name in (channel, mark_of(channel)):
-            if await self.place(topic, partition, name) is not None:
-                await self.on_leader(
-                    topic,
-                    partition,
-                    lambda leader, name=name: self.nodes.delete_channel(leader, topic, partition, name),  # type: ignore[misc]
-                )
+        """Delete an anchor if it exists."""
+        for name in (channel, setup_mark(channel)):
+            if await self.position(topic, partition, name) is not None:
+                await self._delete_channel(topic, partition, name)
+
+    async def _create_channel(self, topic: str, partition: int, channel: str) -> None:
+        await self.leaders.ask(
+            topic, partition, lambda leader: self.leaders.nodes.create_channel(leader, topic, partition, channel)
+        )
+
+    async def _delete_channel(self, topic: str, partition: int, channel: str) -> None:
+        await self.leaders.ask(
+            topic, partition, lambda leader: self.leaders.nodes.delete_channel(leader, topic, partition, channel)
+        )
 
     async def _move(self, topic: str, partition: int, channel: str, count: int) -> None:
-        async def ask(leader: Leader) -> None:
-            await self.nodes.move(leader, topic, partition, channel, count)
-            await self.arrive(leader, topic, partition, channel, count)
+        async def move(leader: Leader) -> None:
+            await self.leaders.nodes.move(leader, topic, partition, channel, count)
+            await self.wait_for_move(leader, topic, partition, channel, count)
 
-        await self.on_leader(topic, partition, ask)
+        await self.leaders.ask(topic, partition, move)
 
-    async def arrive(
-        self, leader: Leader, topic: str, partition: int, channel: str, count: int, patience: float = _MOVE
-    ) -> ChannelPlace:
-        """Wait until a channel that was moved stands where it was moved to, for so many seconds.
+    async def wait_for_move(
+        self, leader: Leader, topic: str, partition: int, channel: str, count: int, timeout: float = _MOVE
+    ) -> ChannelPosition:
+        """Wait until a leader has moved a channel behind ``count`` messages; returns the channel's position.
 
         Raises:
-            PartitionUnavailable: it does not, soon.
+            PartitionUnavailable: the channel has another position after ``timeout`` seconds.
         """
-        place, pause = None, 0.001
-        with anyio.move_on_after(patience):
+        position, pause = None, 0.001
+        with anyio.move_on_after(timeout):
             while True:
-                place = await self.nodes.place(leader, topic, partition, channel)
-                if place is not None and place.count == count:
-                    return place
+                position = await self.leaders.nodes.position(leader, topic, partition, channel)
+                if position is not None and position.count == count:
+                    return position
                 await anyio.sleep(pause)
                 pause = min(2 * pause, 0.1)
-        stands = "is gone" if place is None else f"stands at {place.count}, and the partition ends at {place.end}"
+        found = (
+            "does not exist" if position is None else f"is at {position.count}; the partition ends at {position.end}"
+        )
         raise PartitionUnavailable(
-            f"the channel {channel} was moved to {count}, and {stands}",
+            f"the channel {channel} was moved to {count}, but {found}",
             topic=topic,
             partition=partition,
             node=str(leader.http),

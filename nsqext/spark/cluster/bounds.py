@@ -1,4 +1,4 @@
-"""Where partitions begin and end: messages that are kept, and stored for good; by count, byte offset and time."""
+"""The first and the last message that can be read of a partition: by count, byte offset and time."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ import anyio
 from attrs import frozen
 
 from nsqext.errors import NsqError
-from nsqext.spark.cluster.ephemeral_channel import open_scratch, scratch_name
-from nsqext.spark.cluster.gather import together
-from nsqext.spark.cluster.leader_locator import LeaderLocator
+from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
+from nsqext.spark.cluster.gather import gather
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.client_config import Access
+    from nsqext.spark.cluster.leader_locator import LeaderLocator
     from nsqext.spark.cluster.node_http import Leader, PartitionStats
 
 __all__ = ("Bounds", "PartitionBounds")
 
 _SETTLE = 8.0
-"""Seconds that messages which were written when somebody asked for the end may take to be seen.
+"""Seconds to wait until messages that are written become readable.
 
-The real server shows messages to channels when its write buffer is written out. One that is larger than the buffer and
-comes last is shown by a timer only: up to 6.0 s later with bodies of 200,000 bytes (measured), to consumers as well.
+The real server shows messages to channels when it flushes its write buffer. A last message that is larger than the
+buffer is shown by a timer only: up to 6.0 s later with bodies of 200,000 bytes (measured), to consumers as well.
 """
 _SOON = 0.005
-"""Seconds after which a channel of our own has to make the server write out what it has buffered."""
+"""Seconds after which an ephemeral channel is opened to make the server flush its write buffer."""
 
 
 @frozen
 class Bounds:
-    """What of a partition can be read: counts of messages.
+    """The readable messages of a partition, as counts.
 
     Attributes:
-        start: number of the first message that is kept, counted from 0.
-        end: number behind the last one that is stored for good.
-        end_offset: byte offset behind it; more where a leader has written what is not stored for good.
+        start: number of the first retained message, counted from 0.
+        end: number after the last committed one.
+        end_offset: byte offset after it; larger where a leader has written messages that are not committed.
     """
 
     start: int
@@ -45,69 +44,69 @@ class Bounds:
     end_offset: int
 
 
-class PartitionBounds(LeaderLocator):
-    """Asks leaders where partitions begin and end; what all methods raise is told by `LeaderLocator`.
+class PartitionBounds:
+    """Finds the bounds of partitions; every method raises what `LeaderLocator` raises.
 
     Args:
-        access: how the servers are reached.
+        leaders: finds and asks leaders; not closed by this object.
     """
 
-    def __init__(self, access: Access) -> None:
-        super().__init__(access)
+    def __init__(self, leaders: LeaderLocator) -> None:
+        self._leaders = leaders
         self._starts: dict[tuple[str, int, int], int] = {}
 
-    async def bounds(self, topic: str, partition: int, patience: float = _SETTLE) -> Bounds:
-        """Return which messages can be read.
+    async def of(self, topic: str, partition: int, patience: float = _SETTLE) -> Bounds:
+        """Return the bounds of a partition.
 
-        The end holds everything whose publishing was acknowledged before the call, and nothing that a change of leader
-        could take back: what channels may read. The count that a leader gives for the partition itself holds messages
-        that are on their way to the replicas, too.
+        The end includes every message whose publish was acknowledged before the call, and no message that a leader
+        change could remove: it is what channels may read. The count that a leader reports for the partition itself
+        includes messages that are not replicated yet.
 
         Args:
             topic: the topic.
             partition: the partition.
-            patience: seconds after which the end may be without messages that a leader has written and shows to no
-                channel: those whose publishing hangs, and, for some seconds, large ones.
+            patience: seconds after which the end may exclude messages that are written but not readable: those of a
+                publish that hangs and, for some seconds, large ones.
         """
 
         async def ask(leader: Leader) -> Bounds:
-            stats = await self.nodes.stats(leader, topic, partition)
+            stats = await self._leaders.nodes.stats(leader, topic, partition)
             if stats.committed < stats.written:
                 stats = await self._settled(leader, topic, partition, stats.written, patience)
             return await self._bounds(leader, topic, partition, stats)
 
-        return await self.on_leader(topic, partition, ask)
+        return await self._leaders.ask(topic, partition, ask)
 
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
-        """Return which messages of several partitions can be read; see `bounds`.
+        """Return the bounds of several partitions; see `of`.
 
-        Each node is asked once about all partitions of a topic that it leads. Only those of which that does not tell
-        enough are asked for one by one.
+        Each node is asked once for all partitions of a topic that it leads. Partitions for which that answer is not
+        sufficient are asked for one by one.
 
         Args:
             keys: topics and partitions.
-            patience: see `bounds`.
+            patience: see `of`.
         """
         wanted = list(keys)
         led: dict[tuple[str, Leader], list[int]] = {}
         for topic, partition in wanted:
-            with suppress(NsqError):  # who does not find the leader at once looks for it below
-                leader, _ = await self.leader(topic, partition)
+            with suppress(NsqError):  # a partition without a known leader is asked for below
+                leader, _ = await self._leaders.leader(topic, partition)
                 led.setdefault((topic, leader), []).append(partition)
         found: dict[tuple[str, int], Bounds] = {}
 
         async def ask(key: tuple[str, Leader]) -> None:
             topic, leader = key
             with suppress(NsqError):
-                told = await self.nodes.led(leader, topic)
+                stats_by_partition = await self._leaders.nodes.led(leader, topic)
                 for partition in led[key]:
-                    stats = told.get(partition)
+                    stats = stats_by_partition.get(partition)
                     if stats is not None and stats.committed >= stats.written:
                         found[topic, partition] = await self._bounds(leader, topic, partition, stats)
 
-        await together(led, ask)
+        await gather(led, ask)
         missing = [key for key in wanted if key not in found]
-        found |= await together(missing, lambda key: self.bounds(*key, patience))
+        found |= await gather(missing, lambda key: self.of(*key, patience))
         return {key: found[key] for key in wanted}
 
     async def _bounds(self, leader: Leader, topic: str, partition: int, stats: PartitionStats) -> Bounds:
@@ -118,26 +117,27 @@ class PartitionBounds(LeaderLocator):
     async def _settled(
         self, leader: Leader, topic: str, partition: int, wanted: int, patience: float
     ) -> PartitionStats:
-        """Wait until what is written is stored for good, or taken back.
+        """Wait until written messages are committed or removed.
 
-        A channel with a consumer that waits makes the server write out what it has buffered; others see that later, and
-        without any channel nothing tells what is stored.
+        A channel with a waiting consumer makes the server flush its write buffer. Other channels see the messages
+        later, and without any channel the server does not report what is committed.
         """
         stats = await self._poll(leader, topic, partition, wanted, _SOON)
         if stats.committed >= min(wanted, stats.written):
             return stats
-        _, meta = await self.leader(topic, partition)
-        connection, _ = await open_scratch(self.options, leader, topic, partition, meta, scratch_name())
+        _, meta = await self._leaders.leader(topic, partition)
+        options = self._leaders.connection
+        connection, _ = await open_ephemeral(options, leader, topic, partition, meta, ephemeral_name())
         try:
             return await self._poll(leader, topic, partition, wanted, patience)
         finally:
             connection.close()
 
     async def _poll(self, leader: Leader, topic: str, partition: int, wanted: int, seconds: float) -> PartitionStats:
-        """Ask for so long at most until so much is stored for good, or less is written."""
+        """Ask until ``wanted`` messages are committed, fewer are written, or the time is over."""
         pause, deadline = 0.001, anyio.current_time() + seconds
         while True:
-            stats = await self.nodes.stats(leader, topic, partition)
+            stats = await self._leaders.nodes.stats(leader, topic, partition)
             if stats.committed >= min(wanted, stats.written) or anyio.current_time() >= deadline:
                 return stats
             await anyio.sleep(pause)
@@ -150,45 +150,46 @@ class PartitionBounds(LeaderLocator):
             return end
         key = topic, partition, stats.start_offset
         if key not in self._starts:
-            found = await self.nodes.message(leader, topic, partition, "virtual_offset", stats.start_offset)
+            nodes = self._leaders.nodes
+            found = await nodes.message(leader, topic, partition, "virtual_offset", stats.start_offset)
             self._starts[key] = found.count
         return self._starts[key]
 
     async def start(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return the number of the first message that a leader keeps; asks once.
+        """Return the number of the first message that a leader retains; asks once.
 
         Raises:
-            PartitionUnavailable: no usable answer.
+            PartitionUnavailable: no usable response.
         """
-        stats = await self.nodes.stats(leader, topic, partition)
+        stats = await self._leaders.nodes.stats(leader, topic, partition)
         return await self._start(leader, topic, partition, stats, stats.committed)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return how many messages lie before the first one of this time or later; the end where there is none.
+        """Return the number of messages before the first one with this time or later; the end if there is none.
 
         Args:
             topic: the topic.
             partition: the partition.
             timestamp_ms: milliseconds since 1970.
         """
-        bounds = await self.bounds(topic, partition)
+        bounds = await self.of(topic, partition)
         wanted = timestamp_ms * 1_000_000
 
         async def ask(leader: Leader) -> int:
             low, high = bounds.start, bounds.end
             while low < high:
                 middle = (low + high) // 2
-                found = await self.nodes.message(leader, topic, partition, "count", middle + 1)
+                found = await self._leaders.nodes.message(leader, topic, partition, "count", middle + 1)
                 if found.timestamp < wanted:
                     low = max(middle, found.count) + 1
                 else:
                     high = middle
             return low
 
-        return await self.on_leader(topic, partition, ask)
+        return await self._leaders.ask(topic, partition, ask)
 
     async def offset_of(self, topic: str, partition: int, count: int) -> int:
-        """Return the byte offset of a message that is there for good.
+        """Return the byte offset of a committed message.
 
         Args:
             topic: the topic.
@@ -197,22 +198,22 @@ class PartitionBounds(LeaderLocator):
         """
 
         async def ask(leader: Leader) -> int:
-            return (await self.nodes.message(leader, topic, partition, "count", count + 1)).offset
+            return (await self._leaders.nodes.message(leader, topic, partition, "count", count + 1)).offset
 
-        return await self.on_leader(topic, partition, ask)
+        return await self._leaders.ask(topic, partition, ask)
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
-        """Return how many messages end at a byte offset or before it.
+        """Return the number of messages that end at or before a byte offset.
 
         Args:
             topic: the topic.
             partition: the partition.
-            offset: not behind the beginning of the last message.
+            offset: at most the offset of the last message.
         """
 
         async def ask(leader: Leader) -> int:
-            # the first message that begins there or behind it
-            found = await self.nodes.message(leader, topic, partition, "virtual_offset", offset)
+            # the first message that begins at the offset or after it
+            found = await self._leaders.nodes.message(leader, topic, partition, "virtual_offset", offset)
             return found.count if found.offset == offset else found.count - 1
 
-        return await self.on_leader(topic, partition, ask)
+        return await self._leaders.ask(topic, partition, ask)

@@ -19,19 +19,19 @@ from nsqext.transport.options import ConnectionOptions
 if TYPE_CHECKING:
     from nsqext.settings import Setting
 
-__all__ = ("PREFIX", "Access", "unknown")
+__all__ = ("PREFIX", "ClientConfig", "unknown")
 
 T = TypeVar("T")
 
 PREFIX = "nsqext."
-"""What names of options begin with that are settings of the client."""
+"""Prefix of options that are settings of the client."""
 
 _HIDDEN = "***"
 
 
 @cache
 def _client_settings(kind: str) -> Mapping[str, Setting]:
-    """Return the settings of the client that mean something here, by name."""
+    """Return the settings of the client that have an effect in Spark, by name."""
     if kind == "write":
         return producer_settings()
     groups = ("connection", "lookup")
@@ -40,13 +40,13 @@ def _client_settings(kind: str) -> Mapping[str, Setting]:
 
 
 @frozen
-class Access:
-    """How a job reaches the servers; it can be pickled, since files and certificates are read where they are used.
+class ClientConfig:
+    """How a job reaches the servers. Can be pickled: files and certificates are read in the process that uses them.
 
     Attributes:
         lookupd: ``host:port`` of nsqlookupd's HTTP side, one or several.
         settings: settings of the client as text, by name without ``nsqext.``; never shown.
-        timeout: seconds within which a question to the servers has to be answered, other leaders included.
+        timeout: seconds in which a request must succeed, leader changes and retries included.
     """
 
     lookupd: tuple[str, ...]
@@ -54,7 +54,7 @@ class Access:
     timeout: float = 60.0
 
     def transport(self) -> ConnectionOptions:
-        """Return how connections to nodes are made.
+        """Return the options for connections to nodes.
 
         Raises:
             InvalidSetting: a setting cannot be read, or contradicts another one.
@@ -62,7 +62,7 @@ class Access:
         return self._group(ConnectionOptions, "connection")
 
     def lookup(self) -> LookupOptions:
-        """Return how the lookup service is asked.
+        """Return the options for lookup.
 
         Raises:
             InvalidSetting: a setting cannot be read, or contradicts another one.
@@ -70,7 +70,7 @@ class Access:
         return self._group(LookupOptions, "lookup")
 
     def producer(self) -> ProducerOptions:
-        """Return how messages are published.
+        """Return the options for publishing.
 
         Raises:
             InvalidSetting: a setting cannot be read, or contradicts another one.
@@ -82,7 +82,7 @@ class Access:
 
     @property
     def decompress(self) -> bool:
-        """Whether bodies are restored that the publishing client compressed."""
+        """Whether bodies that the publishing client compressed are decompressed."""
         return bool(_value(self.settings.get("delivery_decompress", "true"), "delivery_decompress", "read"))
 
     def _group(self, options: type[T], group: str) -> T:
@@ -96,13 +96,13 @@ class Access:
         return {name: _value(text, name, kind) for name, text in self.settings.items()}
 
     def check(self, kind: str) -> None:
-        """Raise if a setting cannot be right.
+        """Check the settings.
 
         Args:
             kind: ``read`` or ``write``.
 
         Raises:
-            InvalidSetting: it cannot.
+            InvalidSetting: a setting is unknown or invalid.
         """
         known = _client_settings(kind)
         for name in self.settings:
@@ -118,7 +118,7 @@ class Access:
 
 @contextmanager
 def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[None]:
-    """Let an error name the option, where it begins with the name of a member."""
+    """Put the name of the option before an error message that begins with the name of a member."""
     try:
         yield
     except InvalidSetting as error:
@@ -143,8 +143,8 @@ def _value(text: str, name: str, kind: str) -> Any:
 
 
 def unknown(name: str, known: Iterable[str]) -> InvalidSetting:
-    """Return the error for an option that there is not, which names the nearest one that there is."""
+    """Return the error for an unknown option; it names the most similar one."""
     names = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    hint = f"do you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(names.values()))}"
+    hint = f"do you mean {names[near[0]]}?" if near else f"known options: {', '.join(sorted(names.values()))}"
     return InvalidSetting(f"option {name} is unknown", hint=hint)

@@ -1,4 +1,4 @@
-"""Scratch channels: a reader's own place in a partition, which goes away with its connection; and names of channels."""
+"""Ephemeral channels: one for each reader, deleted by the server with its connection; and the names of channels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-__all__ = ("MARK", "mark_of", "open_scratch", "scratch_name")
+__all__ = ("MARK", "ephemeral_name", "open_ephemeral", "setup_mark")
 
 MARK = ".setup"
-"""What the names of channels end with which say that another one is being made."""
+"""Suffix of the channel that exists while an anchor channel is being created."""
 _DIGEST = 8
 
 _PREFIX = "nsqext_spark"
@@ -33,18 +33,18 @@ _BUFFER_SIZE = 65536
 _BUFFER_TIMEOUT = 0.01
 
 
-def scratch_name(prefix: str | None = None) -> str:
-    """Return the name of a channel that nobody else has.
+def ephemeral_name(prefix: str | None = None) -> str:
+    """Return a unique name of an ephemeral channel.
 
     Args:
-        prefix: what it begins with, as far as there is room.
+        prefix: first part of the name; cut where the name would be too long.
     """
     suffix = f"_{token_hex(8)}{_EPHEMERAL}"
     return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
 
 
-def mark_of(channel: str) -> str:
-    """Return the name of the channel which says that a channel is being made; each channel has one of its own."""
+def setup_mark(channel: str) -> str:
+    """Return the name of the channel that exists while ``channel`` is being created."""
     room = MAX_NAME_LENGTH - len(MARK)
     if len(channel) <= room:
         return f"{channel}{MARK}"
@@ -52,30 +52,30 @@ def mark_of(channel: str) -> str:
     return f"{channel[: room - _DIGEST]}{digest}{MARK}"
 
 
-async def open_scratch(
+async def open_ephemeral(
     options: ConnectionOptions, leader: Leader, topic: str, partition: int, meta: TopicMeta, channel: str
 ) -> tuple[Connection, Negotiated]:
-    """Connect to a leader and subscribe to a channel, which asks for no message yet.
+    """Connect to a leader and subscribe to a channel with RDY 0.
 
-    The channel is made by subscribing: one that is made over HTTP and that nobody subscribes to would stay for ever.
-    The start position that SUB_ADVANCED takes makes servers ignore the partition (captured:
-    sub_advanced_offset_partition), so the channel is moved afterwards.
+    SUB creates the channel: one that is created over HTTP and never subscribed to is never deleted. The start position
+    of SUB_ADVANCED makes servers ignore the partition (captured: sub_advanced_offset_partition), so the channel is
+    moved afterwards.
 
     Args:
         options: how to connect.
         leader: the node.
         topic: the topic.
         partition: the partition.
-        meta: the topic's meta; decides extend support and order.
+        meta: meta of the topic; decides extend support and order.
         channel: name of the channel.
 
     Raises:
-        NsqError: it did not work; nothing stays open.
+        NsqError: the node refused or did not answer; nothing stays open.
     """
     request = IdentifyRequest(
         extend_support=meta.extend_support,
         msg_timeout=_MSG_TIMEOUT,
-        # a range is there already: large pieces cost a fifth less here than those of the server's own buffer
+        # the messages are stored already: large pieces cost a fifth less CPU than those of the server's default buffer
         output_buffer_size=_BUFFER_SIZE,
         output_buffer_timeout=_BUFFER_TIMEOUT,
     )
@@ -88,7 +88,7 @@ async def open_scratch(
         if connection is not None:
             connection.close()
         if isinstance(error, ChannelNotRegistered):
-            error.hint = "the topic takes registered channels only: give readMode=channel with one of them"
+            error.hint = "the topic accepts registered channels only: use readMode=channel with one of them"
         raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
     except BaseException:
         if connection is not None:

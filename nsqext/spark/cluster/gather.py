@@ -1,4 +1,4 @@
-"""One question about many things, asked for several of them at the same time."""
+"""One request for each of many keys, several at the same time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import anyio
 from nsqext.client.tasks import first_error
 from nsqext.errors import NsqError
 
-__all__ = ("together",)
+__all__ = ("gather",)
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-_AT_ONCE = 16
+_CONCURRENT = 16
 
 
-async def together(keys: Iterable[K], function: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """Call a coroutine function for everything, for several at the same time; returns the results in the same order.
+async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+    """Call a coroutine function for each key, for several at the same time; returns the results in the order of keys.
 
     Raises:
-        NsqError: the first error of any; what is under way for the others is cancelled.
+        NsqError: the first error; the other calls are cancelled.
     """
     results: dict[K, T] = {}
-    limiter = anyio.CapacityLimiter(_AT_ONCE)
+    limiter = anyio.CapacityLimiter(_CONCURRENT)
 
     async def run(key: K) -> None:
         async with limiter:

@@ -1,4 +1,4 @@
-"""What one node tells over HTTP about a partition that it leads: ends, positions of channels, single messages."""
+"""HTTP requests to one node about a partition that it leads: bounds, positions of channels, single messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from nsqext.lookup.http import LookupHttp
     from nsqext.types import Address
 
-__all__ = ("ChannelPlace", "Leader", "Nodes", "PartitionStats", "StoredMessage", "read_place")
+__all__ = ("ChannelPosition", "ChannelStats", "Leader", "Nodes", "PartitionStats", "StoredMessage", "read_position")
 
 _SHOWN = 200
 _POSITION = r"&\{\{\{\d+ \d+\} (\d+)\} (\d+)\}"
-_PLACE = re.compile(rf"channel end : {_POSITION},current read:.*?, current confirm {_POSITION},", re.DOTALL)
+_POSITIONS = re.compile(rf"channel end : {_POSITION},current read:.*?, current confirm {_POSITION},", re.DOTALL)
 
 
 @frozen
@@ -39,36 +39,49 @@ class Leader:
 
 
 @frozen
+class ChannelStats:
+    """A channel in the statistics of its leader.
+
+    Attributes:
+        messages: number of committed messages that the channel may read.
+        clients: number of consumers.
+    """
+
+    messages: int
+    clients: int
+
+
+@frozen
 class PartitionStats:
     """A partition as its leader sees it.
 
     Attributes:
-        leads: the node takes reads and writes for it.
-        written: messages that were written; the last ones may be taken back while not all replicas have them.
-        start_offset: byte offset of the first message that is kept.
-        end_offset: byte offset behind the last one.
-        channels: messages that each channel may read, which are stored for good.
+        leads: whether the node is the leader.
+        written: number of written messages; the last ones are removed again if a replica does not get them.
+        start_offset: byte offset of the first retained message.
+        end_offset: byte offset after the last one.
+        channels: statistics by channel.
     """
 
     leads: bool
     written: int
     start_offset: int
     end_offset: int
-    channels: Mapping[str, int]
+    channels: Mapping[str, ChannelStats]
 
     @property
     def committed(self) -> int:
-        """Messages that are known to be stored for good."""
-        return max(self.channels.values(), default=0)
+        """Number of messages that are known to be committed."""
+        return max((channel.messages for channel in self.channels.values()), default=0)
 
 
 @frozen
-class ChannelPlace:
-    """Where a channel stands; counts are messages before that place.
+class ChannelPosition:
+    """Position of a channel; counts are numbers of messages before a position.
 
     Attributes:
-        end: count at the end of what it may read.
-        count: count at the first message that is not finished.
+        end: count at the end of the readable messages.
+        count: count at the first unfinished message.
         offset: byte offset of that message.
     """
 
@@ -79,10 +92,10 @@ class ChannelPlace:
 
 @frozen
 class StoredMessage:
-    """Where a single message lies.
+    """Position of a single message.
 
     Attributes:
-        count: messages before it.
+        count: number of messages before it.
         offset: its byte offset.
         timestamp: when it was stored, in nanoseconds since 1970.
     """
@@ -92,36 +105,36 @@ class StoredMessage:
     timestamp: int
 
 
-def read_place(text: str) -> ChannelPlace | None:
-    """Read what ``/message/stats`` tells of one channel; None where there is no such channel.
+def read_position(text: str) -> ChannelPosition | None:
+    """Parse the response of ``/message/stats`` for one channel; None if the channel does not exist.
 
     Raises:
-        ValueError: the text is another one.
+        ValueError: the text has another form.
     """
     if not text.strip():
         return None
-    match = _PLACE.search(text)
+    match = _POSITIONS.search(text)
     if match is None:
-        raise ValueError("no positions in it")
+        raise ValueError("it contains no positions")
     end, offset, count = match[2], match[3], match[4]
-    return ChannelPlace(int(end), int(count), int(offset))
+    return ChannelPosition(int(end), int(count), int(offset))
 
 
 class Nodes:
-    """Asks nodes; every error names topic, partition and node.
+    """Sends requests to nodes; every error names topic, partition and node.
 
     Args:
-        http: asks; it stays its owner's.
+        http: sends requests; not closed by this object.
     """
 
     def __init__(self, http: LookupHttp) -> None:
         self._http = http
 
     async def stats(self, leader: Leader, topic: str, partition: int) -> PartitionStats:
-        """Return what a node tells about a partition.
+        """Return the statistics of a partition.
 
         Raises:
-            PartitionUnavailable: no usable answer, or the node does not lead the partition.
+            PartitionUnavailable: no usable response, or the node does not lead the partition.
         """
         stats = (await self._stats(leader, topic, partition)).get(partition)
         if stats is None or not stats.leads:
@@ -131,13 +144,13 @@ class Nodes:
         return stats
 
     async def led(self, leader: Leader, topic: str) -> dict[int, PartitionStats]:
-        """Return what a node tells about all partitions of a topic that it leads, with one question.
+        """Return the statistics of all partitions of a topic that a node leads, with one request.
 
         Raises:
-            PartitionUnavailable: no usable answer.
+            PartitionUnavailable: no usable response.
         """
-        told = await self._stats(leader, topic, None)
-        return {partition: stats for partition, stats in told.items() if stats.leads}
+        found = await self._stats(leader, topic, None)
+        return {partition: stats for partition, stats in found.items() if stats.leads}
 
     async def _stats(self, leader: Leader, topic: str, partition: int | None) -> dict[int, PartitionStats]:
         body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
@@ -147,20 +160,20 @@ class Nodes:
         except (AttributeError, KeyError, TypeError, ValueError, LookupFailed) as error:
             raise _unreadable("the statistics", body, leader, topic, partition) from error
 
-    async def place(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPlace | None:
-        """Return where a channel stands; None where there is no such channel.
+    async def position(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPosition | None:
+        """Return the position of a channel; None if the channel does not exist.
 
         Raises:
-            PartitionUnavailable: no usable answer.
+            PartitionUnavailable: no usable response.
         """
         body = await self._ask("GET", leader, "/message/stats", topic, partition, channel=channel)
         try:
-            return read_place(body.decode("utf-8", "replace"))
+            return read_position(body.decode("utf-8", "replace"))
         except ValueError as error:
             raise _unreadable("the channel's positions", body, leader, topic, partition) from error
 
     async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> StoredMessage:
-        """Look a message up; one that is not kept any more gives the first one that is.
+        """Look a message up; returns the first retained message if it is not retained.
 
         Args:
             leader: the node.
@@ -170,7 +183,7 @@ class Nodes:
             number: which message.
 
         Raises:
-            PartitionUnavailable: no usable answer; so it is for what lies behind the last message.
+            PartitionUnavailable: no usable response; this is also the result for a number after the last message.
         """
         body = await self._ask("GET", leader, "/message/get", topic, partition, search_mode=mode, search_pos=number)
         try:
@@ -180,11 +193,11 @@ class Nodes:
             raise _unreadable("a message's position", body, leader, topic, partition) from error
 
     async def create_channel(self, leader: Leader, topic: str, partition: int, channel: str) -> None:
-        """Make a channel, which begins at the end; nothing happens when it is there.
+        """Create a channel at the end of the partition if it does not exist.
 
         Raises:
-            ChannelNotRegistered: the topic takes registered channels only.
-            PartitionUnavailable: no usable answer, or a refusal.
+            ChannelNotRegistered: the topic accepts registered channels only.
+            PartitionUnavailable: no usable response, or an error status.
         """
         await self._ask("POST", leader, "/channel/create", topic, partition, channel=channel)
 
@@ -192,15 +205,15 @@ class Nodes:
         """Delete a channel.
 
         Raises:
-            PartitionUnavailable: no usable answer, or a refusal.
+            PartitionUnavailable: no usable response, or an error status.
         """
         await self._ask("POST", leader, "/channel/delete", topic, partition, channel=channel)
 
     async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
-        """Let a channel go on behind so many messages; the node does it soon after it has answered.
+        """Move a channel behind ``count`` messages; the node does it soon after its response.
 
         Raises:
-            PartitionUnavailable: no usable answer, or a refusal.
+            PartitionUnavailable: no usable response, or an error status.
         """
         await move_channel(leader.http, topic, partition, channel, Position.message(count + 1))
 
@@ -225,7 +238,10 @@ def _read_stats(found: Any) -> PartitionStats:
         written=int(found["message_count"]),
         start_offset=int(found["backend_start"]),
         end_offset=int(found["backend_depth"]),
-        channels={str(one["channel_name"]): int(one["message_count"]) for one in found["channels"] or ()},
+        channels={
+            str(one["channel_name"]): ChannelStats(int(one["message_count"]), int(one.get("client_num") or 0))
+            for one in found["channels"] or ()
+        },
     )
 
 
@@ -234,10 +250,10 @@ def _refusal(status: int, path: str, body: bytes) -> NsqError:
     if status == 403:
         return ChannelNotRegistered(
             "E_SUB_CHANNEL_NOT_REGISTERED",
-            "the topic takes registered channels only",
+            "the topic accepts registered channels only",
             hint="register the channel first",
         )
-    return PartitionUnavailable(f"{path} was refused with {status}: {shown}")
+    return PartitionUnavailable(f"{path} returned status {status}: {shown}")
 
 
 def _unreadable(what: str, body: bytes, leader: Leader, topic: str, partition: int | None) -> PartitionUnavailable:

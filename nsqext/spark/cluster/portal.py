@@ -1,6 +1,6 @@
-"""From blocking code into an event loop: one in a thread of its own for each process, started when it is needed.
+"""Calls from blocking code into an event loop, which runs in a daemon thread: one for each process, started on demand.
 
-The thread ends with the process, which it does not keep alive. A process that was forked starts one of its own.
+A forked process starts an event loop of its own.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from nsqext.sync.loop import call as call_through
 
-if TYPE_CHECKING:
-    from nsqext.spark.read.range_reader import RangeReader
-    from nsqext.spark.read.reassembly import Block
-
-__all__ = ("blocks", "call", "portal")
+__all__ = ("call", "iterate", "portal")
 
 T = TypeVar("T")
 
@@ -30,7 +27,7 @@ _running: tuple[int, BlockingPortal] | None = None
 
 
 def _renew() -> None:
-    """Forget the parent's loop, whose thread was left behind, and its lock, which somebody may hold there."""
+    """Forget the event loop of the parent process, whose thread was not forked, and its lock, which may be held."""
     global _lock, _running
     _lock = threading.Lock()
     _running = None
@@ -41,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def portal() -> BlockingPortal:
-    """Return the way into this process's event loop, which is started by the first call."""
+    """Return the portal to the event loop of this process; the first call starts it."""
     global _running
     with _lock:
         if _running is None or _running[0] != os.getpid():
@@ -68,20 +65,21 @@ async def _keep_open(opened: Future[BlockingPortal]) -> None:
 
 
 def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-    """Run a coroutine function in the event loop and return its result; what interrupts the caller cancels it.
+    """Run a coroutine function in the event loop and return its result; an interrupt of the caller cancels it.
 
     Raises:
-        InvalidState: this is the event loop's own thread.
+        InvalidState: called in the event loop's own thread.
     """
     return call_through(portal(), "event loop", function, *args)
 
 
-def blocks(reader: RangeReader) -> Iterator[Block]:
-    """Read a range from blocking code, block by block; a generator that is closed early closes the reader.
+def iterate(
+    manager: AbstractAsyncContextManager[Any, bool | None], following: Callable[[], Coroutine[Any, Any, T | None]]
+) -> Iterator[T]:
+    """Enter a context manager in the event loop, and call a coroutine function until it returns None.
 
-    Raises:
-        NsqError: see `RangeReader.next_block`.
+    Closing the generator leaves the context manager.
     """
-    with portal().wrap_async_context_manager(reader):
-        while (block := call(reader.next_block)) is not None:
-            yield block
+    with portal().wrap_async_context_manager(manager):
+        while (item := call(following)) is not None:
+            yield item

@@ -1,12 +1,13 @@
-"""The anchor channel of a streaming query: a durable channel that nobody consumes.
+"""The anchor channels of a streaming query: durable channels without consumers, one at each partition.
 
-It keeps messages from being cleaned away before the query has read them, remembers where the query began, and shows
-its lag to everybody who looks at the servers' statistics. Its place only moves when Spark says that a batch is done.
+An anchor makes the server retain messages until the query has read them, stores where the query began, and shows its
+lag in the server's statistics. It only moves after Spark has completed a batch.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,109 +15,157 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, NsqError, TopicNotFound
-from nsqext.spark.cluster.gather import together
-from nsqext.spark.read.offsets import EARLIEST, LATEST, Places, parse_starting
-from nsqext.spark.read.planning import Key, Standing
+from nsqext.spark.cluster.gather import gather
+from nsqext.spark.read.offsets import EARLIEST, LATEST, OffsetSpec, parse_starting, parse_times
+from nsqext.spark.read.planning import Key, PartitionState
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.admin import Admin, Bounds
+    from nsqext.spark.cluster.admin import Admin
+    from nsqext.spark.cluster.bounds import Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets
 
-__all__ = ("Anchors", "starting_places")
+__all__ = ("Anchors", "starting_offsets_of")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _QUICK = 0.2
-"""Seconds to wait for messages that are written and not yet shown, where they can also wait for the next batch."""
+"""Seconds to wait for messages that are written but not readable yet, if the next batch can read them as well."""
 _FRESH = 5.0
-"""Seconds for which an anchor is taken to be where it was."""
+"""Seconds for which the position of an anchor is not requested again."""
+_TOPICS_INTERVAL = 5.0
+"""Seconds between two requests for the topics that match ``subscribePattern``."""
 
 
-def starting_places(options: SourceOptions) -> Places | None:
-    """Return where partitions begin that have no anchor yet; None where a time says so.
+def starting_offsets_of(options: SourceOptions) -> OffsetSpec | None:
+    """Return the start of partitions without an anchor; None if a time determines it.
 
     Raises:
-        InvalidSetting: the option cannot be read, or would make a restarted query begin somewhere else.
+        InvalidSetting: the option is invalid, or would change the start of a restarted query.
     """
-    if options.starting_timestamp is not None:
+    if options.starting_timestamp is not None or options.starting_offsets_by_timestamp is not None:
         return None
-    places = parse_starting(options.starting_offsets or "latest")
-    moving = LATEST in (places.default, *(count for counts in places.named.values() for count in counts.values()))
+    spec = parse_starting(options.starting_offsets or "latest")
+    moving = LATEST in (spec.default, *(count for counts in spec.named.values() for count in counts.values()))
     if options.reset_channel and moving:
         raise InvalidSetting(
-            "resetChannel cannot start at the latest message: a query that is started again after a crash in its first "
-            "batch would skip what came meanwhile",
-            hint="give startingOffsets earliest or numbers, a startingTimestamp, or a new channel without resetChannel",
+            "resetChannel cannot start at the latest message: after a crash in its first batch, a restarted query "
+            "would skip the messages that were published in between",
+            hint="use startingOffsets with earliest or numbers, a startingTimestamp, or a new channel",
         )
-    return places
+    return spec
 
 
 class Anchors:
     """The anchor channel at every partition that a query reads.
 
     Args:
-        admin: asks the servers; it stays its owner's.
-        options: what is read.
+        admin: sends requests to the servers; not closed by this object.
+        options: options of the query.
+
+    Attributes:
+        topics: partitions that the query reads, by topic; None for all. Grows with ``subscribePattern``.
 
     Raises:
-        InvalidSetting: the start positions cannot be read.
+        InvalidSetting: the start of the query is invalid.
     """
 
     def __init__(self, admin: Admin, options: SourceOptions) -> None:
+        self.topics: dict[str, tuple[int, ...] | None] = dict(options.topics)
         self._admin = admin
-        self._topics = options.topics
         self._channel = options.channel or ""
+        self._start_option = next(
+            (
+                name
+                for name, value in (
+                    ("startingOffsets", options.starting_offsets),
+                    ("startingTimestamp", options.starting_timestamp),
+                    ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+                )
+                if value is not None
+            ),
+            None,
+        )
         self._timestamp = options.starting_timestamp
-        self._places = starting_places(options)
+        self._times = (
+            parse_times(options.starting_offsets_by_timestamp, "startingOffsetsByTimestamp")
+            if options.starting_offsets_by_timestamp is not None
+            else {}
+        )
+        self._starting = starting_offsets_of(options)
         self._reset = options.reset_channel
         self._strict = options.fail_on_data_loss
-        self._asked: dict[Key, int] = {}
+        self._pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
+        self._matched_at = float("-inf")
+        self._moved_to: dict[Key, int] = {}
         self._seen: dict[Key, tuple[float, int]] = {}
-        self._gone: set[str] = set()
+        self._missing: set[str] = set()
 
     async def begin(self) -> Offsets:
-        """Return where the query begins, which is the same whenever it is asked: where the anchors stand.
+        """Return the start of the query: the positions of its anchors, the same for each call.
 
-        Anchors that are not there are made, at the start positions; all of them where the channel is to be reset.
+        Creates missing anchors at the start positions; moves all of them there with ``resetChannel``.
 
         Raises:
-            DataLoss: a start position lies before the messages that are kept.
-            InvalidPartition: a partition is named that the topic does not have.
-            InvalidSetting: a start position lies behind the last message.
-            NsqError: the servers cannot be asked, or refuse.
+            DataLoss: a start position is before the first retained message.
+            InvalidPartition: an option has a partition that the topic does not have.
+            InvalidSetting: a start position is after the last message.
+            NsqError: the servers refuse or do not answer.
         """
-        keys = [key for topic in self._topics for key in await self._keys(topic)]
+        await self._match_topics()
+        by_topic = await gather(self.topics, self._keys)
+        keys = [key for found in by_topic.values() for key in found]
         self._check_named(keys)
-        counts = await together(keys, self._begin)
+        anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel))
+        existing = {key: count for key, count in anchors.items() if count is not None}
+        if existing and not self._reset:
+            self._warn_of_ignored_start(existing)
+        missing = [key for key in keys if self._reset or key not in existing]
+        bounds = await self._admin.bounds.survey(missing) if missing else {}
+        starts = await gather(missing, lambda key: self._start(key, bounds[key]))
+        await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
+        counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
+        self._moved_to |= counts
         return _offsets(counts)
 
-    async def _begin(self, key: Key) -> int:
-        topic, partition = key
-        anchor = await self._admin.anchor_count(topic, partition, self._channel)
-        if anchor is not None and not self._reset:
-            self._asked[key] = anchor
-            return anchor
-        count = await self._start(topic, partition)
-        if anchor is None:
-            await self.make(key, count)
+    async def _put(self, key: Key, count: int, *, exists: bool) -> None:
+        if exists:
+            await self._admin.move_anchor(*key, self._channel, count, backwards=True)
         else:
-            await self._admin.move_anchor(topic, partition, self._channel, count, backwards=True)
-            self._asked[key] = count
-        return count
+            await self._admin.create_anchor(*key, self._channel, count)
 
-    async def _start(self, topic: str, partition: int) -> int:
-        bounds = await self._admin.bounds(topic, partition)
-        if self._places is None:
-            count = await self._admin.count_at(topic, partition, self._timestamp or 0)
+    def _warn_of_ignored_start(self, existing: Mapping[Key, int]) -> None:
+        if self._start_option is None:
+            return
+        (topic, partition), count = next(iter(existing.items()))
+        logger.warning(
+            "option %s is ignored: the channel %s exists at %d partitions, and the query starts at its position (%d in "
+            "topic %s, partition %d); use a new channel, or resetChannel=true",
+            self._start_option,
+            self._channel,
+            len(existing),
+            count,
+            topic,
+            partition,
+        )
+
+    async def _start(self, key: Key, bounds: Bounds) -> int:
+        topic, partition = key
+        if self._starting is None:
+            times = self._times.get(topic, {})
+            if self._times and partition not in times:
+                raise InvalidSetting(
+                    "startingOffsetsByTimestamp has no time for this partition", topic=topic, partition=partition
+                )
+            count = await self._admin.bounds.count_at(topic, partition, times.get(partition, self._timestamp or 0))
         else:
-            count = _place(self._places, topic, partition, bounds)
+            count = _start_count(self._starting, topic, partition, bounds)
         if count < bounds.start and self._strict:
             raise DataLoss(
-                f"startingOffsets is {count}, and only messages from {bounds.start} on are kept",
+                f"startingOffsets is {count}, but the first retained message is {bounds.start}",
                 topic=topic,
                 partition=partition,
-                hint="start at earliest (-2), or give failOnDataLoss=false",
+                hint="start at earliest (-2), or use failOnDataLoss=false",
             )
         return max(count, bounds.start)
 
@@ -124,76 +173,94 @@ class Anchors:
         read: dict[str, set[int]] = {}
         for topic, partition in keys:
             read.setdefault(topic, set()).add(partition)
-        for topic, wanted in self._topics.items():
+        for topic, wanted in self.topics.items():
             for partition in wanted or ():
                 if partition not in read.get(topic, ()):
                     raise InvalidPartition(
-                        "assign names a partition that there is not", topic=topic, partition=partition
+                        "the option assign has a partition that does not exist", topic=topic, partition=partition
                     )
-        if self._places is not None:
-            self._places.check(read)
+        if self._starting is not None:
+            self._starting.check(read)
 
-    async def make(self, key: Key, count: int) -> None:
-        """Make the anchor at a partition that has none.
+    async def create(self, key: Key, count: int) -> None:
+        """Create the anchor of a partition that has none.
 
         Args:
             key: the partition.
-            count: where it stands: number of messages before it.
+            count: number of messages before its position.
         """
         topic, partition = key
         await self._admin.create_anchor(topic, partition, self._channel, count)
-        self._asked[key] = count
+        self._moved_to[key] = count
 
-    async def survey(self, *, quick: bool = False) -> dict[Key, Standing]:
-        """Look at all partitions that are read; without ``failOnDataLoss``, a topic that is gone has none.
+    async def survey(self, *, quick: bool = False) -> dict[Key, PartitionState]:
+        """Return the states of all partitions; without ``failOnDataLoss``, those of deleted topics are missing.
 
         Args:
-            quick: an end may be without messages that the servers show a little later, and an anchor be where it was
-                some seconds ago; otherwise an end holds everything that was acknowledged before.
+            quick: the end may exclude messages that become readable a little later, and the position of an anchor may
+                be some seconds old; otherwise the end includes everything that was acknowledged before the call.
 
         Raises:
-            InvalidState: somebody else moves the anchors of this query.
-            NsqError: the servers cannot be asked.
+            InvalidState: another client moves the anchors of this query.
+            NsqError: the servers do not answer.
         """
-        keys = await self._there()
-        # anchors first: none stands behind an end that was told later
-        anchors = await together(keys, partial(self._anchor, quick=quick))
-        bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
+        keys = await self._existing_keys()
+        # anchors first: an anchor is never after an end that was requested later
+        anchors = await gather(keys, partial(self._anchor, quick=quick))
+        bounds = await self._admin.bounds.survey(keys, *([_QUICK] if quick else []))
         found = {
-            key: Standing(bounds[key].start, bounds[key].end, anchors[key], bounds[key].end_offset) for key in keys
+            key: PartitionState(bounds[key].start, bounds[key].end, anchors[key], bounds[key].end_offset)
+            for key in keys
         }
-        for (topic, partition), standing in found.items():
-            if standing.anchor is None:
+        for (topic, partition), state in found.items():
+            if state.anchor is None:
                 continue
-            asked = self._asked.setdefault((topic, partition), standing.anchor)
-            if standing.anchor > asked:
+            expected = self._moved_to.setdefault((topic, partition), state.anchor)
+            if state.anchor > expected:
                 raise InvalidState(
-                    f"somebody else moved the anchor channel {self._channel} from {asked} to {standing.anchor}",
+                    f"another client moved the anchor channel {self._channel} from {expected} to {state.anchor}",
                     topic=topic,
                     partition=partition,
-                    hint="each query needs a channel of its own, which nobody consumes",
+                    hint="each query needs a channel of its own that has no consumers",
                 )
         return found
 
-    async def _keys(self, topic: str) -> list[Key]:
-        wanted = self._topics[topic]
-        there = await self._admin.partitions(topic)
-        return [(topic, partition) for partition in sorted(there) if wanted is None or partition in wanted]
+    async def _match_topics(self) -> None:
+        """Add new topics that match ``subscribePattern``."""
+        if self._pattern is None or anyio.current_time() - self._matched_at < _TOPICS_INTERVAL:
+            return
+        matching = await self._admin.leaders.matching(self._pattern)
+        self._matched_at = anyio.current_time()
+        for topic in matching:
+            if topic not in self.topics:
+                logger.info("the topic %s matches subscribePattern", topic)
+                self.topics[topic] = None
+        if not self.topics:
+            logger.warning("no topic matches subscribePattern=%r", self._pattern.pattern)
 
-    async def _there(self) -> list[Key]:
-        """Return all partitions that are read, without those of topics that are gone, where that is allowed."""
-        keys: list[Key] = []
-        for topic in self._topics:
+    async def _keys(self, topic: str) -> list[Key]:
+        wanted = self.topics[topic]
+        existing = await self._admin.leaders.partitions(topic)
+        return [(topic, partition) for partition in sorted(existing) if wanted is None or partition in wanted]
+
+    async def _existing_keys(self) -> list[Key]:
+        """Return all partitions; without ``failOnDataLoss``, those of deleted topics are missing."""
+        await self._match_topics()
+
+        async def keys_of(topic: str) -> list[Key]:
             try:
-                keys += await self._keys(topic)
-                self._gone.discard(topic)
+                keys = await self._keys(topic)
             except TopicNotFound:
                 if self._strict:
                     raise
-                if topic not in self._gone:
-                    logger.warning("the topic %s is gone: the query goes on without it", topic)
-                self._gone.add(topic)
-        return keys
+                if topic not in self._missing:
+                    logger.warning("the topic %s does not exist any more: the query continues without it", topic)
+                self._missing.add(topic)
+                return []
+            self._missing.discard(topic)
+            return keys
+
+        return [key for keys in (await gather(self.topics, keys_of)).values() for key in keys]
 
     async def _anchor(self, key: Key, *, quick: bool) -> int | None:
         topic, partition = key
@@ -204,43 +271,43 @@ class Anchors:
                 self._seen[key] = (anyio.current_time(), anchor)
         return anchor
 
-    async def follow(self, end: Offsets) -> None:
-        """Move the anchors behind what is done, never backwards.
+    async def advance(self, end: Offsets) -> None:
+        """Move the anchors forward to the end of a completed batch.
 
-        An anchor that cannot be moved now is moved with the next batch: nothing is lost by that.
+        An anchor that cannot be moved now is moved with the next batch.
 
         Raises:
-            NsqError: the servers refuse for good.
+            NsqError: the servers refuse, and a retry cannot change that.
         """
         counts = {
             (topic, partition): count
             for topic, counts in end.items()
             for partition, count in counts.items()
-            if self._asked.get((topic, partition), -1) < count
+            if self._moved_to.get((topic, partition), -1) < count
         }
 
         async def move(key: Key) -> None:
             topic, partition = key
-            self._asked[key] = counts[key]
+            self._moved_to[key] = counts[key]
             try:
                 await self._admin.move_anchor(topic, partition, self._channel, counts[key])
             except NsqError as error:
                 if not error.retryable and (self._strict or not isinstance(error, InvalidState)):
                     raise
-                logger.warning("the anchor channel stays where it is for now: %s", error)
+                logger.warning("the anchor channel was not moved: %s", error)
 
-        await together(counts, move)
+        await gather(counts, move)
 
 
-def _place(places: Places, topic: str, partition: int, bounds: Bounds) -> int:
-    count = places.of(topic, partition)
+def _start_count(spec: OffsetSpec, topic: str, partition: int, bounds: Bounds) -> int:
+    count = spec.of(topic, partition)
     if count == EARLIEST:
         return bounds.start
     if count == LATEST:
         return bounds.end
     if count > bounds.end:
         raise InvalidSetting(
-            f"startingOffsets is {count}, and there are only {bounds.end} messages", topic=topic, partition=partition
+            f"startingOffsets is {count}, but the partition ends at {bounds.end}", topic=topic, partition=partition
         )
     return count
 

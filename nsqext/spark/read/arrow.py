@@ -1,199 +1,249 @@
-"""Delivered messages as rows: record batches of Arrow, made column by column."""
+"""Delivered messages as rows: record batches of Arrow, built column by column."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+from attrs import define, field
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, MESSAGE_ID_SIZE
+from nsqext.spark.option_values import BASE_COLUMNS, Columns
 from nsqext.spark.schema import arrow_schema
 
 if TYPE_CHECKING:
-    from nsqext.protocol.messages import RawMessage
+    from nsqext.spark.read.frames import MessageColumns
 
-__all__ = ("to_batches",)
+__all__ = ("RowFormat", "to_batches")
 
 _BATCH_BYTES = 64 << 20
-"""Bytes of bodies in one batch: Arrow's limit is 2 GiB, and compressed bodies grow."""
+"""Bytes of bodies in one batch: Arrow's limit is 2 GiB, and bodies grow when they are decompressed."""
 _FIRST_DIGIT = ord("0")
 _NO_HEADERS: dict[str, Any] = {}
-
-_bodies = attrgetter("body")
-_ids = attrgetter("id")
-_headers = attrgetter("header")
-_numbers = attrgetter("timestamp", "offset", "attempts")
+_TAG = TAG_HEADER.encode()
+_COMPRESS = COMPRESS_HEADER.encode()
 
 
-class Messages(Protocol):
-    """Messages of one partition that lie one behind the other."""
+@define
+class RowFormat:
+    """What rows of messages contain.
+
+    Attributes:
+        columns: names of the columns.
+        headers_as_array: the column ``headers`` is an array of structs.
+        decompress: decompress bodies that the publishing client compressed.
+    """
+
+    columns: Columns = BASE_COLUMNS
+    headers_as_array: bool = False
+    decompress: bool = True
 
     @property
-    def first(self) -> int:
-        """Number of the first one."""
+    def schema(self) -> pa.Schema:
+        """Schema of the rows."""
+        return arrow_schema(self.columns, self.headers_as_array)
 
     @property
-    def messages(self) -> Sequence[RawMessage]:
-        """The messages."""
+    def with_bodies(self) -> bool:
+        """Whether bodies are needed."""
+        return "value" in self.columns
+
+    @property
+    def with_headers(self) -> bool:
+        """Whether all headers must be parsed."""
+        return "headers" in self.columns or "key" in self.columns
 
 
 def to_batches(
-    block: Messages, topic: str, partition: int, include_headers: bool = False, *, decompress: bool = True
+    columns: MessageColumns, first: int | None, topic: str, partition: int, rows: RowFormat
 ) -> list[pa.RecordBatch]:
-    """Return messages as rows: one batch, or several where their bodies are large.
+    """Return messages as rows: one batch, or several if the bodies are large.
 
     Args:
-        block: the messages.
-        topic: where they come from.
-        partition: where they come from; -1 at the original NSQ.
-        include_headers: rows have the columns ``headers`` and ``key``.
-        decompress: restore bodies that the publishing client compressed.
+        columns: the messages.
+        first: number of the first message; None if numbers are unknown.
+        topic: the topic.
+        partition: the partition; -1 for the original NSQ.
+        rows: what the rows contain.
 
     Raises:
         ProtocolError: an extend header is not JSON, or a compressed body is damaged.
     """
-    messages = block.messages
-    count = len(messages)
-    bodies: list[bytes] = list(map(_bodies, messages))
-    encoded: list[bytes] = list(map(_headers, messages))
-    tags: pa.Array = pa.nulls(count, pa.string())
-    parsed: list[dict[str, Any]] | None = None
-    if any(encoded):
-        try:
-            parsed = _parsed(messages, encoded, everything=include_headers)
-            if decompress:
-                _unpack(messages, bodies, parsed)
-        except ProtocolError as error:
-            raise error.at(topic=topic, partition=partition) from error.__cause__
-        tags = pa.array(map(_tag, messages, parsed), pa.string())
-    identity, traces = _identity(messages)
-    timestamps, offsets, attempts = _columns_of_numbers(messages)
-    columns = [
-        pa.repeat(pa.scalar(topic, pa.string()), count),
-        pa.repeat(pa.scalar(partition, pa.int32()), count),
-        pa.array(np.arange(block.first, block.first + count, dtype=np.int64)),
-        pa.array(offsets),
-        pa.array(timestamps // 1000).view(pa.timestamp("us", tz="UTC")),
-        identity,
-        pa.array(traces),
-        pa.array(attempts.astype(np.int32)),
-        tags,
-    ]
-    if include_headers:
-        columns += _header_columns(messages, parsed)
-    return list(_batches(bodies, columns, arrow_schema(include_headers)))
-
-
-def _batches(bodies: list[bytes], columns: list[pa.Array], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Put columns together; bodies decide where a batch ends."""
-    start = 0
-    large = sum(map(len, bodies)) > _BATCH_BYTES
-    while start < len(bodies):
-        stop = len(bodies)
-        if large:
-            stop, size = start + 1, len(bodies[start])
-            while stop < len(bodies) and size + len(bodies[stop]) <= _BATCH_BYTES:
-                size += len(bodies[stop])
-                stop += 1
-        values = pa.array(bodies[start:stop], pa.binary())
-        rest = [column.slice(start, stop - start) for column in columns]
-        yield pa.RecordBatch.from_arrays([values, *rest], schema=schema)
-        start = stop
-
-
-def _columns_of_numbers(messages: Sequence[RawMessage]) -> tuple[Any, Any, Any]:
-    """Return time stamps, offsets and attempts."""
-    table = np.array(list(map(_numbers, messages)), dtype=np.int64).reshape(-1, 3)
-    return table[:, 0], np.ascontiguousarray(table[:, 1]), table[:, 2]
-
-
-def _identity(messages: Sequence[RawMessage]) -> tuple[pa.Array, Any]:
-    """Return ids, and trace ids as signed numbers; text ids have none."""
-    count = len(messages)
-    joined = b"".join(map(_ids, messages))
-    ends = np.arange(0, (count + 1) * MESSAGE_ID_SIZE, MESSAGE_ID_SIZE, dtype=np.int32)
-    ids = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(joined)])
-    traces = np.frombuffer(joined, dtype=">i8").reshape(-1, 2)[:, 1].astype(np.int64)
-    text = np.frombuffer(joined, dtype=np.uint8)[::MESSAGE_ID_SIZE] >= _FIRST_DIGIT
-    if text.any():
-        traces[text] = 0
-    return ids, traces
-
-
-# --- extend headers -------------------------------------------------------------------------------------------------
-
-
-def _parsed(messages: Sequence[RawMessage], encoded: list[bytes], *, everything: bool) -> list[dict[str, Any]]:
-    """Return the headers of each message; only of those with something of interest unless everything is asked for."""
-    return [
-        _decoded(message)
-        if header and message.version == EXT_JSON and (everything or _matters(header))
-        else _NO_HEADERS
-        for message, header in zip(messages, encoded, strict=True)
-    ]
-
-
-def _decoded(message: RawMessage) -> dict[str, Any]:
+    batch = _Batch(columns, first, topic, partition, rows)
     try:
-        return decode_headers(message.header)
+        batch.parse_headers()
     except ProtocolError as error:
-        raise _named(message, error) from error.__cause__
+        raise error.at(topic=topic, partition=partition) from error.__cause__
+    return list(batch.cut())
 
 
-def _named(message: RawMessage, error: ProtocolError) -> ProtocolError:
-    error.message = f"message {message.id.hex()}: {error.message}"
-    return error
+@define
+class _Batch:
+    columns: MessageColumns
+    first: int | None
+    topic: str
+    partition: int
+    rows: RowFormat
+    parsed: list[dict[str, Any]] | None = None
+    bodies: list[bytes] = field(factory=list)
+
+    def parse_headers(self) -> None:
+        """Parse the extend headers that are needed, and decompress bodies."""
+        self.bodies = self.columns.bodies or []
+        headers = self.columns.headers
+        if headers is None or not any(header for _, header in headers):
+            return
+        everything = self.rows.with_headers
+        self.parsed = [
+            self._decoded(index, header)
+            if header and version == EXT_JSON and (everything or _is_needed(header))
+            else _NO_HEADERS
+            for index, (version, header) in enumerate(headers)
+        ]
+        if self.rows.decompress and self.bodies:
+            self._decompress(self.parsed)
+
+    def _decoded(self, index: int, header: bytes) -> dict[str, Any]:
+        try:
+            return decode_headers(header)
+        except ProtocolError as error:
+            raise self._named(index, error) from error.__cause__
+
+    def _decompress(self, parsed: list[dict[str, Any]]) -> None:
+        """Decompress bodies, and remove the headers that describe the compression."""
+        for index, headers in enumerate(parsed):
+            if headers and is_compressed(headers):
+                try:
+                    self.bodies[index] = decompress_body(headers, self.bodies[index])
+                except ProtocolError as error:
+                    error.hint = error.hint or "nsqext.delivery_decompress=false returns bodies as they are stored"
+                    raise self._named(index, error) from error.__cause__
+                parsed[index] = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
+
+    def _named(self, index: int, error: ProtocolError) -> ProtocolError:
+        error.message = f"message {self.columns.heads['id'][index].tobytes().hex()}: {error.message}"
+        return error
+
+    def cut(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows, in several batches if the bodies are large."""
+        schema, count = self.rows.schema, len(self.columns)
+        build = {name: _BUILDERS[name](self) for name in self.rows.columns if name != "value"}
+        large = sum(map(len, self.bodies)) > _BATCH_BYTES
+        start = 0
+        while start < count:
+            stop = self._stop(start) if large else count
+            arrays = [
+                pa.array(self.bodies[start:stop], pa.binary())
+                if name == "value"
+                else build[name].slice(start, stop - start)
+                for name in self.rows.columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            start = stop
+
+    def _stop(self, start: int) -> int:
+        stop, size = start + 1, len(self.bodies[start])
+        while stop < len(self.bodies) and size + len(self.bodies[stop]) <= _BATCH_BYTES:
+            size += len(self.bodies[stop])
+            stop += 1
+        return stop
+
+    # Columns
+
+    def topics(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self.topic, pa.string()), len(self.columns))
+
+    def partitions(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self.partition, pa.int32()), len(self.columns))
+
+    def offsets(self) -> pa.Array:
+        if self.first is None:
+            return pa.nulls(len(self.columns), pa.int64())
+        return pa.array(np.arange(self.first, self.first + len(self.columns), dtype=np.int64))
+
+    def numbers(self, name: str, kind: type[np.generic]) -> pa.Array:
+        return pa.array(self.columns.heads[name].astype(kind))
+
+    def timestamps(self) -> pa.Array:
+        microseconds = self.columns.heads["timestamp"].astype(np.int64) // 1000
+        return pa.array(microseconds).view(pa.timestamp("us", tz="UTC"))
+
+    def ids(self) -> pa.Array:
+        count = len(self.columns)
+        ends = np.arange(0, (count + 1) * MESSAGE_ID_SIZE, MESSAGE_ID_SIZE, dtype=np.int32)
+        data = self.columns.heads["id"].tobytes()
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+    def trace_ids(self) -> pa.Array:
+        """Return trace ids as signed numbers; 0 for the text ids of the original NSQ."""
+        data = self.columns.heads["id"].tobytes()
+        traces = np.frombuffer(data, dtype=">i8").reshape(-1, 2)[:, 1].astype(np.int64)
+        traces[np.frombuffer(data, dtype=np.uint8)[::MESSAGE_ID_SIZE] >= _FIRST_DIGIT] = 0
+        return pa.array(traces)
+
+    def tags(self) -> pa.Array:
+        headers = self.columns.headers
+        if headers is None or self.parsed is None:
+            return pa.nulls(len(self.columns), pa.string())
+        return pa.array(map(_tag, headers, self.parsed), pa.string())
+
+    def header_maps(self) -> pa.Array:
+        kind = self.rows.schema.field("headers").type
+        headers = self.columns.headers
+        if headers is None or self.parsed is None:
+            return pa.nulls(len(self.columns), kind)
+        return pa.array(
+            [self._pairs(parsed) if header else None for (_, header), parsed in zip(headers, self.parsed, strict=True)],
+            kind,
+        )
+
+    def _pairs(self, parsed: Mapping[str, Any]) -> list[Any]:
+        pairs = [(name, _text(value)) for name, value in parsed.items() if not name.startswith(RESERVED_PREFIX)]
+        if not self.rows.headers_as_array:
+            return pairs
+        return [{"key": name, "value": None if value is None else value.encode()} for name, value in pairs]
+
+    def keys(self) -> pa.Array:
+        if self.parsed is None:
+            return pa.nulls(len(self.columns), pa.string())
+        return pa.array([_text(headers.get(KEY_HEADER)) for headers in self.parsed], pa.string())
 
 
-def _matters(header: bytes) -> bool:
-    """Return whether there may be a tag or a compressed body; an escape may spell any name."""
-    return (
-        header.find(TAG_HEADER.encode()) >= 0 or header.find(COMPRESS_HEADER.encode()) >= 0 or header.find(b"\\u") >= 0
-    )
+_BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
+    "topic": _Batch.topics,
+    "partition": _Batch.partitions,
+    "offset": _Batch.offsets,
+    "queue_offset": lambda batch: batch.numbers("offset", np.int64),
+    "timestamp": _Batch.timestamps,
+    "message_id": _Batch.ids,
+    "trace_id": _Batch.trace_ids,
+    "attempts": lambda batch: batch.numbers("attempts", np.int32),
+    "tag": _Batch.tags,
+    "headers": _Batch.header_maps,
+    "key": _Batch.keys,
+}
 
 
-def _tag(message: RawMessage, headers: Mapping[str, Any]) -> str | None:
-    if message.version == EXT_TAG:
-        return message.header.decode("utf-8", "replace") or None
-    return tag_of(headers)
+def _is_needed(header: bytes) -> bool:
+    """Return whether a header may contain a tag or describe a compressed body; an escape may spell any name."""
+    return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\u") >= 0
 
 
-def _unpack(messages: Sequence[RawMessage], bodies: list[bytes], parsed: list[dict[str, Any]]) -> None:
-    """Restore compressed bodies, and take the headers away that say so."""
-    for index, headers in enumerate(parsed):
-        if headers and is_compressed(headers):
-            try:
-                bodies[index] = decompress_body(headers, bodies[index])
-            except ProtocolError as error:
-                error.hint = error.hint or "nsqext.delivery_decompress=false reads bodies as they are stored"
-                raise _named(messages[index], error) from error.__cause__
-            parsed[index] = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
+def _tag(header: tuple[int, bytes], parsed: Mapping[str, Any]) -> str | None:
+    version, data = header
+    if version == EXT_TAG:
+        return data.decode("utf-8", "replace") or None
+    return tag_of(parsed)
 
 
-def _header_columns(messages: Sequence[RawMessage], parsed: list[dict[str, Any]] | None) -> list[pa.Array]:
-    count = len(messages)
-    kind = pa.map_(pa.string(), pa.string())
-    if parsed is None:
-        return [pa.nulls(count, kind), pa.nulls(count, pa.string())]
-    keys = [_scalar(headers.get(KEY_HEADER)) for headers in parsed]
-    maps = [
-        [(name, _scalar(value)) for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)]
-        if message.header
-        else None
-        for message, headers in zip(messages, parsed, strict=True)
-    ]
-    return [pa.array(maps, kind), pa.array(keys, pa.string())]
-
-
-def _scalar(value: object) -> str | None:
-    """Return a value of a header as text; what is no text stays JSON."""
+def _text(value: object) -> str | None:
+    """Return the value of a header as text; other values than text as JSON."""
     if value is None or isinstance(value, str):
         return value
     return orjson.dumps(value).decode()

@@ -1,103 +1,92 @@
-"""Topics as a batch: `spark.read`. What is read is fixed when the query is planned."""
+"""Topics as a batch: `spark.read`. The ranges to read are fixed when the query is planned."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
-from attrs import frozen
+from attrs import evolve, frozen
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting
-from nsqext.spark.cluster import portal as bridge
+from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, TopicNotFound
+from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.gather import together
-from nsqext.spark.read.arrow import to_batches
-from nsqext.spark.read.offsets import EARLIEST, LATEST, Places, Range, parse_ending, parse_starting, split
+from nsqext.spark.cluster.gather import gather
+from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
+from nsqext.spark.read.arrow import RowFormat, to_batches
+from nsqext.spark.read.offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetSpec,
+    Range,
+    parse_ending,
+    parse_starting,
+    parse_times,
+    plan_tasks,
+)
 from nsqext.spark.read.pushdown import Pruning
-from nsqext.spark.read.range_reader import RangeReader
+from nsqext.spark.read.range_reader import TaskReader
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.datasource import Filter
 
-    from nsqext.spark.cluster.admin import Bounds
+    from nsqext.spark.cluster.bounds import Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.planning import Key
 
-__all__ = ("NsqPushingReader", "NsqReader", "RangePartition", "plan", "read_range")
+__all__ = ("NsqPushdownReader", "NsqReader", "TaskRanges", "plan", "read_ranges", "tasks_of")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _SKEW_MS = 5000
-"""How far the clocks of servers that led a partition one after the other may differ, in milliseconds."""
+"""Largest expected difference between the clocks of successive leaders of a partition, in milliseconds."""
 
 
-class RangePartition(InputPartition):
-    """What one task reads.
+class TaskRanges(InputPartition):
+    """The ranges that one task reads.
 
     Args:
-        found: the messages.
+        ranges: the ranges.
 
     Attributes:
-        range: the messages.
+        ranges: the ranges.
     """
 
-    def __init__(self, found: Range) -> None:
-        super().__init__(str(found))
-        self.range: Range = found
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        self.ranges: tuple[Range, ...] = tuple(ranges)
+        super().__init__(", ".join(map(str, self.ranges)))
 
 
-def read_range(options: SourceOptions, found: Range) -> Iterator[RecordBatch]:
-    """Read a range, all of it, or raise.
+def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges]:
+    """Distribute ranges over tasks, as the options say."""
+    planned = plan_tasks(
+        ranges,
+        min_messages=options.min_messages_per_task,
+        max_tasks=options.max_tasks,
+        min_tasks=options.min_partitions,
+        max_records=options.max_records_per_partition,
+    )
+    return [TaskRanges(task) for task in planned]
 
-    Where ``failOnDataLoss`` is false, and messages at its beginning are not kept any more, it goes on behind them.
+
+def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
+    """Read the ranges of a task completely.
+
+    Without ``failOnDataLoss``, messages that are not retained any more are skipped.
 
     Raises:
-        DataLoss: messages are not kept any more.
-        RangeIncomplete: a message did not come in time.
-        NsqError: the servers refuse, or cannot be reached.
+        DataLoss: messages are not retained any more.
+        RangeIncomplete: a message was not received in time.
+        NsqError: the servers refuse or do not answer.
     """
-    while True:
-        first = found.start
-        try:
-            for block in bridge.blocks(_reader(options, found)):
-                yield from to_batches(
-                    block,
-                    found.topic,
-                    found.partition,
-                    options.include_headers,
-                    decompress=options.connection.decompress,
-                )
-                first = block.first + len(block)
-        except DataLoss:
-            kept = None if options.fail_on_data_loss else bridge.call(_kept, options, found)
-            if kept is None or kept <= first:
-                raise
-            logger.warning("messages %d..%d of %s are gone", first, kept, found)
-            if kept >= found.end:
-                return
-            found = Range(found.topic, found.partition, kept, found.end)
-        else:
-            return
-
-
-def _reader(options: SourceOptions, found: Range) -> RangeReader:
-    return RangeReader(
-        options.connection,
-        found,
-        timeout=options.read_timeout,
-        rdy=options.rdy,
-        block_rows=options.arrow_batch_rows,
-        channel=options.channel,
-    )
-
-
-async def _kept(options: SourceOptions, found: Range) -> int:
-    async with Admin(options.connection) as admin:
-        return (await admin.bounds(found.topic, found.partition)).start
+    rows = RowFormat(options.columns, options.headers_as_array, options.client.decompress)
+    reader = TaskReader(options, ranges)
+    for found, block in portal.iterate(reader, reader.next_block):
+        yield from to_batches(block.columns, block.first, found.topic, found.partition, rows)
 
 
 # Planning
@@ -105,62 +94,90 @@ async def _kept(options: SourceOptions, found: Range) -> int:
 
 @frozen
 class _Limits:
-    """Where partitions begin and end, as the options say it."""
+    """Start and end of partitions according to the options."""
 
-    starting: Places | None
-    ending: Places | None
+    starting: OffsetSpec | None
+    ending: OffsetSpec | None
     since: int | None
     until: int | None
+    since_by_partition: Mapping[str, Mapping[int, int]]
+    until_by_partition: Mapping[str, Mapping[int, int]]
 
     @classmethod
     def of(cls, options: SourceOptions) -> _Limits:
         starting = parse_starting(options.starting_offsets or "earliest")
         if LATEST in (starting.default, *(count for named in starting.named.values() for count in named.values())):
             raise InvalidSetting(
-                "startingOffsets cannot be latest in a batch: nothing lies behind that",
+                "startingOffsets cannot be latest in a batch: the batch would be empty",
                 hint="write earliest, or numbers",
             )
+        since, until = options.starting_offsets_by_timestamp, options.ending_offsets_by_timestamp
         return cls(
-            starting if options.starting_timestamp is None else None,
-            parse_ending(options.ending_offsets or "latest") if options.ending_timestamp is None else None,
+            starting if options.starting_timestamp is None and since is None else None,
+            parse_ending(options.ending_offsets or "latest")
+            if options.ending_timestamp is None and until is None
+            else None,
             options.starting_timestamp,
             options.ending_timestamp,
+            parse_times(since, "startingOffsetsByTimestamp") if since is not None else {},
+            parse_times(until, "endingOffsetsByTimestamp") if until is not None else {},
         )
+
+    def times(self, topic: str, partition: int) -> tuple[int | None, int | None]:
+        """Return the first time to read and the first time not to read, in milliseconds since 1970."""
+        return (
+            self.since_by_partition.get(topic, {}).get(partition, self.since),
+            self.until_by_partition.get(topic, {}).get(partition, self.until),
+        )
+
+    def check(self, read: Mapping[str, Iterable[int]]) -> None:
+        """Check that the offsets name exactly the partitions that are read."""
+        for spec in (self.starting, self.ending):
+            if spec is None:
+                continue
+            spec.check(read)
+            for topic, partitions in read.items():
+                for partition in partitions:
+                    spec.of(topic, partition)
+        for option, times in (
+            ("startingOffsetsByTimestamp", self.since_by_partition),
+            ("endingOffsetsByTimestamp", self.until_by_partition),
+        ):
+            OffsetSpec(option, None, times).check(read)
+            for topic, partitions in read.items() if times else ():
+                for partition in partitions:
+                    OffsetSpec(option, None, times).of(topic, partition)
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
-    """Return what a batch reads: one range for each partition that is not empty.
+    """Return the range of each partition that a batch reads.
 
     Raises:
-        TopicNotFound: there is no such topic.
-        InvalidPartition: a partition is assigned that the topic does not have.
-        InvalidSetting: an offset lies behind the end of its partition.
-        DataLoss: the start lies before the messages that are kept.
-        NsqError: the servers cannot be asked.
+        TopicNotFound: a topic does not exist, or no topic matches ``subscribePattern``.
+        InvalidPartition: the option ``assign`` has a partition that the topic does not have.
+        InvalidSetting: an offset is after the end of its partition.
+        DataLoss: the start is before the first retained message.
+        NsqError: the servers do not answer.
     """
     limits = _Limits.of(options)
-    async with Admin(options.connection) as admin:
-        read = {topic: await _partitions(admin, topic, wanted) for topic, wanted in options.topics.items()}
-        _check_named(limits, read)
+    async with Admin(options.client, first_contact=FIRST_CONTACT) as admin:
+        topics = options.topics
+        if options.subscribe_pattern is not None:
+            matching = await admin.leaders.matching(re.compile(options.subscribe_pattern))
+            if not matching:
+                raise TopicNotFound(f"no topic matches subscribePattern={options.subscribe_pattern!r}")
+            topics = dict.fromkeys(matching)
+        read = await gather(topics, lambda topic: _partitions(admin, topic, topics[topic]))
+        limits.check(read)
         keys = [
             (topic, partition)
             for topic in sorted(read)
             for partition in read[topic]
             if _is_left(pruning, topic, partition)
         ]
-        bounds = await admin.survey(keys)
-        found = await together(keys, lambda key: _plan_one(options, limits, pruning, admin, key, bounds[key]))
+        bounds = await admin.bounds.survey(keys)
+        found = await gather(keys, lambda key: _plan_one(options, limits, pruning, admin, key, bounds[key]))
     return list(found.values())
-
-
-def _check_named(limits: _Limits, read: Mapping[str, Iterable[int]]) -> None:
-    for places in (limits.starting, limits.ending):
-        if places is None:
-            continue
-        places.check(read)
-        for topic, partitions in read.items():
-            for partition in partitions:
-                places.of(topic, partition)
 
 
 def _is_left(pruning: Pruning, topic: str, partition: int) -> bool:
@@ -170,14 +187,14 @@ def _is_left(pruning: Pruning, topic: str, partition: int) -> bool:
 
 
 async def _partitions(admin: Admin, topic: str, wanted: Iterable[int] | None) -> list[int]:
-    there = await admin.partitions(topic)
+    existing = await admin.leaders.partitions(topic)
     if wanted is None:
-        return sorted(there)
+        return sorted(existing)
     chosen = sorted(wanted)
     for partition in chosen:
-        if partition not in there:
+        if partition not in existing:
             raise InvalidPartition(
-                f"the option assign names a partition that there is not: the topic has {len(there)}",
+                f"the option assign has a partition that does not exist: the topic has {len(existing)}",
                 topic=topic,
                 partition=partition,
             )
@@ -194,15 +211,16 @@ async def _plan_one(
     if limits.ending is not None:
         end = _end(limits.ending.of(topic, partition), bounds, topic, partition)
     if start > end:
-        raise InvalidSetting(f"the start, {start}, lies behind the end, {end}", topic=topic, partition=partition)
+        raise InvalidSetting(f"the start, {start}, is after the end, {end}", topic=topic, partition=partition)
     start = max(start, pruning.start)
     end = end if pruning.end is None else min(end, pruning.end)
-    since = max((time for time in (limits.since, pruning.since) if time is not None), default=None)
-    until = min((time for time in (limits.until, pruning.until) if time is not None), default=None)
+    first, last = limits.times(topic, partition)
+    since = max((time for time in (first, pruning.since) if time is not None), default=None)
+    until = min((time for time in (last, pruning.until) if time is not None), default=None)
     if since is not None and start < end:
-        start = max(start, await admin.count_at(topic, partition, max(since - _SKEW_MS, 0)))
+        start = max(start, await admin.bounds.count_at(topic, partition, max(since - _SKEW_MS, 0)))
     if until is not None and start < end:
-        end = min(end, await admin.count_at(topic, partition, until + _SKEW_MS))
+        end = min(end, await admin.bounds.count_at(topic, partition, until + _SKEW_MS))
     return Range(topic, partition, min(start, max(end, 0)), max(end, 0))
 
 
@@ -211,13 +229,13 @@ def _start(asked: int, bounds: Bounds, options: SourceOptions, topic: str, parti
         return bounds.start
     if asked < bounds.start and options.fail_on_data_loss:
         raise DataLoss(
-            f"startingOffsets is {asked}, and only messages from {bounds.start} on are kept",
+            f"startingOffsets is {asked}, but the first retained message is {bounds.start}",
             topic=topic,
             partition=partition,
-            hint="start at earliest (-2), or give failOnDataLoss=false",
+            hint="start at earliest (-2), or use failOnDataLoss=false",
         )
     if asked > bounds.end:
-        raise _behind("startingOffsets", asked, bounds, topic, partition)
+        raise _after_end("startingOffsets", asked, bounds, topic, partition)
     return max(asked, bounds.start)
 
 
@@ -225,70 +243,80 @@ def _end(asked: int, bounds: Bounds, topic: str, partition: int) -> int:
     if asked == LATEST:
         return bounds.end
     if asked > bounds.end:
-        raise _behind("endingOffsets", asked, bounds, topic, partition)
+        raise _after_end("endingOffsets", asked, bounds, topic, partition)
     return max(asked, bounds.start)
 
 
-def _behind(option: str, asked: int, bounds: Bounds, topic: str, partition: int) -> InvalidSetting:
+def _after_end(option: str, asked: int, bounds: Bounds, topic: str, partition: int) -> InvalidSetting:
     return InvalidSetting(
-        f"{option} is {asked}, and the partition ends at {bounds.end}", topic=topic, partition=partition
+        f"{option} is {asked}, but the partition ends at {bounds.end}", topic=topic, partition=partition
     )
 
 
-# What Spark asks
+# Spark's interface
 
 
 class NsqReader(DataSourceReader):
     """Reads topics as a batch.
 
     Args:
-        options: what is read.
+        options: options of the query.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._pruning = Pruning()
-        _Limits.of(options)
+        self._limits = _Limits.of(options)
+        self._timed = any(
+            limit is not None
+            for limit in (
+                options.starting_timestamp,
+                options.ending_timestamp,
+                options.starting_offsets_by_timestamp,
+                options.ending_offsets_by_timestamp,
+            )
+        )
 
-    def partitions(self) -> list[RangePartition]:
-        """Return what the tasks read; from now on that is fixed.
+    def partitions(self) -> list[TaskRanges]:
+        """Return the tasks of the batch.
 
         Raises:
             NsqError: see `plan`.
         """
-        options = self._options
-        ranges = bridge.call(plan, options, self._pruning)
-        return [
-            RangePartition(piece) for piece in split(ranges, options.min_partitions, options.max_records_per_partition)
-        ]
+        return tasks_of(self._options, portal.call(plan, self._options, self._pruning))
 
     def read(self, partition: InputPartition | None) -> Iterator[RecordBatch]:
-        """Read what `partitions` gave to one task.
+        """Read the ranges of one task.
 
         Raises:
-            NsqError: see `read_range`.
+            NsqError: see `read_ranges`.
         """
-        if not isinstance(partition, RangePartition):
-            return  # Spark reads nothing in this way
-        since, until = self._options.starting_timestamp, self._options.ending_timestamp
-        for batch in read_range(self._options, partition.range):
-            yield _trimmed(batch, since, until)
+        if not isinstance(partition, TaskRanges):
+            return  # Spark replaces an empty list of partitions by one None
+        if not self._timed:
+            yield from read_ranges(self._options, partition.ranges)
+            return
+        for found in partition.ranges:
+            yield from self._read_timed(found)
+
+    def _read_timed(self, found: Range) -> Iterator[RecordBatch]:
+        """Read the rows of a time: the range also contains messages of servers whose clocks differ."""
+        since, until = self._limits.times(found.topic, found.partition)
+        columns = self._options.columns
+        needed = columns if "timestamp" in columns else (*columns, "timestamp")
+        for batch in read_ranges(evolve(self._options, columns=needed), [found]):
+            times = batch.column("timestamp").cast("int64")
+            if since is not None:
+                batch = batch.filter(pc.greater_equal(times, since * 1000))
+                times = batch.column("timestamp").cast("int64")
+            if until is not None:
+                batch = batch.filter(pc.less(times, until * 1000))
+            yield batch.select(list(columns))
 
 
-def _trimmed(batch: RecordBatch, since: int | None, until: int | None) -> RecordBatch:
-    """Return the rows of a time, in milliseconds: ranges hold what servers with other clocks may have stored, too."""
-    if since is None and until is None:
-        return batch
-    times = batch.column("timestamp").cast("int64")
-    if since is not None:
-        batch = batch.filter(pc.greater_equal(times, since * 1000))
-        times = batch.column("timestamp").cast("int64")
-    return batch if until is None else batch.filter(pc.less(times, until * 1000))
-
-
-class NsqPushingReader(NsqReader):
-    """The same, for sessions that let sources written in Python filter."""
+class NsqPushdownReader(NsqReader):
+    """The same, for processes in which Spark pushes filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Leave out what filters exclude; returns those that Spark has to look at as well."""
+        """Exclude ranges that cannot match; returns the filters that Spark must evaluate as well."""
         return self._pruning.take(filters)

@@ -1,4 +1,4 @@
-"""How many messages a consumed channel still has, as the nodes tell over HTTP; both generations of servers can."""
+"""Number of unfinished messages of a consumed channel, from the HTTP statistics of both generations of servers."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from nsqext.errors import LookupFailed, NsqError
 from nsqext.lookup.client import LookupClient
 
 if TYPE_CHECKING:
-    from nsqext.spark.options import Access
+    from nsqext.spark.options import ClientConfig
     from nsqext.types import Address
 
-__all__ = ("Backlog",)
+__all__ = ("ChannelLag",)
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _WAITING = ("depth", "in_flight_count", "deferred_count")
-_WAITING_REDESIGNED = ("depth", "delayed_queue_count")  # the depth holds what is in flight
+_WAITING_REDESIGNED = ("depth", "delayed_queue_count")  # the depth includes messages in flight
 
 
-class Backlog:
-    """Counts what waits in a channel of several topics.
+class ChannelLag:
+    """Counts unfinished messages of a channel of several topics.
 
     Args:
-        access: how the servers are reached.
+        config: how the servers are reached.
         topics: the topics.
         channel: the channel.
     """
 
-    def __init__(self, access: Access, topics: Iterable[str], channel: str) -> None:
-        self._lookup = LookupClient(access.lookupd, access.lookup())
+    def __init__(self, config: ClientConfig, topics: Iterable[str], channel: str) -> None:
+        self._lookup = LookupClient(config.lookupd, config.lookup())
         self._topics = tuple(topics)
         self._channel = channel
 
     async def count(self) -> int | None:
-        """Return how many messages are not finished, those in flight included; None where nobody tells."""
+        """Return the number of unfinished messages, including those in flight; None if a node does not answer."""
         try:
             return sum([await self._count(topic) for topic in self._topics])
         except NsqError as error:
-            logger.info("nobody tells how many messages wait in the channel %s: %s", self._channel, error)
+            logger.info("the depth of the channel %s is unknown: %s", self._channel, error)
             return None
 
     async def _count(self, topic: str) -> int:
@@ -68,7 +68,7 @@ class Backlog:
 
 
 def _waiting(topic: Any, channel: str) -> int:
-    leads = topic.get("is_leader")  # the original NSQ knows no leaders
+    leads = topic.get("is_leader")  # the original NSQ has no leaders
     if leads is False:
         return 0
     names = _WAITING if leads is None else _WAITING_REDESIGNED

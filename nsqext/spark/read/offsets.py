@@ -1,13 +1,11 @@
-"""Where in topics a query is: offsets as JSON, ranges of messages, and how ranges are shared out over tasks.
+"""Offsets of queries as JSON, ranges of messages, and the distribution of ranges over tasks; without I/O.
 
-An offset is the number of messages of a partition that were consumed, which is also the number, counted from 0, of the
-next one. Nothing here does I/O.
+An offset is the number of messages that were read from a partition: the number, counted from 0, of the next message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from heapq import heapify, heapreplace
 from typing import Any
 
 import orjson
@@ -20,26 +18,27 @@ __all__ = (
     "EARLIEST",
     "LATEST",
     "VERSION",
+    "OffsetSpec",
     "Offsets",
-    "Places",
     "Range",
     "dump",
     "load",
     "parse_ending",
     "parse_starting",
-    "split",
+    "parse_times",
+    "plan_tasks",
 )
 
 Offsets = dict[str, dict[int, int]]
-"""Number of messages consumed by topic and partition."""
+"""Number of messages that were read, by topic and partition."""
 
 VERSION = 1
-"""Of the JSON that Spark keeps in its checkpoints."""
+"""Version of the JSON in Spark's checkpoints."""
 
 EARLIEST = -2
-"""The oldest message that is kept, where an option takes offsets."""
+"""Stands for the first retained message in options."""
 LATEST = -1
-"""Behind the last message, where an option takes offsets."""
+"""Stands for the end of a partition in options."""
 
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _SHOWN = 120
@@ -53,10 +52,10 @@ class Range:
         topic: the topic.
         partition: the partition.
         start: number of the first message, counted from 0.
-        end: number behind the last one.
+        end: number after the last one.
 
     Raises:
-        InvalidInput: the end is before the start, or the start below 0.
+        InvalidInput: the end is before the start, or the start is below 0.
     """
 
     topic: str
@@ -67,7 +66,7 @@ class Range:
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
             raise InvalidInput(
-                f"{self.start}..{self.end} is no range of messages", topic=self.topic, partition=self.partition
+                f"{self.start}..{self.end} is not a range of messages", topic=self.topic, partition=self.partition
             )
 
     def __len__(self) -> int:
@@ -78,13 +77,13 @@ class Range:
 
 
 @frozen
-class Places:
-    """What an option says about where to begin or to end.
+class OffsetSpec:
+    """Value of the option startingOffsets or endingOffsets.
 
     Attributes:
         option: name of the option, for errors.
-        default: `EARLIEST` or `LATEST`, for all partitions; None where each is named.
-        named: offsets by topic and partition, `EARLIEST` and `LATEST` among them.
+        default: `EARLIEST` or `LATEST`, for all partitions; None if the value is JSON.
+        named: offsets by topic and partition, which may be `EARLIEST` or `LATEST`.
     """
 
     option: str
@@ -92,40 +91,42 @@ class Places:
     named: Mapping[str, Mapping[int, int]] = field(factory=dict)
 
     def of(self, topic: str, partition: int) -> int:
-        """Return the offset for a partition: a count, `EARLIEST` or `LATEST`.
+        """Return the offset of a partition: a count, `EARLIEST` or `LATEST`.
 
         Raises:
-            InvalidSetting: the option names offsets, and none for this partition.
+            InvalidSetting: the JSON has no offset for the partition.
         """
         if self.default is not None:
             return self.default
         found = self.named.get(topic, {}).get(partition)
         if found is None:
             raise InvalidSetting(
-                f"{self.option} says nothing about this partition",
+                f"{self.option} has no offset for this partition",
                 topic=topic,
                 partition=partition,
-                hint="name every partition that is read; -2 stands for the earliest message, -1 for the latest",
+                hint="add every partition that is read; -2 is the earliest message, -1 the latest",
             )
         return found
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that only partitions are named that are read.
+        """Check that the query reads every partition that has an offset.
 
         Raises:
-            InvalidSetting: another one is named.
+            InvalidSetting: it does not read one of them.
         """
         for topic, partitions in self.named.items():
             known = set(read.get(topic, ()))
             for partition in partitions:
                 if partition not in known:
                     raise InvalidSetting(
-                        f"{self.option} names a partition that is not read", topic=topic, partition=partition
+                        f"{self.option} has an offset for a partition that is not read",
+                        topic=topic,
+                        partition=partition,
                     )
 
 
 def dump(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
-    """Return offsets as Spark keeps them: ``{"v": 1, "topics": {"orders": {"0": 5}}}``, always in the same order."""
+    """Return offsets as a checkpoint stores them: ``{"v": 1, "topics": {"orders": {"0": 5}}}``, in a fixed order."""
     topics = {
         topic: {str(partition): offsets[topic][partition] for partition in sorted(offsets[topic])}
         for topic in sorted(offsets)
@@ -134,34 +135,34 @@ def dump(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
 
 
 def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
-    """Return the offsets in what `dump` made, or in its JSON text.
+    """Return the offsets from the result of `dump`, or from its JSON text.
 
     Raises:
-        InvalidInput: somebody else made it, or a newer version of this package.
+        InvalidInput: the data has another form or version.
     """
     if isinstance(data, str | bytes):
         try:
             data = orjson.loads(data)
         except orjson.JSONDecodeError as error:
-            raise _not_ours(data, str(error)) from None
+            raise _not_offsets(data, str(error)) from None
     if not isinstance(data, Mapping) or not isinstance(data.get("topics"), Mapping) or "v" not in data:
-        raise _not_ours(data, "it has no members v and topics")
+        raise _not_offsets(data, "the members v and topics are missing")
     version = data["v"]
     if version != VERSION:
         raise InvalidInput(
-            f"these offsets are of version {version!r}, this package reads version {VERSION}",
-            hint="the checkpoint was written by another version of nsqext: use that one, or a new checkpoint",
+            f"the offsets have version {version!r}; this package reads version {VERSION}",
+            hint="another version of nsqext wrote the checkpoint: use that version, or a new checkpoint",
         )
     try:
         return {topic: dict(_pairs(topic, partitions, lowest=0)) for topic, partitions in data["topics"].items()}
     except (AttributeError, TypeError, ValueError, InvalidName) as error:
-        raise _not_ours(data, str(error)) from None
+        raise _not_offsets(data, str(error)) from None
 
 
-def _not_ours(data: object, reason: str) -> InvalidInput:
+def _not_offsets(data: object, reason: str) -> InvalidInput:
     return InvalidInput(
-        f"{repr(data)[:_SHOWN]} are no offsets of this source: {reason}",
-        hint="is this the checkpoint of a query over another source?",
+        f"{repr(data)[:_SHOWN]} are not offsets of this source: {reason}",
+        hint="the checkpoint belongs to a query of another source: use a new one",
     )
 
 
@@ -175,101 +176,123 @@ def _pairs(topic: str, partitions: Mapping[str, Any], lowest: int) -> Iterator[t
 
 def _partition(key: str | int) -> int:
     if not str(key).isdecimal() or int(key) > MAX_PARTITION:
-        raise ValueError(f"{key!r} is no partition")
+        raise ValueError(f"{key!r} is not a partition")
     return int(key)
 
 
 def _count(count: object, lowest: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < lowest:
-        raise ValueError(f"{count!r} is no offset")
+        raise ValueError(f"{count!r} is not a valid number")
     return count
 
 
 # Options
 
 
-def parse_starting(text: str, option: str = "startingOffsets") -> Places:
-    """Read where to begin: ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``.
+def parse_starting(text: str, option: str = "startingOffsets") -> OffsetSpec:
+    """Parse ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``.
 
     Args:
-        text: value of the option; the JSON of a checkpoint is understood, too.
+        text: value of the option; the JSON of a checkpoint is accepted, too.
         option: name of the option, for errors.
 
     Raises:
-        InvalidSetting: it is none of these.
+        InvalidSetting: the text has another form.
     """
     word = _WORDS.get(text.strip().lower())
     if word is not None:
-        return Places(option, word)
+        return OffsetSpec(option, word)
     try:
-        return Places(option, None, _named(orjson.loads(text)))
+        return OffsetSpec(option, None, _named(orjson.loads(text)))
     except InvalidSetting:
         raise
     except (AttributeError, TypeError, ValueError, InvalidInput) as error:
         reason = "it is not JSON" if isinstance(error, orjson.JSONDecodeError) else str(error)
         raise InvalidSetting(
-            f"{option}={text[:_SHOWN]!r} cannot be read: {reason}",
+            f"{option}={text[:_SHOWN]!r} is invalid: {reason}",
             hint='write earliest, latest, or JSON as {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest',
         ) from None
 
 
 def _named(data: Any) -> Offsets:
     if not isinstance(data, Mapping):
-        raise TypeError("it names no topics")
+        raise TypeError("it is not an object of topics")
     if "v" in data and "topics" in data:
         return load(data)
     return {topic: dict(_pairs(topic, partitions, EARLIEST)) for topic, partitions in data.items()}
 
 
-def parse_ending(text: str, option: str = "endingOffsets") -> Places:
-    """Read where to end: ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``.
+def parse_ending(text: str, option: str = "endingOffsets") -> OffsetSpec:
+    """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``.
 
     Raises:
-        InvalidSetting: it is none of these, or ``earliest``, where there is nothing to read.
+        InvalidSetting: the text has another form, or is ``earliest``.
     """
-    places = parse_starting(text, option)
-    if places.default == EARLIEST or any(EARLIEST in partitions.values() for partitions in places.named.values()):
-        raise InvalidSetting(f"{option} cannot be earliest: nothing lies before that", hint="write latest, or a number")
-    return places
+    spec = parse_starting(text, option)
+    if spec.default == EARLIEST or any(EARLIEST in partitions.values() for partitions in spec.named.values()):
+        raise InvalidSetting(f"{option} cannot be earliest: the batch would be empty", hint="write latest, or a number")
+    return spec
 
 
-# Sharing out
+def parse_times(text: str, option: str) -> Mapping[str, Mapping[int, int]]:
+    """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``.
+
+    Raises:
+        InvalidSetting: the text has another form.
+    """
+    try:
+        data = orjson.loads(text)
+        return {topic: dict(_pairs(topic, partitions, 0)) for topic, partitions in data.items()}
+    except (AttributeError, TypeError, ValueError, InvalidInput) as error:
+        raise InvalidSetting(
+            f"{option}={text[:_SHOWN]!r} is invalid: {error}",
+            hint='write JSON as {"topic": {"0": 1700000000000}}: milliseconds since 1970 by partition',
+        ) from None
 
 
-def split(ranges: Iterable[Range], min_partitions: int | None = None, max_records: int | None = None) -> list[Range]:
-    """Cut ranges into pieces, in the order of the ranges; the same ranges are always cut in the same way.
+# Tasks
+
+
+def plan_tasks(
+    ranges: Iterable[Range],
+    *,
+    min_messages: int = 1,
+    max_tasks: int | None = None,
+    min_tasks: int | None = None,
+    max_records: int | None = None,
+) -> list[list[Range]]:
+    """Distribute ranges over tasks of equal size; the same arguments always give the same tasks.
+
+    A task reads several small ranges or a part of a large one. Tasks keep the order of the ranges.
 
     Args:
         ranges: the ranges; empty ones are dropped.
-        min_partitions: so many pieces at least, as far as there are messages.
-        max_records: so many messages in a piece at most.
-
-    Raises:
-        InvalidSetting: one of the numbers is below 1.
+        min_messages: messages that are worth a task of their own.
+        max_tasks: largest number of tasks, unless another argument needs more.
+        min_tasks: smallest number of tasks, if there are as many messages.
+        max_records: largest number of messages of a task.
     """
-    for name, number in (("minPartitions", min_partitions), ("maxRecordsPerPartition", max_records)):
-        if number is not None and number < 1:
-            raise InvalidSetting(f"{name}={number} is less than 1")
     wanted = [found for found in ranges if len(found)]
-    parts = [1 if max_records is None else -(-len(found) // max_records) for found in wanted]
-    if min_partitions is not None:
-        _share(wanted, parts, min_partitions)
-    return [piece for found, number in zip(wanted, parts, strict=True) for piece in _cut(found, number)]
-
-
-def _share(ranges: list[Range], parts: list[int], wanted: int) -> None:
-    """Raise the numbers of parts to so many in total, always where the pieces are largest."""
-    missing = min(wanted, sum(map(len, ranges))) - sum(parts)
-    heap = [(-len(found) / parts[place], place) for place, found in enumerate(ranges)]
-    heapify(heap)
-    for _ in range(missing):
-        place = heap[0][1]
-        parts[place] += 1
-        heapreplace(heap, (-len(ranges[place]) / parts[place], place))
-
-
-def _cut(found: Range, parts: int) -> Iterator[Range]:
-    size = len(found)
-    for part in range(parts):
-        start, end = found.start + size * part // parts, found.start + size * (part + 1) // parts
-        yield Range(found.topic, found.partition, start, end)
+    total = sum(map(len, wanted))
+    if not total:
+        return []
+    tasks = -(-total // min_messages)
+    if max_tasks is not None:
+        tasks = min(tasks, max_tasks)
+    if min_tasks is not None:
+        tasks = max(tasks, min(min_tasks, total))
+    if max_records is not None:
+        tasks = max(tasks, -(-total // max_records))
+    edges = [total * number // tasks for number in range(1, tasks + 1)]
+    planned: list[list[Range]] = [[]]
+    position = 0
+    for found in wanted:
+        start = found.start
+        while start < found.end:
+            taken = min(found.end - start, edges[len(planned) - 1] - position)
+            planned[-1].append(Range(found.topic, found.partition, start, start + taken))
+            start += taken
+            position += taken
+            if position == edges[len(planned) - 1] and position < total:
+                planned.append([])
+    return planned

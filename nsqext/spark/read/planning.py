@@ -1,4 +1,4 @@
-"""What a batch of a streaming query reads: decided from numbers alone, the same way whenever it is asked again."""
+"""What a micro-batch reads: computed from numbers alone, so that a repeated call has the same result."""
 
 from __future__ import annotations
 
@@ -13,23 +13,34 @@ from nsqext.spark.read.offsets import Range
 if TYPE_CHECKING:
     from nsqext.spark.read.offsets import Offsets
 
-__all__ = ("Key", "Lag", "Standing", "frozen_at", "lags_of", "only", "plan_end", "plan_ranges", "share", "with_unread")
+__all__ = (
+    "Key",
+    "Lag",
+    "PartitionState",
+    "frozen_at",
+    "lags_of",
+    "only",
+    "plan_end",
+    "plan_ranges",
+    "share",
+    "with_unread",
+)
 
 Key = tuple[str, int]
 """Topic and partition."""
 
-_LOST = "give failOnDataLoss=false to go on without it"
+_LOST = "failOnDataLoss=false continues without the lost messages"
 
 
 @frozen
-class Standing:
-    """What is known of a partition at the moment; the first three are numbers of messages since its beginning.
+class PartitionState:
+    """Current state of a partition; the first three attributes are numbers of messages since its beginning.
 
     Attributes:
-        start: messages that are not kept any more.
-        end: messages that are there for good.
-        anchor: place of the anchor channel; None where there is no such channel.
-        end_offset: byte offset behind the end, or more.
+        start: messages that are not retained any more.
+        end: committed messages.
+        anchor: position of the anchor channel; None if it does not exist.
+        end_offset: byte offset after the end, or more.
     """
 
     start: int
@@ -40,11 +51,11 @@ class Standing:
 
 @frozen
 class Lag:
-    """What a batch could read of a partition.
+    """Unread messages of a partition.
 
     Attributes:
         begin: number of the first message.
-        count: how many they are.
+        count: number of messages.
     """
 
     begin: int
@@ -52,18 +63,18 @@ class Lag:
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:
-    """Share a number of messages out over partitions, in proportion to how far each lags behind.
+    """Distribute a number of messages over partitions, in proportion to their lags.
 
-    Every partition that lags gets at least one; where the limit does not suffice for that, they take turns. The limit
-    is never exceeded, and always used up where there is enough.
+    Every partition with a lag gets at least one message; if the limit is too small for that, partitions take turns. The
+    limit is never exceeded, and used up if the lags suffice.
 
     Args:
-        lags: how many messages each could take.
-        limit: how many there are to share; None for as many as they can take.
-        turn: whose turn it is; grows by the number of messages that are read.
+        lags: unread messages by partition.
+        limit: number of messages to distribute; None for all.
+        turn: rotates the order in which partitions take turns; grows by the number of messages that are read.
 
     Returns:
-        A number for each partition, 0 included.
+        A number for each partition, which may be 0.
     """
     total = sum(lags.values())
     if limit is None or total <= limit:
@@ -78,74 +89,74 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
     rest, total = limit - len(behind), total - len(behind)
     for key in behind:
         shares[key] = 1 + rest * (lags[key] - 1) // total
-    # what was lost to rounding goes where the most was lost
+    # the remainder goes to the partitions with the largest rounding loss
     lost = sorted(behind, key=lambda key: (-(rest * (lags[key] - 1) % total), key))
     for key in lost[: limit - sum(shares.values())]:
         shares[key] += 1
     return shares
 
 
-def frozen_at(found: Mapping[Key, Standing], limits: Mapping[Key, Standing]) -> dict[Key, Standing]:
-    """Return partitions as if nothing had been published, and none been made, since a moment.
+def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, PartitionState]) -> dict[Key, PartitionState]:
+    """Return partitions without messages that were published, and partitions that were created, since ``limits``.
 
     Args:
-        found: what is known of them now.
-        limits: what was known of them at the moment.
+        found: current states.
+        limits: earlier states.
     """
     return {
-        key: Standing(
-            standing.start,
-            min(standing.end, limits[key].end),
-            standing.anchor,
-            min(standing.end_offset, limits[key].end_offset),
+        key: PartitionState(
+            state.start,
+            min(state.end, limits[key].end),
+            state.anchor,
+            min(state.end_offset, limits[key].end_offset),
         )
-        for key, standing in found.items()
+        for key, state in found.items()
         if key in limits
     }
 
 
-def lags_of(start: Offsets, found: Mapping[Key, Standing], *, fail_on_data_loss: bool) -> dict[Key, Lag]:
-    """Return what the next batch could read.
+def lags_of(start: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data_loss: bool) -> dict[Key, Lag]:
+    """Return the unread messages of each partition.
 
-    Partitions that are new begin with the first message that is kept. Without ``fail_on_data_loss``, a partition that
-    is gone stays where it is, one that was rolled back goes back too, and one that was made anew begins again; such a
-    step back reads nothing.
+    New partitions begin with the first retained message. Without ``fail_on_data_loss``, the offset of a deleted
+    partition does not change, that of a truncated one is set back to its end, and a recreated one begins again; a batch
+    that sets an offset back reads nothing from that partition.
 
     Args:
-        start: where the batch begins.
-        found: what is known of the partitions.
-        fail_on_data_loss: refuse to go on where messages are gone.
+        start: start of the batch.
+        found: states of the partitions.
+        fail_on_data_loss: raise if unread messages do not exist any more.
 
     Raises:
-        DataLoss: messages are gone that were not read.
+        DataLoss: unread messages do not exist any more.
     """
     lags: dict[Key, Lag] = {}
     for topic, counts in start.items():
         for partition, count in counts.items():
             key = (topic, partition)
             if key not in found and fail_on_data_loss:
-                raise DataLoss("the partition is gone", topic=topic, partition=partition, hint=_LOST)
+                raise DataLoss("the partition does not exist any more", topic=topic, partition=partition, hint=_LOST)
             lags[key] = Lag(count, 0)
-    for key, standing in found.items():
+    for key, state in found.items():
         known = lags[key].begin if key in lags else None
         if fail_on_data_loss:
-            _check_kept(key, known, standing, is_new_topic=key[0] not in start)
-        begin = _begin(known, standing)
+            _check_kept(key, known, state, is_new_topic=key[0] not in start)
+        begin = _begin(known, state)
         steps_back = known is not None and begin < known
-        if steps_back or begin >= standing.end:
+        if steps_back or begin >= state.end:
             lags[key] = Lag(begin, 0)
         else:
-            begin = max(begin, standing.start)
-            lags[key] = Lag(begin, standing.end - begin)
+            begin = max(begin, state.start)
+            lags[key] = Lag(begin, state.end - begin)
     return lags
 
 
 def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
-    """Return where a batch ends.
+    """Return the end of a batch.
 
     Args:
-        lags: what it could read.
-        counts: how many messages it reads.
+        lags: unread messages.
+        counts: number of messages that the batch reads.
     """
     end: Offsets = {}
     for key in sorted(lags):
@@ -154,33 +165,34 @@ def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
     return end
 
 
-def _begin(known: int | None, standing: Standing) -> int:
+def _begin(known: int | None, state: PartitionState) -> int:
     if known is None:
-        return standing.start
-    if known <= standing.end:
+        return state.start
+    if known <= state.end:
         return known
-    return standing.start if standing.anchor is None else standing.end
+    return state.start if state.anchor is None else state.end
 
 
-def _check_kept(key: Key, known: int | None, standing: Standing, *, is_new_topic: bool) -> None:
+def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_topic: bool) -> None:
     topic, partition = key
-    if known is not None and known > standing.end:
+    if known is not None and known > state.end:
         raise DataLoss(
-            f"{known} messages were read, and the partition has only {standing.end}: it was rolled back or made anew",
+            f"{known} messages were read, but the partition has only {state.end}: it was truncated or recreated",
             topic=topic,
             partition=partition,
             hint=_LOST,
         )
-    if known is not None and standing.anchor is None:
+    if known is not None and state.anchor is None:
         raise DataLoss(
-            "the anchor channel is gone: it was deleted, or the topic was made anew",
+            "the anchor channel does not exist: it was deleted, the topic was recreated, or the option channel was "
+            "changed although the checkpoint is older",
             topic=topic,
             partition=partition,
-            hint=_LOST,
+            hint=f"use the channel that the checkpoint was made with; {_LOST}",
         )
-    if (known or 0) < standing.start and not is_new_topic:
+    if (known or 0) < state.start and not is_new_topic:
         raise DataLoss(
-            f"the messages from {known or 0} to {standing.start} are not kept any more",
+            f"the messages from {known or 0} to {state.start} are not retained any more",
             topic=topic,
             partition=partition,
             hint=_LOST,
@@ -188,11 +200,11 @@ def _check_kept(key: Key, known: int | None, standing: Standing, *, is_new_topic
 
 
 def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offsets:
-    """Return what offsets say about partitions that are read, and nothing about others.
+    """Return the offsets of partitions that the query reads.
 
     Args:
         offsets: the offsets.
-        topics: the partitions that are read by topic; None for all.
+        topics: partitions that the query reads, by topic; None for all.
     """
     kept: Offsets = {}
     for topic, counts in offsets.items():
@@ -203,60 +215,64 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
 
 
 def with_unread(end: Offsets, start: Offsets) -> Offsets:
-    """Return the end of a batch together with what is known of partitions that are not read at the moment.
+    """Return the end of a batch, including the offsets of partitions that the query does not read at the moment.
 
-    A topic that a query leaves out for a while goes on where it was when it is read again.
+    A topic that is removed from a query and added again later continues at its previous offset.
 
     Args:
-        end: where the batch ends.
-        start: where it begins, partitions that it does not read included.
+        end: end of the batch.
+        start: start of the batch, including partitions that it does not read.
     """
     return {topic: {**start.get(topic, {}), **end.get(topic, {})} for topic in sorted({*start, *end})}
 
 
-def plan_ranges(start: Offsets, end: Offsets, found: Mapping[Key, Standing], *, fail_on_data_loss: bool) -> list[Range]:
-    """Return what a batch reads, by topic and partition; empty ranges are left out.
+def plan_ranges(
+    start: Offsets, end: Offsets, found: Mapping[Key, PartitionState], *, fail_on_data_loss: bool
+) -> list[Range]:
+    """Return the non-empty ranges of a batch, ordered by topic and partition.
 
     Args:
-        start: where it begins; a partition that is not named begins with its first message.
-        end: where it ends.
-        found: what is known of the partitions; those of which nothing is known are taken to have everything.
-        fail_on_data_loss: refuse to go on where messages are gone.
+        start: start of the batch; a partition without an offset begins with its first message.
+        end: end of the batch.
+        found: states of the partitions; a partition without a state is assumed to have every message.
+        fail_on_data_loss: raise if messages do not exist any more.
 
     Raises:
-        DataLoss: messages are gone that were not read, or the batch ends before it begins.
+        DataLoss: unread messages do not exist any more, or the batch ends before it begins.
     """
     ranges: list[Range] = []
     for topic, ends in sorted(end.items()):
         for partition, last in sorted(ends.items()):
             first = start.get(topic, {}).get(partition, 0)
-            standing = found.get((topic, partition), Standing(0, last))
+            state = found.get((topic, partition), PartitionState(0, last))
             if fail_on_data_loss:
-                _check_range(topic, partition, first, last, standing, is_new_topic=topic not in start)
-            first, last = max(first, standing.start), min(last, standing.end)
+                _check_range(topic, partition, first, last, state, is_new_topic=topic not in start)
+            first, last = max(first, state.start), min(last, state.end)
             if first < last:
                 ranges.append(Range(topic, partition, first, last))
     return ranges
 
 
-def _check_range(topic: str, partition: int, first: int, last: int, standing: Standing, *, is_new_topic: bool) -> None:
+def _check_range(
+    topic: str, partition: int, first: int, last: int, state: PartitionState, *, is_new_topic: bool
+) -> None:
     if first > last:
         raise DataLoss(
             f"the batch begins at {first} and ends at {last}",
             topic=topic,
             partition=partition,
-            hint="was the anchor channel moved, or resetChannel given again? use a new checkpoint, or a new channel",
+            hint="the anchor channel was moved, or resetChannel was used again: use a new checkpoint or a new channel",
         )
-    if first < last and last > standing.end:
+    if first < last and last > state.end:
         raise DataLoss(
-            f"the batch ends at {last}, and the partition has only {standing.end} messages: it was rolled back",
+            f"the batch ends at {last}, but the partition has only {state.end} messages: it was truncated",
             topic=topic,
             partition=partition,
             hint=_LOST,
         )
-    if first < min(standing.start, last) and not is_new_topic:
+    if first < min(state.start, last) and not is_new_topic:
         raise DataLoss(
-            f"the messages from {first} to {min(standing.start, last)} are not kept any more",
+            f"the messages from {first} to {min(state.start, last)} are not retained any more",
             topic=topic,
             partition=partition,
             hint=_LOST,

@@ -1,4 +1,4 @@
-"""What filters of a query leave of a batch: which topics and partitions, which offsets, which time."""
+"""Filters of a query: the topics, partitions, offsets and times that a batch has to read."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from pyspark.sql.datasource import (
 __all__ = ("Pruning",)
 
 _ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))
-"""Columns that every row has a value in."""
+"""Columns that are never null."""
 
 
 @define
 class Pruning:
-    """What is left of a batch.
+    """The part of a batch that its filters do not exclude.
 
     Attributes:
-        topics: topics that are read; None for all.
-        partitions: partitions that are read; None for all.
-        start: number of the first message that may be read.
-        end: number behind the last one; None without a bound.
-        since: time of the first message that may be read, in milliseconds since 1970; None without a bound.
-        until: time behind the last one, likewise.
+        topics: topics to read; None for all.
+        partitions: partitions to read; None for all.
+        start: number of the first message to read.
+        end: number after the last message; None without a bound.
+        since: first time to read, in milliseconds since 1970; None without a bound.
+        until: first time not to read; None without a bound.
     """
 
     topics: frozenset[str] | None = None
@@ -45,11 +45,11 @@ class Pruning:
     until: int | None = None
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take in filters, all of which have to hold; returns those that Spark has to look at as well."""
+        """Apply filters, which all must match; returns those that Spark must evaluate as well."""
         return [found for found in filters if not self._take(found)]
 
     def _take(self, found: Filter) -> bool:
-        """Take in one filter; returns whether what is left of the batch says the same."""
+        """Apply one filter; returns whether Spark does not need to evaluate it."""
         attribute: tuple[str, ...] = getattr(found, "attribute", ())
         if isinstance(found, IsNotNull) and attribute in _ALWAYS:
             return True
@@ -84,15 +84,15 @@ class Pruning:
         bounds = _bounds(found, value)
         if bounds is None:
             return False
-        first, behind = bounds
+        first, end = bounds
         if first is not None:
             self.start = max(self.start, first)
-        if behind is not None:
-            self.end = behind if self.end is None else min(self.end, behind)
+        if end is not None:
+            self.end = end if self.end is None else min(self.end, end)
         return True
 
     def _take_time(self, found: Filter, value: datetime) -> None:
-        """Take in a time, which only excludes what cannot match: Spark looks at the rest."""
+        """Exclude times that cannot match; Spark evaluates the filter."""
         moment = int(value.timestamp() * 1000)
         bounds = _bounds(found, moment)
         if bounds is None:
@@ -104,14 +104,14 @@ class Pruning:
 
 
 def _chosen(found: Filter, value: Any, kind: type) -> frozenset[Any] | None:
-    """Return the values that a filter lets pass; None where it is of another kind."""
+    """Return the values that a filter accepts; None for other kinds of filters."""
     if isinstance(found, EqualTo):
         values = (value,)
     elif isinstance(found, In):
         values = tuple(value)
     else:
         return None
-    # null equals nothing, also among others
+    # null equals nothing
     return frozenset(one for one in values if one is not None) if _are(values, kind) else None
 
 
@@ -120,7 +120,7 @@ def _are(values: Iterable[Any], kind: type) -> bool:
 
 
 def _bounds(found: Filter, value: int) -> tuple[int | None, int | None] | None:
-    """Return the first number that passes and the one behind the last; None where a filter is of another kind."""
+    """Return the first accepted number and the number after the last one; None for other kinds of filters."""
     if isinstance(found, EqualTo):
         return value, value + 1
     if isinstance(found, GreaterThan):

@@ -1,14 +1,16 @@
-"""Reads one range of one partition: every message of it, each once, in order, or an error; never less.
+"""Reads the ranges of a task: every message once, in order, or an error; never a part of a range.
 
-The reader has a scratch channel of its own at the leader, so that any number of readers may read the same range, at the
-same time or again. Where a connection breaks or the leader changes, it goes on with a new scratch channel at the first
-message that is missing.
+Each reader has an ephemeral channel of its own at the leader, so that several readers can read the same range at the
+same time or again. If a connection breaks or the leader changes, the reader continues with a new ephemeral channel at
+the first missing message.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -25,29 +27,35 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.protocol.client.commands import rdy
-from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.ephemeral_channel import open_scratch, scratch_name
+from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
+from nsqext.spark.read.frames import decode_frames, finish_commands
+from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.client_config import Access
+    from anyio.abc import TaskGroup
+
     from nsqext.spark.cluster.node_http import Leader
-    from nsqext.spark.read.offsets import Range
+    from nsqext.spark.options import SourceOptions
     from nsqext.transport.connection import Connection
 
-__all__ = ("Block", "RangeReader")
+__all__ = ("Block", "RangeReader", "TaskReader")
+
+logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic
 _TICK = 0.25
 _STALL = 5.0
-"""Seconds without a message after which a connection is given up: everything in a range is there already."""
-_PATIENCE = 2.0
-"""Seconds that a channel has to get to its place."""
+"""Seconds without a message after which the connection is closed: all messages of a range are stored already."""
+_MOVE = 2.0
+"""Seconds in which the server must move the channel."""
 _READ_SIZE = 524288
 _BLOCK_BYTES = 4 << 20
-_AHEAD = 1
-"""Blocks that wait while another one is worked on."""
+_READ_AHEAD = 1
+"""Blocks that are received while the caller processes one."""
+_OPEN_RANGES = 4
+"""Ranges of a task that are read at the same time: opening one takes several round trips."""
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 
@@ -55,16 +63,17 @@ _LAST_PAUSE = 0.5
 class RangeReader:
     """Reads a range; use it with ``async with``, and iterate over it once.
 
-    Reading goes on while a block is worked on, until one more is complete; then the server is told to wait.
-    Cancellation at any time closes the connection, and the scratch channel goes with it.
+    While the caller processes a block, the reader receives one more, and then stops the server with RDY 0. Cancellation
+    at any time closes the connection, and with it the ephemeral channel.
 
     Args:
-        access: how the servers are reached.
+        admin: finds the leader; not closed by the reader.
         found: the range.
-        timeout: seconds within which the next message has to come, leader changes included; the access's by default.
+        timeout: seconds in which the next message must be received, leader changes included.
         rdy: messages in flight.
-        block_rows: messages of a block.
-        channel: what the name of the scratch channel begins with.
+        block_rows: largest number of messages of a block.
+        channel: first part of the name of the ephemeral channel.
+        with_bodies: decode the bodies.
 
     Attributes:
         range: the range.
@@ -72,37 +81,54 @@ class RangeReader:
 
     def __init__(
         self,
-        access: Access,
+        admin: Admin,
         found: Range,
         *,
-        timeout: float | None = None,
+        timeout: float = 60.0,
         rdy: int = 1000,
         block_rows: int = 2000,
         channel: str | None = None,
+        with_bodies: bool = True,
     ) -> None:
         self.range: Range = found
-        self._timeout = access.timeout if timeout is None else timeout
-        self._admin = Admin(access)
+        self._admin = admin
+        self._timeout = timeout
         self._rdy = rdy
         self._prefix = channel
-        self._placer = Reassembler(found.start, found.end, 2 * rdy)
-        self._blocks = Blocks(found.start, block_rows, _BLOCK_BYTES, _AHEAD)
+        self._with_bodies = with_bodies
+        self._reassembler = Reassembler(found.start, found.end, 2 * rdy)
+        self._blocks = Blocks(found.start, block_rows, _BLOCK_BYTES, _READ_AHEAD)
         self._tasks: OrderedTasks | None = None
+        self._started = False
         self._connection: Connection | None = None
         self._extend = False
         self._window = 1
         self._paused = False
         self._ended = False
         self._failure: NsqError | None = None
-        self._came = anyio.Event()
+        self._wake = anyio.Event()
         self._progress = 0.0
 
+    def start(self, tasks: TaskGroup) -> None:
+        """Start reading in a task group of the caller; an alternative to ``async with``.
+
+        Raises:
+            InvalidState: the reader was started before.
+        """
+        if self._started:
+            raise InvalidState("a range reader can be used once only")
+        self._started = True
+        tasks.start_soon(self._run)
+
     async def __aenter__(self) -> Self:
-        if self._tasks is not None:
-            raise InvalidState("a range reader is used once")
-        self._tasks = OrderedTasks()
-        await self._tasks.enter()
-        self._tasks.group.start_soon(self._run)
+        tasks = OrderedTasks()
+        await tasks.enter()
+        try:
+            self.start(tasks.group)
+        except BaseException as error:
+            await tasks.leave(error)
+            raise
+        self._tasks = tasks
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -114,25 +140,25 @@ class RangeReader:
             yield block
 
     async def next_block(self) -> Block | None:
-        """Return the next block; None behind the last one.
+        """Return the next block; None after the last one.
 
         Raises:
-            DataLoss: messages of the range are not kept any more.
-            RangeIncomplete: a message did not come in time.
-            NsqError: what another try would not change.
+            DataLoss: messages of the range are not retained any more.
+            RangeIncomplete: a message was not received in time.
+            NsqError: an error that a retry cannot change.
             InvalidState: the reader is not open.
         """
-        if self._tasks is None:
+        if not self._started:
             raise InvalidState("the range reader is not open", hint="use it inside 'async with'")
         while (block := self._blocks.pop()) is None:
             if self._failure is not None:
                 raise self._failure
-            if self._placer.done:
+            if self._reassembler.done:
                 return None
             if self._ended:
                 raise InvalidState("the range reader is closed")
-            self._came = anyio.Event()
-            await self._came.wait()
+            self._wake = anyio.Event()
+            await self._wake.wait()
         self._resume()
         return block
 
@@ -142,51 +168,51 @@ class RangeReader:
         self._progress = _clock()
         errors: list[NsqError] = []
         try:
-            async with self._admin:
-                while not self._placer.done:
-                    before = self._placer.count
-                    try:
-                        await self._read_on()
-                    except NsqError as error:
-                        errors = [*errors, error] if self._placer.count == before else [error]
-                        self._judge(errors)
-                        await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
+            while not self._reassembler.done:
+                before = self._reassembler.count
+                try:
+                    await self._read_until_disconnected()
+                except NsqError as error:
+                    errors = [*errors, error] if self._reassembler.count == before else [error]
+                    self._raise_if_final(errors)
+                    await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
         except NsqError as error:
             self._failure = error
         finally:
             self._ended = True
-            self._came.set()
+            self._wake.set()
 
-    def _judge(self, errors: list[NsqError]) -> None:
-        """Raise where another try makes no sense, or no more time is left."""
+    def _raise_if_final(self, errors: list[NsqError]) -> None:
+        """Raise if a retry cannot succeed or the time is over."""
         last = errors[-1]
-        unknown = isinstance(last, TopicNotFound) and len(errors) == 1 and self._placer.offset is None
+        unknown = isinstance(last, TopicNotFound) and len(errors) == 1 and self._reassembler.offset is None
         if unknown or not (last.retryable or isinstance(last, (ConnectionLost, ProtocolError))):
             raise last
         if _clock() - self._progress <= self._timeout:
             return
         failure = RangeIncomplete(
-            f"message {self._placer.count} of the range {self.range.start}..{self.range.end} did not come within "
-            f"{self._timeout:g} s: {last}",
+            f"message {self._reassembler.count} of the range {self.range.start}..{self.range.end} was not received "
+            f"within {self._timeout:g} s: {last}",
             topic=self.range.topic,
             partition=self.range.partition,
             node=last.node,
-            hint="is there a leader, and does the range end where the partition does?",
+            hint="check that the partition has a leader, and that the range ends before the end of the partition",
         )
         failure.attempts = tuple(errors[:-1])
         raise failure from last
 
-    async def _read_on(self) -> None:
-        """Read with one connection, until it ends or the range does."""
+    async def _read_until_disconnected(self) -> None:
+        """Read with one connection until it ends or the range is complete."""
         topic, partition = self.range.topic, self.range.partition
-        leader, meta = await self._admin.leader(topic, partition)
-        channel = scratch_name(self._prefix)
+        leader, meta = await self._admin.leaders.leader(topic, partition)
+        channel = ephemeral_name(self._prefix)
         try:
-            connection, granted = await open_scratch(self._admin.options, leader, topic, partition, meta, channel)
+            options = self._admin.leaders.connection
+            connection, granted = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
                 await self._move(leader, channel)
                 self._connection, self._extend = connection, meta.extend_support
-                # an ordered channel sends one after the other, and its first message twice to those who ask for more
+                # an ordered channel has one message in flight; with a larger RDY it sends its first message twice
                 # (captured: sub_ordered_first_reset_duplicate)
                 self._window = 1 if meta.ordered else min(self._rdy, granted.max_rdy_count)
                 await self._read(connection)
@@ -194,35 +220,35 @@ class RangeReader:
                 self._connection = None
                 connection.close()
         except NsqError as error:
-            if not self._placer.done:
-                self._admin.distrust(topic, partition, leader)
+            if not self._reassembler.done:
+                self._admin.leaders.distrust(topic, partition, leader)
                 raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
 
     async def _move(self, leader: Leader, channel: str) -> None:
-        """Put the scratch channel to the first missing message, and learn where that begins."""
-        topic, partition, count = self.range.topic, self.range.partition, self._placer.count
-        await self._check_kept(leader)
-        await self._admin.nodes.move(leader, topic, partition, channel, count)
-        patience = min(_PATIENCE, self._timeout)
+        """Move the ephemeral channel to the first missing message, and get the byte offset of that message."""
+        topic, partition, count = self.range.topic, self.range.partition, self._reassembler.count
+        await self._check_retained(leader)
+        await self._admin.leaders.nodes.move(leader, topic, partition, channel, count)
+        timeout = min(_MOVE, self._timeout)
         try:
-            place = await self._admin.arrive(leader, topic, partition, channel, count, patience)
+            position = await self._admin.wait_for_move(leader, topic, partition, channel, count, timeout)
         except PartitionUnavailable:
-            await self._check_kept(leader)
+            await self._check_retained(leader)
             raise
-        if not self._placer.begin(place.offset):
+        if not self._reassembler.begin(position.offset):
             raise DataLoss(
-                f"message {count} begins at byte {place.offset} here, and at byte {self._placer.offset} at the node "
-                "that led before: the partition was written anew",
-                hint="the query has to begin anew as well",
+                f"message {count} begins at byte {position.offset} on this node, and began at byte "
+                f"{self._reassembler.offset} on the previous leader: the log was rewritten",
+                hint="restart the query with a new checkpoint",
             )
 
-    async def _check_kept(self, leader: Leader) -> None:
-        """Raise `DataLoss` if the first missing message is not kept: servers would begin behind it, and say nothing."""
-        start = await self._admin.start(leader, self.range.topic, self.range.partition)
-        if start > self._placer.count:
+    async def _check_retained(self, leader: Leader) -> None:
+        """Raise `DataLoss` if the first missing message is not retained: servers silently start after it."""
+        start = await self._admin.bounds.start(leader, self.range.topic, self.range.partition)
+        if start > self._reassembler.count:
             raise DataLoss(
-                f"message {self._placer.count} is not kept any more, the first one is {start}",
-                hint="read sooner, keep messages longer, or give failOnDataLoss=false",
+                f"message {self._reassembler.count} is not retained any more; the first retained one is {start}",
+                hint="read sooner, raise the retention, or use failOnDataLoss=false",
             )
 
     async def _read(self, connection: Connection) -> None:
@@ -248,49 +274,135 @@ class RangeReader:
         while True:
             await anyio.sleep(min(_TICK, stall))
             connection.tick()
-            connection.protocol.notices.clear()  # FIN of what came twice
+            connection.protocol.notices.clear()  # rejected FIN of messages that were delivered twice
             now = _clock()
             if self._paused:
                 since = self._progress = now
             elif now - max(since, self._progress) > stall:
-                connection.fail(ConnectionLost(f"no message came for {stall:g} s"))
+                connection.fail(ConnectionLost(f"no message was received for {stall:g} s"))
 
     # Messages
 
     def _deliver(self, frames: list[bytes]) -> None:
-        connection, extend = self._connection, self._extend
-        if connection is None or self._placer.done:
+        connection = self._connection
+        if connection is None or self._reassembler.done:
             return
-        messages: list[RawMessage] = []
         try:
-            for data in frames:
-                message = RawMessage()
-                decode_into(message, data, extend, True)
-                messages.append(message)
-            placed = self._placer.take(messages)
+            delivery = decode_frames(frames, self._extend, with_bodies=self._with_bodies)
+            runs = self._reassembler.take(delivery)
         except NsqError as error:
             connection.fail(error)
             return
-        if placed:
+        for run in runs:
             self._progress = _clock()
-            self._blocks.add(placed)
-            if self._placer.done:
-                self._blocks.close()
-                self._came.set()
-                connection.close()
-                return
+            self._blocks.add(run)
+        if self._reassembler.done:
+            self._blocks.close()
+            self._wake.set()
+            connection.close()
+            return
         if self._blocks.full and not self._paused:
             self._paused = True
             connection.write(rdy(0))
-            self._came.set()
-        connection.write(b"".join([b"FIN %b\n" % message.id for message in messages]))
+            self._wake.set()
+        connection.write(finish_commands(delivery))
         connection.flush()
 
     def _resume(self) -> None:
-        """Let the server go on when there is room."""
+        """Raise RDY again if there is room for a block."""
         if self._paused and not self._blocks.full:
             self._paused = False
             self._progress = _clock()
             if self._connection is not None:
                 self._connection.write(rdy(self._window))
                 self._connection.flush()
+
+
+class TaskReader:
+    """Reads the ranges of a task in order; an async context manager.
+
+    The next ranges are opened before the current one is complete.
+
+    Args:
+        options: options of the query.
+        ranges: the ranges.
+    """
+
+    def __init__(self, options: SourceOptions, ranges: Iterable[Range]) -> None:
+        self._options = options
+        self._admin = Admin(options.client)
+        self._waiting = deque(ranges)
+        self._open: deque[RangeReader] = deque()
+        self._next = 0
+        self._tasks: OrderedTasks | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = tasks = OrderedTasks()
+        await tasks.enter()
+        for _ in range(_OPEN_RANGES):
+            self._open_next()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if self._tasks is not None:
+                await self._tasks.leave(error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._admin.aclose()
+
+    def _open_next(self) -> None:
+        if self._waiting:
+            self._open.append(self._start(self._waiting.popleft()))
+
+    def _start(self, found: Range) -> RangeReader:
+        options = self._options
+        reader = RangeReader(
+            self._admin,
+            found,
+            timeout=options.read_timeout,
+            rdy=options.rdy,
+            block_rows=options.arrow_batch_rows,
+            channel=options.channel,
+            with_bodies="value" in options.columns,
+        )
+        if self._tasks is None:
+            raise InvalidState("the task reader is not open", hint="use it inside 'async with'")
+        reader.start(self._tasks.group)
+        return reader
+
+    async def next_block(self) -> tuple[Range, Block] | None:
+        """Return the next block with its range; None after the last one.
+
+        Without ``failOnDataLoss``, messages that are not retained any more are skipped.
+
+        Raises:
+            DataLoss: messages are not retained any more.
+            RangeIncomplete: a message was not received in time.
+            NsqError: the servers refuse or do not answer.
+        """
+        while self._open:
+            reader = self._open[0]
+            try:
+                block = await reader.next_block()
+            except DataLoss as error:
+                await self._skip_lost(reader.range, error)
+                continue
+            if block is not None:
+                self._next = block.first + len(block)
+                return reader.range, block
+            self._open.popleft()
+            self._open_next()
+            self._next = 0
+        return None
+
+    async def _skip_lost(self, found: Range, error: DataLoss) -> None:
+        """Continue after messages that are not retained any more."""
+        if self._options.fail_on_data_loss:
+            raise error
+        first = max(self._next, found.start)
+        start = (await self._admin.bounds.of(found.topic, found.partition)).start
+        if start <= first:
+            raise error
+        logger.warning("messages %d..%d of %s are not retained any more: skipped", first, start, found)
+        self._open[0] = self._start(Range(found.topic, found.partition, min(start, found.end), found.end))

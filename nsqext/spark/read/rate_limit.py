@@ -1,12 +1,12 @@
-"""How many messages of each partition a batch reads, where it is bounded by their number or by their bytes."""
+"""How many messages of each partition a micro-batch reads under a limit of messages or bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nsqext.spark.cluster.gather import together
-from nsqext.spark.read.planning import Key, Lag, Standing, share
+from nsqext.spark.cluster.gather import gather
+from nsqext.spark.read.planning import Key, Lag, PartitionState, share
 
 if TYPE_CHECKING:
     from nsqext.spark.cluster.admin import Admin
@@ -19,38 +19,38 @@ def _turn(lags: Mapping[Key, Lag]) -> int:
 
 
 def within_rows(lags: Mapping[Key, Lag], limit: int | None) -> dict[Key, int]:
-    """Return how many messages are read of each partition, all together no more than a number.
+    """Return the number of messages to read from each partition, ``limit`` in total at most.
 
     Args:
-        lags: what there is to read.
-        limit: the number; None for all.
+        lags: unread messages.
+        limit: largest total; None for no limit.
     """
     return share({key: lag.count for key, lag in lags.items()}, limit, _turn(lags))
 
 
 async def within_bytes(
-    admin: Admin, lags: Mapping[Key, Lag], found: Mapping[Key, Standing], limit: int
+    admin: Admin, lags: Mapping[Key, Lag], found: Mapping[Key, PartitionState], limit: int
 ) -> dict[Key, int]:
-    """Return how many messages are read of each partition, all together no more than so many bytes of their logs.
+    """Return the number of messages to read from each partition, about ``limit`` bytes of their logs in total.
 
-    A partition whose turn it is gives one message at least, so that there may be more bytes: less than one message for
-    each such partition.
+    A partition that gets a share reads one message at least, so that the total may be larger: by less than one message
+    for each partition.
 
     Args:
-        admin: tells where messages begin.
-        lags: what there is to read.
-        found: what is known of the partitions.
-        limit: the bytes.
+        admin: finds the byte offsets of messages.
+        lags: unread messages.
+        found: states of the partitions.
+        limit: largest total, in bytes.
 
     Raises:
-        NsqError: the servers cannot be asked.
+        NsqError: the servers do not answer.
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 
     async def first_of(key: Key) -> int:
-        return await admin.offset_of(*key, behind[key].begin)
+        return await admin.bounds.offset_of(*key, behind[key].begin)
 
-    firsts = await together(behind, first_of)
+    firsts = await gather(behind, first_of)
     sizes = {key: max(found[key].end_offset - first, 1) for key, first in firsts.items()}
     shares = share(sizes, limit, _turn(lags))
 
@@ -59,9 +59,9 @@ async def within_bytes(
         if shares[key] in (0, sizes[key]):
             return lag.count if shares[key] else 0
         last = lag.begin + lag.count - 1
-        if lag.count > 1 and stop < await admin.offset_of(*key, last):
-            last = await admin.count_before(*key, stop)
-        # where its end is not known the last message is left for the next batch
+        if lag.count > 1 and stop < await admin.bounds.offset_of(*key, last):
+            last = await admin.bounds.count_before(*key, stop)
+        # the end of the last message may be unknown: the next batch reads it
         return max(last - lag.begin, 1)
 
-    return await together(behind, count_of)
+    return await gather(behind, count_of)

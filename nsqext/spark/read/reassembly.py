@@ -1,53 +1,51 @@
-"""Messages put into their places by byte offset, without I/O: whatever order they come in, out comes a dense run.
+"""Delivered messages in the order of the log, without I/O: sorted by byte offset, duplicates dropped, gaps detected.
 
-A server that moves a channel may first deliver what it had read ahead, and delivers again what it thinks was lost. Each
-record begins where the one before it ends, so that a run of records without gaps holds every message between its ends,
-and counting them gives their numbers.
+After a channel was moved, the server may first deliver messages that it had read before the move, and it delivers
+messages again that it considers lost. Each record begins where the previous one ends. A run of records without gaps
+therefore contains every message between its ends, and counting the records gives their numbers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nsqext.errors import ProtocolError, RangeIncomplete
-
-if TYPE_CHECKING:
-    from nsqext.protocol.messages import RawMessage
+from nsqext.spark.read.frames import MessageColumns
 
 __all__ = ("Block", "Blocks", "Reassembler")
 
 
 class Block:
-    """Neighbouring messages of a partition.
+    """Consecutive messages of a partition.
 
-    Attributes:
-        first: number of the first one, counted from 0.
-        messages: the messages.
+    Args:
+        first: number of the first message, counted from 0.
+        columns: the messages.
     """
 
-    __slots__ = ("first", "messages")
+    __slots__ = ("columns", "first")
 
-    def __init__(self, first: int, messages: list[RawMessage]) -> None:
+    def __init__(self, first: int, columns: MessageColumns) -> None:
         self.first: int = first
-        self.messages: list[RawMessage] = messages
+        self.columns: MessageColumns = columns
 
     def __len__(self) -> int:
-        return len(self.messages)
+        return len(self.columns)
 
 
 class Reassembler:
-    """The messages of one range, from any number of deliveries.
+    """Collects the messages of one range from any number of deliveries.
 
     Args:
         start: number of the first message.
-        end: number behind the last one.
-        window: messages that may wait for one that lies before them.
+        end: number after the last message.
+        window: number of messages that are kept while an earlier one is missing.
 
     Attributes:
-        count: number of the first message that is missing.
-        offset: its byte offset; None until `begin`.
+        count: number of the first missing message.
+        offset: its byte offset; None before `begin`.
     """
 
     __slots__ = ("_ahead", "_window", "count", "end", "offset")
@@ -57,7 +55,7 @@ class Reassembler:
         self.end: int = end
         self.offset: int | None = None
         self._window = window
-        self._ahead: dict[int, RawMessage] = {}
+        self._ahead: dict[int, MessageColumns] = {}
 
     @property
     def done(self) -> bool:
@@ -65,78 +63,79 @@ class Reassembler:
         return self.count >= self.end
 
     def begin(self, offset: int) -> bool:
-        """Say where the first missing message begins; returns False when it is known to begin elsewhere."""
+        """Set the byte offset of the first missing message; returns False if another one is known."""
         if self.offset is None:
             self.offset = offset
         return self.offset == offset
 
-    def take(self, messages: Iterable[RawMessage]) -> list[RawMessage]:
-        """Take messages as they were delivered; returns those that follow on what was returned before.
+    def take(self, delivery: MessageColumns) -> list[MessageColumns]:
+        """Add a delivery; returns the messages that continue those returned before, in order.
 
-        Messages from before the first missing one, and those that are here already, are dropped.
+        Messages before the first missing one and duplicates are dropped.
 
         Raises:
-            RangeIncomplete: so many messages wait that the one before them has to be asked for again.
-            ProtocolError: a message without a place.
+            RangeIncomplete: too many messages wait for a missing one, which must be requested again.
+            ProtocolError: a message has no queue position.
         """
-        expected, left, ahead = self.offset, self.end - self.count, self._ahead
-        placed: list[RawMessage] = []
-        if expected is None:
-            return placed
-        for message in messages:
-            if len(placed) == left:
-                break
-            if message.offset != expected:
-                if message.offset > expected:
-                    self._keep(message)
-                elif message.offset < 0:
-                    raise ProtocolError("a message without its place in the queue")
-                continue
-            expected = _append(placed, message)
-            while expected in ahead and len(placed) < left:
-                expected = _append(placed, ahead.pop(expected))
-        self.offset = expected
-        self.count += len(placed)
-        return placed
+        expected, left = self.offset, self.end - self.count
+        if expected is None or not len(delivery):
+            return []
+        offsets = delivery.heads["offset"].astype(np.int64)
+        sizes = delivery.heads["size"].astype(np.int64)
+        if int(sizes.min()) <= 0 or int(offsets.min()) < 0:
+            raise ProtocolError("a message has no queue position")
+        ends = offsets + sizes
+        if not self._ahead and offsets[0] == expected and np.array_equal(ends[:-1], offsets[1:]):
+            run = delivery if len(delivery) <= left else delivery.part(0, left)
+            self.offset = int(ends[len(run) - 1])
+            self.count += len(run)
+            return [run]
+        return self._sort(delivery, offsets.tolist(), expected, left)
 
-    def _keep(self, message: RawMessage) -> None:
+    def _sort(self, delivery: MessageColumns, offsets: list[int], expected: int, left: int) -> list[MessageColumns]:
+        """Sort a delivery that is not a run of new messages."""
         ahead = self._ahead
-        ahead.setdefault(message.offset, message)
-        if len(ahead) > self._window:
+        for index, offset in enumerate(offsets):
+            if offset >= expected:
+                ahead.setdefault(offset, delivery.part(index, index + 1))
+        ordered: list[MessageColumns] = []
+        while expected in ahead and len(ordered) < left:
+            found = ahead.pop(expected)
+            expected += int(found.heads["size"][0])
+            ordered.append(found)
+        self.offset = expected
+        self.count += len(ordered)
+        if self.done:
+            ahead.clear()
+        if len(ahead) > self._window and not ordered:
             waiting = len(ahead)
             ahead.clear()
             raise RangeIncomplete(
-                f"a message was left out behind number {self.count}: {waiting} messages from behind it came",
-                hint="something lets the channel skip messages, or the server lost one; it is asked for again",
+                f"message {self.count} was not received, but {waiting} messages after it",
+                hint="the channel skips messages, or the server lost one; it is requested again",
             )
-
-
-def _append(placed: list[RawMessage], message: RawMessage) -> int:
-    """Append a message; returns where the next one begins."""
-    if message.size <= 0:
-        raise ProtocolError(f"a message at offset {message.offset} takes {message.size} bytes of the queue")
-    placed.append(message)
-    return message.offset + message.size
+        return [MessageColumns.joined(ordered)] if ordered else []
 
 
 class Blocks:
-    """Placed messages cut into blocks; a bounded number of blocks waits to be taken.
+    """Ordered messages cut into blocks; a bounded number of blocks waits for the reader.
 
     Args:
         first: number of the first message.
-        rows: messages of a block at most.
-        size: bytes of a block, more or less.
-        most: blocks that may wait before `full` says that there are enough.
+        rows: largest number of messages of a block.
+        size: bytes after which a block ends.
+        most: waiting blocks at which `full` becomes true.
     """
 
-    __slots__ = ("_bytes", "_first", "_open", "_ready", "_rows", "_size", "most")
+    __slots__ = ("_bytes", "_count", "_first", "_open", "_ready", "_rows", "_size", "most")
 
     def __init__(self, first: int, rows: int, size: int, most: int) -> None:
         self.most: int = most
         self._first = first
         self._rows = rows
         self._size = size
-        self._open: list[RawMessage] = []
+        self._open: list[MessageColumns] = []
+        self._count = 0
         self._bytes = 0
         self._ready: deque[Block] = deque()
 
@@ -145,28 +144,28 @@ class Blocks:
         """Whether enough blocks wait."""
         return len(self._ready) >= self.most
 
-    def add(self, messages: list[RawMessage]) -> None:
-        """Append messages that follow on the ones before."""
-        if len(self._open) + len(messages) < self._rows:
-            self._bytes += sum([message.size for message in messages])
-            if self._bytes < self._size:
-                self._open += messages
-                return
-            self._bytes = sum([message.size for message in self._open])
-        for message in messages:
-            self._open.append(message)
-            self._bytes += message.size
-            if len(self._open) >= self._rows or self._bytes >= self._size:
+    def add(self, columns: MessageColumns) -> None:
+        """Append messages that follow the previous ones."""
+        while len(columns):
+            room = self._rows - self._count
+            # the message that crosses the limit of bytes still belongs to the block
+            sizes = np.cumsum(columns.heads["size"][:room].astype(np.int64))
+            taken = min(len(sizes), int(np.searchsorted(sizes, self._size - self._bytes)) + 1)
+            self._open.append(columns if taken == len(columns) else columns.part(0, taken))
+            self._count += taken
+            self._bytes += int(sizes[taken - 1])
+            if self._count >= self._rows or self._bytes >= self._size:
                 self.close()
+            columns = columns.part(taken, len(columns))
 
     def close(self) -> None:
-        """End the block that is being filled, at the end of the range."""
+        """End the block that is being filled."""
         if self._open:
-            self._ready.append(Block(self._first, self._open))
-            self._first += len(self._open)
+            self._ready.append(Block(self._first, MessageColumns.joined(self._open)))
+            self._first += self._count
             self._open = []
-            self._bytes = 0
+            self._count = self._bytes = 0
 
     def pop(self) -> Block | None:
-        """Return the next block; None while there is none."""
+        """Return the next block; None if no block is complete."""
         return self._ready.popleft() if self._ready else None

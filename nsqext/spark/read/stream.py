@@ -1,13 +1,13 @@
 """Topics as a stream that can be read again: `spark.readStream` with ``readMode=offset``.
 
-Spark asks a process of its own, one for each query, what the next batch is, and other processes read it. So a reader
-keeps nothing that has to be known elsewhere: all of that is in the offsets, in the ranges that tasks get, and in the
-anchor channels.
+For each query Spark asks one process for the next batch, and other processes read it. The reader therefore has no state
+that another process needs: everything is in the offsets, in the ranges of tasks, and in the anchor channels.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,187 +23,243 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.spark.cluster import portal as bridge
+from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.read.anchor import Anchors, starting_places
-from nsqext.spark.read.batch import RangePartition, read_range
-from nsqext.spark.read.offsets import Range, dump, load, split
-from nsqext.spark.read.planning import Key, Standing, frozen_at, lags_of, only, plan_end, plan_ranges, with_unread
+from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
+from nsqext.spark.read.anchor import Anchors, starting_offsets_of
+from nsqext.spark.read.batch import TaskRanges, read_ranges, tasks_of
+from nsqext.spark.read.offsets import dump, load
+from nsqext.spark.read.planning import (
+    Key,
+    PartitionState,
+    frozen_at,
+    lags_of,
+    only,
+    plan_end,
+    plan_ranges,
+    with_unread,
+)
 from nsqext.spark.read.rate_limit import within_bytes, within_rows
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from nsqext.spark.options import SourceOptions
-    from nsqext.spark.read.offsets import Offsets
+    from nsqext.spark.read.offsets import Offsets, Range
 
-__all__ = ("Batches", "NsqStreamReader")
+__all__ = ("NsqStreamReader", "StreamPlanner")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 T = TypeVar("T")
 
 _PAUSE = 0.2
-"""Seconds between two questions to the servers while nothing comes; Spark asks a hundred times a second."""
-_SHARE = 3
-"""The pause is so many times as long as the answers take, where that is longer: there may be many partitions."""
+"""Seconds between two requests to the servers while there are no new messages; Spark asks a hundred times a second."""
+_PAUSE_FACTOR = 3
+"""The pause is this many times as long as the requests take, if that is longer: there may be many partitions."""
 
 
-class Batches:
-    """Decides what the batches of a query are, by what the servers say.
+class StreamPlanner:
+    """Determines the micro-batches of a query from the state of the servers.
 
     Args:
-        options: what is read.
-        admin: asks the servers; closed with this.
+        options: options of the query.
+        admin: sends requests to the servers; closed with this object.
     """
 
     def __init__(self, options: SourceOptions, admin: Admin) -> None:
         self._options = options
         self._admin = admin
         self._anchors = Anchors(admin, options)
-        self._found: dict[Key, Standing] = {}
-        self._limits: dict[Key, Standing] | None = None
+        self._states: dict[Key, PartitionState] = {}
+        self._frozen: dict[Key, PartitionState] | None = None
+        self._planned: Offsets = {}
+        self._batch_at: float | None = None
+        self._surveyed: tuple[float, int] | None = None
+        self._rate = 0.0
         self._next = 0.0
-        self._looked = False
+        self._checked = False
 
     async def initial(self) -> Offsets:
-        """Return where the query begins; see `Anchors.begin`."""
+        """Return the start of the query; see `Anchors.begin`."""
         begun = await self._anchors.begin()
-        if self._limits is not None:
-            # the end was frozen before there were anchors
+        if self._frozen is not None:
+            # freeze() was called before the anchors existed
             for topic, counts in begun.items():
                 for partition, count in counts.items():
-                    limit = self._limits.get((topic, partition), Standing(0, 0))
-                    self._limits[topic, partition] = evolve(limit, end=max(limit.end, count))
+                    limit = self._frozen.get((topic, partition), PartitionState(0, 0))
+                    self._frozen[topic, partition] = evolve(limit, end=max(limit.end, count))
         return begun
 
     async def freeze(self) -> None:
-        """Read nothing any more that is published from now on."""
-        self._found = await self._anchors.survey()
-        self._limits = dict(self._found)
+        """Exclude messages that are published from now on."""
+        self._states = await self._anchors.survey()
+        self._frozen = dict(self._states)
 
     async def latest(self, start: Offsets, limit: int | None, size: int | None = None) -> Offsets:
-        """Return where the batch ends that begins at ``start``.
+        """Return the end of the batch that begins at ``start``.
+
+        Spark calls this after it has completed the batch that ends at ``start``. If there are no new messages, the
+        anchors move there now: Spark calls `commit` only after it has planned the next batch.
 
         Args:
-            start: where it begins.
-            limit: how many messages it may read; None for all.
-            size: how many bytes of the partitions' logs, see `within_bytes`; None for all.
+            start: start of the batch.
+            limit: largest number of messages; None for no limit.
+            size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
 
         Raises:
-            DataLoss: messages are gone that were not read.
-            NsqError: the servers cannot be asked.
+            DataLoss: unread messages do not exist any more.
+            NsqError: the servers do not answer.
         """
         await self._pause()
         began = anyio.current_time()
         options = self._options
-        begin = only(start, options.topics)
-        self._found = found = await self._survey(begin)
-        self._warn_of_unkept(begin)
-        if self._limits is not None:
-            found = frozen_at(found, self._limits)
-        lags = lags_of(begin, found, fail_on_data_loss=options.fail_on_data_loss)
-        counts = within_rows(lags, limit) if size is None else await within_bytes(self._admin, lags, found, size)
-        end = plan_end(lags, counts)
-        await self._make_anchors(start, end)
-        end = with_unread(end, start)
+        begin = self._only(start)
+        self._states = states = await self._survey(begin)
+        self._warn_of_unretained(begin)
+        if self._frozen is not None:
+            states = frozen_at(states, self._frozen)
+        lags = lags_of(begin, states, fail_on_data_loss=options.fail_on_data_loss)
+        if self._waits_for_more(sum(lag.count for lag in lags.values())):
+            end = start
+        else:
+            counts = within_rows(lags, limit) if size is None else await within_bytes(self._admin, lags, states, size)
+            end = plan_end(lags, counts)
+            await self._create_anchors(start, end)
+            end = with_unread(end, start)
         now = anyio.current_time()
-        self._next = now + max(_PAUSE, _SHARE * (now - began)) if end == start and self._limits is None else now
+        if end == start:
+            await self.commit(start)
+            self._next = now if self._frozen is not None else now + max(_PAUSE, _PAUSE_FACTOR * (now - began))
+        else:
+            self._batch_at = self._next = now
+        self._planned = end
         return end
 
-    async def _survey(self, begin: Offsets) -> dict[Key, Standing]:
-        # a query that ends where it was frozen has to get there
-        found = await self._anchors.survey(quick=self._limits is None)
-        ends = {key: standing.end for key, standing in found.items()}
+    def _waits_for_more(self, unread: int) -> bool:
+        """Return whether a batch would be smaller than ``minOffsetsPerTrigger``, and is not overdue."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or self._frozen is not None or unread >= least:
+            return False
+        now = anyio.current_time()
+        if self._batch_at is None:
+            self._batch_at = now
+        return now - self._batch_at < self._options.max_trigger_delay
+
+    async def _survey(self, begin: Offsets) -> dict[Key, PartitionState]:
+        # AvailableNow must read everything that was acknowledged before
+        found = await self._anchors.survey(quick=self._frozen is None)
+        ends = {key: state.end for key, state in found.items()}
         if any(
             ends.get((topic, key), count) < count for topic, counts in begin.items() for key, count in counts.items()
         ):
-            # a new leader may learn a little later how far the log goes: look carefully before anything is said lost
+            # a new leader may need some time to learn the end of the log
             found = await self._anchors.survey()
+        now, total = anyio.current_time(), sum(state.end for state in found.values())
+        if self._surveyed is not None and now > self._surveyed[0]:
+            self._rate = max(total - self._surveyed[1], 0) / (now - self._surveyed[0])
+        self._surveyed = now, total
         return found
 
     async def _pause(self) -> None:
         await anyio.sleep(max(self._next - anyio.current_time(), 0))
 
-    def _warn_of_unkept(self, start: Offsets) -> None:
-        """Tell once that anchors do not keep what is read."""
-        if self._looked:
+    def _warn_of_unretained(self, start: Offsets) -> None:
+        """Log once that anchors are ahead of the checkpoint."""
+        if self._checked:
             return
-        self._looked = True
-        for (topic, partition), standing in self._found.items():
+        self._checked = True
+        for (topic, partition), state in self._states.items():
             count = start.get(topic, {}).get(partition)
-            if count is not None and standing.anchor is not None and standing.anchor > count:
+            if count is not None and state.anchor is not None and state.anchor > count:
                 logger.warning(
-                    "topic %s, partition %d: the query reads from %d, its anchor channel stands at %d: what is between "
-                    "may be cleaned away; is the checkpoint an old one, or does another query use the channel?",
+                    "topic %s, partition %d: the query reads from %d, but its anchor channel is at %d: the server may "
+                    "remove the messages in between; the checkpoint is old, or another query uses the channel",
                     topic,
                     partition,
                     count,
-                    standing.anchor,
+                    state.anchor,
                 )
 
-    async def _make_anchors(self, start: Offsets, end: Offsets) -> None:
-        """Make the anchors that are missing before the batch is written down anywhere."""
-        for (topic, partition), standing in self._found.items():
+    async def _create_anchors(self, start: Offsets, end: Offsets) -> None:
+        """Create missing anchors before Spark stores the batch."""
+        for (topic, partition), state in self._states.items():
             last = end.get(topic, {}).get(partition)
-            if standing.anchor is None and last is not None:
-                begin = start.get(topic, {}).get(partition, standing.start)
-                await self._anchors.make((topic, partition), max(min(begin, last), standing.start))
+            if state.anchor is None and last is not None:
+                begin = start.get(topic, {}).get(partition, state.start)
+                await self._anchors.create((topic, partition), max(min(begin, last), state.start))
 
-    def report(self) -> Offsets | None:
-        """Return the ends that were seen last; None before anything was seen."""
+    def report(self) -> dict[str, Any] | None:
+        """Return the ends of the partitions and metrics for the progress of the query; None before the first batch."""
+        if not self._states:
+            return None
         ends: Offsets = {}
-        for (topic, partition), standing in self._found.items():
-            ends.setdefault(topic, {})[partition] = standing.end
-        return ends or None
+        starts: Offsets = {}
+        behind: Offsets = {}
+        for (topic, partition), state in self._states.items():
+            ends.setdefault(topic, {})[partition] = state.end
+            starts.setdefault(topic, {})[partition] = state.start
+            read = self._planned.get(topic, {}).get(partition, state.start)
+            behind.setdefault(topic, {})[partition] = max(state.end - read, 0)
+        metrics = {
+            "messagesBehind": sum(count for counts in behind.values() for count in counts.values()),
+            "publishedPerSecond": round(self._rate, 1),
+            "behind": dump(behind)["topics"],
+            "earliest": dump(starts)["topics"],
+        }
+        return {**dump(ends), "metrics": metrics}
 
     async def ranges(self, start: Offsets, end: Offsets) -> list[Range]:
-        """Return what the tasks of a batch read.
+        """Return the ranges of a batch.
 
         Raises:
-            DataLoss: messages are gone that were not read.
-            NsqError: the servers cannot be asked.
+            DataLoss: unread messages do not exist any more.
+            NsqError: the servers do not answer.
         """
-        options = self._options
-        if self._missing(start, end):
+        if self._is_missing(start, end):
             await self._catch_up(start, end)
-        found = dict(self._found)
-        for topic, counts in only(end, options.topics).items():
+        states = dict(self._states)
+        for topic, counts in self._only(end).items():
             for partition in counts:
-                found.setdefault((topic, partition), Standing(0, 0))
-        ranges = plan_ranges(start, end, found, fail_on_data_loss=options.fail_on_data_loss)
-        return split(ranges, options.min_partitions, options.max_records_per_partition)
+                states.setdefault((topic, partition), PartitionState(0, 0))
+        return plan_ranges(start, end, states, fail_on_data_loss=self._options.fail_on_data_loss)
+
+    def _only(self, offsets: Offsets) -> Offsets:
+        pattern = self._options.subscribe_pattern
+        if pattern is None:
+            return only(offsets, self._options.topics)
+        return {topic: counts for topic, counts in offsets.items() if re.fullmatch(pattern, topic)}
 
     async def _catch_up(self, start: Offsets, end: Offsets) -> None:
-        """Look at the servers until they have what was written down; a new leader may learn of it a little later."""
+        """Wait until the servers have the messages of a stored batch; a new leader may need some time."""
         with anyio.move_on_after(self._options.read_timeout):
             while True:
-                self._found = await self._anchors.survey()
-                if not self._missing(start, end):
+                self._states = await self._anchors.survey()
+                if not self._is_missing(start, end):
                     return
                 await anyio.sleep(_PAUSE)
 
-    def _missing(self, start: Offsets, end: Offsets) -> bool:
-        """Return whether servers do not have something that the batch reads."""
+    def _is_missing(self, start: Offsets, end: Offsets) -> bool:
+        """Return whether the servers do not have a message of the batch."""
         return any(
-            (topic, partition) not in self._found or self._found[topic, partition].end < count
-            for topic, counts in only(end, self._options.topics).items()
+            (topic, partition) not in self._states or self._states[topic, partition].end < count
+            for topic, counts in self._only(end).items()
             for partition, count in counts.items()
             if start.get(topic, {}).get(partition, 0) < count
         )
 
     async def commit(self, end: Offsets) -> None:
-        """Let the servers forget what is done; see `Anchors.follow`.
+        """Move the anchors to the end of a completed batch; see `Anchors.advance`.
 
-        A partition that ends before that was rolled back or made anew: its next batch steps back.
+        The anchor of a partition that was truncated or recreated stays; the next batch sets its offset back.
         """
-        there: Offsets = {}
-        for topic, counts in only(end, self._options.topics).items():
+        existing: Offsets = {}
+        for topic, counts in self._only(end).items():
             for partition, count in counts.items():
-                standing = self._found.get((topic, partition))
-                if standing is None or count <= standing.end:
-                    there.setdefault(topic, {})[partition] = count
-        await self._anchors.follow(there)
+                state = self._states.get((topic, partition))
+                if state is None or count <= state.end:
+                    existing.setdefault(topic, {})[partition] = count
+        await self._anchors.advance(existing)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -214,77 +270,77 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics batch by batch, each of which can be read again.
 
     Args:
-        options: what is read.
+        options: options of the query.
 
     Raises:
-        InvalidSetting: the start positions cannot be read.
+        InvalidSetting: the start of the query is invalid.
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        starting_places(options)
+        starting_offsets_of(options)
         self._options = options
-        self._batches: Batches | None = None
+        self._planner: StreamPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_batches": None}
+        return {"_options": self._options, "_planner": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return how much a batch reads at most, by the options ``maxOffsetsPerTrigger`` and ``maxBytesPerTrigger``."""
+        """Return the limit of a batch: ``maxOffsetsPerTrigger`` or ``maxBytesPerTrigger``."""
         rows, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
         if size is not None:
             return ReadMaxBytes(size)
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read nothing that is published from now on."""
-        self._ask(lambda batches: batches.freeze())
+        """Exclude messages that are published from now on."""
+        self._call(lambda planner: planner.freeze())
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where the query begins."""
-        return dump(self._ask(lambda batches: batches.initial()))
+        """Return the start of the query."""
+        return dump(self._call(lambda planner: planner.initial()))
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next batch ends."""
+        """Return the end of the next batch."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if rows is None and size is None and not isinstance(limit, ReadAllAvailable):
             raise InvalidSetting(
-                f"the source knows no {type(limit).__name__}", hint="use maxOffsetsPerTrigger or maxBytesPerTrigger"
+                f"the source does not support {type(limit).__name__}",
+                hint="use maxOffsetsPerTrigger or maxBytesPerTrigger",
             )
-        begun = load(start)
-        return dump(self._ask(lambda batches: batches.latest(begun, rows, size)))
+        begin = load(start)
+        return dump(self._call(lambda planner: planner.latest(begin, rows, size)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return where the topics end, for the progress that Spark reports."""
-        ends = self._batches.report() if self._batches is not None else None
-        return None if ends is None else dump(ends)
+        """Return the ends of the partitions and metrics, for ``StreamingQueryProgress.sources[].latestOffset``."""
+        return self._planner.report() if self._planner is not None else None
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """Return what the tasks of a batch read."""
-        begun, ended = load(start), load(end)
-        return [RangePartition(found) for found in self._ask(lambda batches: batches.ranges(begun, ended))]
+        """Return the tasks of a batch."""
+        begin, until = load(start), load(end)
+        return tasks_of(self._options, self._call(lambda planner: planner.ranges(begin, until)))
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """Read the range of a task, in the process that runs it."""
-        if not isinstance(partition, RangePartition):
-            raise InvalidState(f"{partition!r} is no range of this source")
-        return read_range(self._options, partition.range)
+        """Read the ranges of a task, in the process that runs it."""
+        if not isinstance(partition, TaskRanges):
+            raise InvalidState(f"{partition!r} was not planned by this source")
+        return read_ranges(self._options, partition.ranges)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Move the anchor channels behind a batch that is done."""
-        ended = load(end)
-        self._ask(lambda batches: batches.commit(ended))
+        """Move the anchor channels to the end of a completed batch."""
+        done = load(end)
+        self._call(lambda planner: planner.commit(done))
 
     def stop(self) -> None:
         """Close the connections."""
-        if self._batches is not None:
-            batches, self._batches = self._batches, None
-            bridge.call(batches.aclose)
+        if self._planner is not None:
+            planner, self._planner = self._planner, None
+            portal.call(planner.aclose)
 
-    def _ask(self, question: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
-        async def ask() -> T:
-            if self._batches is None:
-                self._batches = Batches(self._options, Admin(self._options.connection))
-            return await question(self._batches)
+    def _call(self, method: Callable[[StreamPlanner], Coroutine[Any, Any, T]]) -> T:
+        async def call() -> T:
+            if self._planner is None:
+                self._planner = StreamPlanner(self._options, Admin(self._options.client, first_contact=FIRST_CONTACT))
+            return await method(self._planner)
 
-        return bridge.call(ask)
+        return portal.call(call)

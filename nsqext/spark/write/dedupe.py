@@ -1,4 +1,4 @@
-"""Taking away what a sink has published twice."""
+"""Removes rows that a sink has published more than once."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _NEEDED = ("topic", "partition", "offset", "trace_id")
 
 
 def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None = None) -> DataFrame:
-    """Return rows of topics without those that a sink of this format has published again.
+    """Return rows of topics without duplicates that a repeated task of the sink has published.
 
-    A row's copies have the same id: in a header on topics that support extend headers, as a trace id elsewhere. Rows
-    without an id all stay; so does one of each id.
+    Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row of each id
+    stays, and every row without an id.
 
-    A stream with a watermark forgets ids that are older than it (``dropDuplicatesWithinWatermark``); without one, all
-    ids are kept for ever.
+    A stream with a watermark drops ids that are older than it (``dropDuplicatesWithinWatermark``); without a watermark,
+    the state keeps all ids.
 
     Args:
-        rows: what was read, with at least the columns ``topic``, ``partition``, ``offset`` and ``trace_id``, and
-            ``headers`` where the ids are in headers (option ``includeHeaders``).
-        header: header that carries the id, as the sink was told with ``idempotenceHeader``.
-        trace_ids: take trace ids for ids where there is no header; None does so when there is no column ``headers``.
-            Publishers that give several messages one trace id would lose all but one of them.
+        rows: rows that were read, with at least the columns ``topic``, ``partition``, ``offset`` and ``trace_id``, and
+            ``headers`` if the ids are in headers (option ``includeHeaders``).
+        header: header that carries the id: option ``idempotenceHeader`` of the sink.
+        trace_ids: use the trace id of rows without the header; None: only if there is no column ``headers``.
+            If a publisher uses one trace id for several messages, all but one of them are removed.
 
     Raises:
         InvalidInput: a column is missing.
@@ -53,7 +53,7 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
 
 
 def _identity(header: str | None, trace_ids: bool) -> Column:
-    """Return the id of a row; one that has none goes by its place, which is its own."""
+    """Return the id of a row; the position of a row without an id, which is unique."""
     choices: list[Column] = []
     if header is not None:
         choices.append(sf.concat(sf.lit("header:"), sf.col("headers").getItem(header)))

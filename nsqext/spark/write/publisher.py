@@ -1,4 +1,4 @@
-"""Publishing the messages of one task: a chunk at a time, acknowledged to the end, while the next one is made."""
+"""Publishes the messages of one task: one chunk is published while the next one is built."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from nsqext.sync.loop import call, shared_loop
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
-    from nsqext.spark.options import Access
-    from nsqext.spark.write.row_mapper import Assignment, Chunk, Group
+    from nsqext.spark.options import ClientConfig
+    from nsqext.spark.write.row_mapper import Chunk, Group, Target
 
 __all__ = ("Publisher", "Tally", "publish_chunks")
 
@@ -38,14 +38,14 @@ Tallies = dict[tuple[str, int], "Tally"]
 
 @define
 class Tally:
-    """What was published to a partition.
+    """Messages that were published to a partition.
 
     Attributes:
-        count: messages.
-        first_offset: lowest byte offset in the partition's queue; -1 where no server told.
-        last_offset: highest one.
-        first_id: lowest internal id; 0 where no server told.
-        last_id: highest one.
+        count: number of messages.
+        first_offset: lowest byte offset in the partition's queue; -1 if unknown.
+        last_offset: highest byte offset.
+        first_id: lowest internal id; 0 if unknown.
+        last_id: highest internal id.
     """
 
     count: int = 0
@@ -55,7 +55,7 @@ class Tally:
     last_id: int = 0
 
     def add(self, receipt: Receipt) -> None:
-        """Count a message that was stored."""
+        """Count a stored message."""
         self.count += 1
         if receipt.offset is not None:
             self.first_offset = receipt.offset if self.first_offset < 0 else min(self.first_offset, receipt.offset)
@@ -69,19 +69,19 @@ class Publisher:
     """Publishes chunks; an asynchronous context manager.
 
     Args:
-        access: how the servers are reached.
-        task: number of the task's partition, for messages of errors.
+        config: how the servers are reached.
+        task: number of the task's partition, for error messages.
 
     Attributes:
-        tallies: what was published, by topic and partition.
+        tallies: published messages by topic and partition.
     """
 
-    def __init__(self, access: Access, task: int) -> None:
+    def __init__(self, config: ClientConfig, task: int) -> None:
         self.tallies: Tallies = {}
         self._task = task
-        options = access.producer()
-        lookup = Lookup(access.lookupd, options=options.lookup)
-        self._directory = lookup.metadata
+        options = config.producer()
+        lookup = Lookup(config.lookupd, options=options.lookup)
+        self._metadata = lookup.metadata
         self._producer = Producer(lookup, options=options)
         self._patience = options.timeout
 
@@ -95,43 +95,43 @@ class Publisher:
         await self._producer.__aexit__(kind, error, trace)
 
     async def meta(self, topic: str) -> TopicMeta:
-        """Return what lookup tells about a topic; nothing for one that the original NSQ will make.
+        """Return the meta of a topic; an empty one for a topic that the original NSQ will create.
 
         Raises:
-            TopicNotFound: there is none.
-            LookupFailed: no lookup address answers.
+            TopicNotFound: the topic does not exist.
+            LookupFailed: no lookup node answers.
         """
         try:
-            return (await self._patiently(partial(self._directory.resolve, topic, "w"))).meta
+            return (await self._retry(partial(self._metadata.resolve, topic, "w"))).meta
         except TopicNotFound:
-            nodes = await self._directory.nodes()
+            nodes = await self._metadata.nodes()
             if not nodes or any("HA" in node.version for node in nodes):
                 raise
             return TopicMeta()
 
     async def publish(self, chunk: Chunk) -> None:
-        """Publish a chunk; returns when all of it is stored.
+        """Publish a chunk; returns after every message is stored.
 
         Raises:
-            NsqError: the first message that was not stored, and why; the others may be stored.
+            NsqError: the error of the first message that was not stored; other messages may be stored.
         """
         failures: dict[int, NsqError] = {}
         if len(chunk.groups) == 1:
-            for place, group in chunk.groups.items():
-                await self._publish(place, group, failures)
+            for target, group in chunk.groups.items():
+                await self._publish(target, group, failures)
         else:
             async with anyio.create_task_group() as tasks:
-                for place, group in chunk.groups.items():
-                    tasks.start_soon(self._publish, place, group, failures)
+                for target, group in chunk.groups.items():
+                    tasks.start_soon(self._publish, target, group, failures)
         if failures:
             row = min(failures)
             raise self._named(row, failures[row])
 
-    async def _publish(self, place: Assignment, group: Group, failures: dict[int, NsqError]) -> None:
-        topic, partition = place
+    async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
+        topic, partition = target
         send = partial(self._producer.publish_many, topic, group.messages, partition=partition)
         try:
-            for receipt in await self._patiently(send):
+            for receipt in await self._retry(send):
                 self.tallies.setdefault((receipt.topic, receipt.partition), Tally()).add(receipt)
         except BatchFailed as error:
             for row, outcome in zip(group.rows, error.outcomes, strict=True):
@@ -140,12 +140,12 @@ class Publisher:
                     break
         except NsqError as error:
             index = error.index if isinstance(error, InvalidInput) else None
-            if index is not None:  # rows have numbers of their own
+            if index is not None:  # rows have other numbers
                 error.message = error.message.removeprefix(f"message {index}: ")
             failures[group.rows[index or 0]] = error
 
     def _named(self, row: int, error: NsqError) -> NsqError:
-        """Return an error that tells which row it is about."""
+        """Return an error that names the row."""
         kind = type(error) if isinstance(error, (InvalidInput, DeliveryUnknown, TopicNotFound)) else PublishFailed
         where = f"row {row} of Spark partition {self._task}"
         named = kind(
@@ -159,8 +159,8 @@ class Publisher:
         named.__cause__ = error
         return named
 
-    async def _patiently(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Call a function again while no lookup node answers; nothing has been sent then."""
+    async def _retry(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Call a function again while no lookup node answers, in which case nothing was sent."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(LookupFailed),
             stop=stop_after_delay(self._patience),
@@ -172,32 +172,33 @@ class Publisher:
 
 
 def publish_chunks(
-    access: Access, task: int, chunks_of: Callable[[Callable[[str], TopicMeta]], Iterable[Chunk]]
+    config: ClientConfig, task: int, chunks_of: Callable[[Callable[[str], TopicMeta]], Iterable[Chunk]]
 ) -> Tallies:
-    """Publish the messages of a task; returns what was published, when all of it is stored.
+    """Publish the messages of a task; returns after every message is stored.
 
-    One chunk is under way while the next one is made; they follow each other, so that keys keep their order.
+    One chunk is published while the next one is built. Chunks are published one after the other: the messages of a key
+    keep their order.
 
     Args:
-        access: how the servers are reached.
-        task: number of the task's partition, for messages of errors.
-        chunks_of: returns the chunks, when it is given a function that tells about a topic.
+        config: how the servers are reached.
+        task: number of the task's partition, for error messages.
+        chunks_of: returns the chunks; its argument returns the meta of a topic.
 
     Raises:
-        NsqError: a message cannot be right, or was not stored.
+        NsqError: a message is invalid or was not stored.
     """
-    publisher = Publisher(access, task)
+    publisher = Publisher(config, task)
     with shared_loop.entered() as portal, portal.wrap_async_context_manager(publisher):
-        under_way: Future[None] | None = None
+        pending: Future[None] | None = None
         try:
             for chunk in chunks_of(lambda topic: call(portal, "sink", publisher.meta, topic)):
-                if under_way is not None:
-                    under_way.result()
-                under_way = portal.start_task_soon(publisher.publish, chunk)
-            if under_way is not None:
-                under_way.result()
+                if pending is not None:
+                    pending.result()
+                pending = portal.start_task_soon(publisher.publish, chunk)
+            if pending is not None:
+                pending.result()
         except BaseException:
-            if under_way is not None:
-                under_way.cancel()
+            if pending is not None:
+                pending.cancel()
             raise
     return publisher.tallies

@@ -1,8 +1,8 @@
-"""Ids of rows that are the same when a task or a batch is run again, so that readers can tell what came twice.
+"""Ids of rows that do not change when a task or a batch is repeated, so that readers can remove duplicates.
 
-The id is ``query/batch/partition/row``: of a stream, the query's id, which its checkpoint keeps, and the number of the
-micro-batch; of a batch, a random number and 0; then the number of the task's partition, and of the row in it. It stays
-the same as long as the rows come in the same order and the same partitions when they are computed again.
+The id is ``query/batch/partition/row``. For a stream, query is the id of the query, which its checkpoint stores, and
+batch the number of the micro-batch; for a batch, they are a random number and 0. Partition is that of the task. The id
+is stable if a repeated computation returns the rows in the same order and the same partitions.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Self
 
+import numpy as np
 from attrs import frozen
 from pyspark import TaskContext
 
-__all__ = ("Origin", "trace_id_of")
+__all__ = ("Origin",)
 
-# how Spark tells tasks which micro-batch they work for
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+# properties of a task that name its query and micro-batch
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 
 
 @frozen
 class Origin:
-    """Where rows come from.
+    """Origin of rows.
 
     Attributes:
-        query: id of the streaming query; of a batch, a random one.
-        batch: number of the micro-batch; 0 of a batch.
+        query: id of the streaming query; a random one for a batch.
+        batch: number of the micro-batch; 0 for a batch.
         partition: number of the task's partition.
     """
 
@@ -36,16 +40,16 @@ class Origin:
 
     @classmethod
     def of_job(cls, job: str) -> Self:
-        """Return the origin of the rows of this task, which belongs to a batch."""
+        """Return the origin of the rows of the current task of a batch."""
         context = TaskContext.get()
         return cls(job, 0, context.partitionId() if context is not None else 0)
 
     @classmethod
     def of_query(cls, job: str) -> Self:
-        """Return the origin of the rows of this task, which belongs to a micro-batch.
+        """Return the origin of the rows of the current task of a micro-batch.
 
         Args:
-            job: stands for the query where Spark does not tell which one it is.
+            job: used if Spark does not provide the id of the query.
         """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY) if context is not None else None
@@ -58,7 +62,23 @@ class Origin:
         """Return the id of a row, counted from 0."""
         return f"{self.query}/{self.batch}/{self.partition}/{row}"
 
+    def row_ids(self, first: int, count: int) -> list[str]:
+        """Return the ids of consecutive rows."""
+        prefix = f"{self.query}/{self.batch}/{self.partition}/"
+        return [f"{prefix}{row}" for row in range(first, first + count)]
 
-def trace_id_of(row_id: str) -> int:
-    """Return the 64-bit hash of an id, for topics that take no headers; never 0, which stands for no trace id."""
-    return int.from_bytes(blake2b(row_id.encode(), digest_size=8).digest(), "big") or 1
+    def trace_ids(self, first: int, count: int) -> list[int]:
+        """Return 64-bit ids of consecutive rows, for topics without extend headers; never 0, which means no trace id.
+
+        A hash of the origin, and of the row by SplitMix64, which gives different rows of a task different ids.
+        """
+        origin = f"{self.query}/{self.batch}/{self.partition}"
+        seed = np.uint64(int.from_bytes(blake2b(origin.encode(), digest_size=8).digest(), "big"))
+        # wraps around, as it must
+        mixed = seed + np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTORS[0]
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _FACTORS[1]
+        mixed ^= mixed >> np.uint64(31)
+        mixed[mixed == 0] = 1
+        found: list[int] = mixed.tolist()
+        return found

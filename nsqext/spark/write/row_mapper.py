@@ -1,35 +1,37 @@
-"""Rows of record batches as messages, put together by where they go."""
+"""Rows of record batches as messages, grouped by topic and partition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from attrs import define, field, frozen
 
 from nsqext import OutgoingMessage
 from nsqext.errors import InvalidBody, InvalidInput, InvalidName, InvalidPartition
 from nsqext.protocol.names import check_partition, check_topic
-from nsqext.spark.write.row_id import Origin, trace_id_of
 
 if TYPE_CHECKING:
+    from nsqext.spark.write.row_id import Origin
     from nsqext.types import TopicMeta
 
-__all__ = ("Assignment", "Chunk", "Group", "RowMapper", "RowRules")
+__all__ = ("Chunk", "Group", "RowMapper", "RowRules", "Target")
 
 _U64 = (1 << 64) - 1
 _MESSAGE = 64
-"""Bytes that a message takes besides body and headers, about."""
+"""Approximate bytes of a message besides its body and headers."""
 
-Assignment = tuple[str, int | None]
-"""Topic and partition; None for a partition that the producer chooses."""
+Target = tuple[str, int | None]
+"""Topic and partition; None if the producer chooses the partition."""
 
 
 @define(eq=False)
 class Group:
-    """Messages for one place, with the numbers of their rows."""
+    """Messages for one target, with the numbers of their rows."""
 
     rows: list[int] = field(factory=list)
     messages: list[bytes | OutgoingMessage] = field(factory=list)
@@ -40,36 +42,51 @@ class Chunk:
     """Messages that are published together.
 
     Attributes:
-        groups: the messages, by place.
-        size: their bytes, about.
-        count: how many they are.
+        groups: the messages by target.
+        size: approximate number of bytes.
+        count: number of messages.
     """
 
-    groups: dict[Assignment, Group] = field(factory=dict)
+    groups: dict[Target, Group] = field(factory=dict)
     size: int = 0
     count: int = 0
 
-    def add(self, place: Assignment, row: int, message: bytes | OutgoingMessage, size: int) -> None:
+    def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
         """Add a message."""
-        group = self.groups.get(place)
+        group = self.groups.get(target)
         if group is None:
-            group = self.groups[place] = Group()
+            group = self.groups[target] = Group()
         group.rows.append(row)
         group.messages.append(message)
         self.size += size + _MESSAGE
         self.count += 1
 
+    def extend(self, target: Target, first: int, messages: Sequence[OutgoingMessage], size: int) -> None:
+        """Add the messages of consecutive rows.
+
+        Args:
+            target: topic and partition.
+            first: number of the first row.
+            messages: the messages.
+            size: approximate number of bytes.
+        """
+        group = self.groups.setdefault(target, Group())
+        group.rows += range(first, first + len(messages))
+        group.messages += messages
+        self.size += size
+        self.count += len(messages)
+
 
 @frozen
 class RowRules:
-    """What becomes of rows.
+    """How rows become messages.
 
     Attributes:
         columns: names of the columns, in their order.
-        topic: topic of rows that name none.
+        topic: topic of rows without one.
         header: header that carries the id of a row.
-        max_bytes: bytes of a chunk, unless a single message is larger.
-        max_count: messages of a chunk.
+        max_bytes: largest number of bytes of a chunk with several messages.
+        max_count: largest number of messages of a chunk.
     """
 
     columns: tuple[str, ...]
@@ -80,12 +97,12 @@ class RowRules:
 
 
 class RowMapper:
-    """Makes messages of the rows of one task.
+    """Converts the rows of one task to messages.
 
     Args:
-        rules: what becomes of rows.
-        origin: where the rows come from.
-        meta: tells about a topic.
+        rules: how rows become messages.
+        origin: origin of the rows.
+        meta: returns the meta of a topic.
     """
 
     def __init__(self, rules: RowRules, origin: Origin, meta: Callable[[str], TopicMeta]) -> None:
@@ -99,21 +116,80 @@ class RowMapper:
         """Return the rows as chunks of messages.
 
         Raises:
-            InvalidInput: a row cannot be right; the message tells which.
-            NsqError: the lookup service cannot tell about a topic.
+            InvalidInput: a row is invalid; the error message contains its number.
+            NsqError: the meta of a topic is unknown.
         """
         chunk = Chunk()
         limit, most = self._rules.max_bytes, self._rules.max_count
         for batch in batches:
-            for row in zip(*self._columns(batch), strict=False):
-                place, message, size = self._message(*row)
-                if chunk.count and (chunk.size + size > limit or chunk.count >= most):
+            uniform = self._uniform(batch)
+            if uniform is None:
+                for row in zip(*self._columns(batch), strict=False):
+                    target, message, size = self._message(*row)
+                    if chunk.count and (chunk.size + size > limit or chunk.count >= most):
+                        yield chunk
+                        chunk = Chunk()
+                    chunk.add(target, self._row, message, size)
+                    self._row += 1
+                continue
+            target, messages, ends = uniform
+            start = 0
+            while start < len(messages):
+                before = ends[start - 1] if start else 0
+                stop = min(
+                    start + most - chunk.count, bisect_right(ends, limit - chunk.size + before, start, len(messages))
+                )
+                if stop <= start and chunk.count:
                     yield chunk
                     chunk = Chunk()
-                chunk.add(place, self._row, message, size)
-                self._row += 1
+                    continue
+                stop = max(stop, start + 1)
+                chunk.extend(target, self._row, messages[start:stop], ends[stop - 1] - before)
+                self._row += stop - start
+                start = stop
         if chunk.count:
             yield chunk
+
+    def _uniform(self, batch: pa.RecordBatch) -> tuple[Target, list[OutgoingMessage], list[int]] | None:
+        """Return the messages of a batch whose rows differ in value and key only, and the sums of their sizes.
+
+        Costs half of what single rows cost. None for other batches.
+        """
+        found = dict(zip(self._rules.columns, batch.columns, strict=True))
+        topic, values = self._rules.topic, found["value"]
+        if topic is None or values.null_count or not found.keys() <= {"value", "key"}:
+            return None
+        try:
+            meta = self._metas.get(topic) or self._resolve(topic)[1]
+        except InvalidInput as error:
+            raise self._located(error, topic) from error.__cause__
+        bodies, keys, first = _bytes(values), _bytes(found.get("key")), self._row
+        overhead = _MESSAGE
+        if meta.extend_support:
+            name = self._rules.header
+            ids = self._origin.row_ids(first, len(values))
+            messages = [
+                OutgoingMessage(body, {name: row_id}, None, None, key)
+                for body, row_id, key in zip(bodies, ids, keys, strict=False)
+            ]
+            overhead += len(name) + len(ids[-1]) if ids else 0
+        elif meta.partition_num:
+            traces = self._origin.trace_ids(first, len(values))
+            messages = [
+                OutgoingMessage(body, None, None, trace, key)
+                for body, trace, key in zip(bodies, traces, keys, strict=False)
+            ]
+        else:
+            return None
+        sizes = pc.add(pc.cast(pc.binary_length(values), pa.int64()), overhead)
+        ends: list[int] = pc.cumulative_sum(sizes).to_pylist()
+        return (topic, None), messages, ends
+
+    def _located(self, error: InvalidInput, topic: str | None) -> InvalidInput:
+        """Return an error that names the current row."""
+        error.message = f"row {self._row} of Spark partition {self._origin.partition}: {error.message}"
+        error.at(topic=topic)
+        return error
 
     def _columns(self, batch: pa.RecordBatch) -> list[Iterable[Any]]:
         """Return values, topics, keys, partitions, headers, trace ids and tags."""
@@ -123,7 +199,7 @@ class RowMapper:
             _values(found.get("topic")),
             _bytes(found.get("key")),
             _values(found.get("partition")),
-            _values(found.get("headers")),
+            _headers(found.get("headers")),
             _values(found.get("trace_id")),
             _values(found.get("tag")),
         ]
@@ -137,21 +213,24 @@ class RowMapper:
         headers: Mapping[str, str] | None,
         trace_id: int | None,
         tag: str | None,
-    ) -> tuple[Assignment, bytes | OutgoingMessage, int]:
+    ) -> tuple[Target, bytes | OutgoingMessage, int]:
         topic = topic or self._rules.topic
         try:
             meta = self._metas.get(topic) if topic is not None else None
             if meta is None or topic is None:
-                topic, meta = self._meet(topic)
+                topic, meta = self._resolve(topic)
             if value is None:
                 raise InvalidBody("the value is null", topic=topic)
             if partition is not None:
                 check_partition(partition)
                 if key is not None:
-                    raise InvalidPartition("key and partition were both given", topic=topic, hint="give one of them")
+                    raise InvalidPartition(
+                        "the row has a key and a partition",
+                        topic=topic,
+                        hint="set one of them to null, or drop a column",
+                    )
         except InvalidInput as error:
-            error.message = f"row {self._row} of Spark partition {self._origin.partition}: {error.message}"
-            raise error.at(topic=topic) from error.__cause__
+            raise self._located(error, topic) from error.__cause__
         trace = trace_id & _U64 if trace_id else None
         if meta.extend_support:
             name = self._rules.header
@@ -160,17 +239,17 @@ class RowMapper:
             elif name not in headers:
                 headers = {**headers, name: self._origin.row_id(self._row)}
         elif trace is None and meta.partition_num:
-            trace = trace_id_of(self._origin.row_id(self._row))
-        place = (topic, partition)
+            trace = self._origin.trace_ids(self._row, 1)[0]
+        target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
-            return place, value, len(value)
+            return target, value, len(value)
         size = len(value) + (sum(map(len, headers)) + sum(map(_length, headers.values())) if headers else 0)
-        return place, OutgoingMessage(value, headers, tag, trace, key), size
+        return target, OutgoingMessage(value, headers, tag, trace, key), size
 
-    def _meet(self, topic: str | None) -> tuple[str, TopicMeta]:
-        """Find out about a topic that occurs for the first time."""
+    def _resolve(self, topic: str | None) -> tuple[str, TopicMeta]:
+        """Return the meta of a topic that occurs for the first time."""
         if topic is None:
-            raise InvalidName("no topic is named", hint="fill the column topic, or give the option topic")
+            raise InvalidName("the row has no topic", hint="fill the column topic, or use the option topic")
         meta = self._metas[topic] = self._ask(check_topic(topic))
         return topic, meta
 
@@ -180,14 +259,25 @@ def _length(value: str | None) -> int:
 
 
 def _values(column: pa.Array | None) -> Iterable[Any]:
-    """Return the values of a column, maps as dicts; None for ever without a column."""
+    """Return the values of a column, maps as dicts; only None without a column."""
     if column is None:
         return repeat(None)
     return list(column.to_pylist(maps_as_pydicts="strict"))
 
 
+def _headers(column: pa.Array | None) -> Iterable[Any]:
+    """Return the values of a column of maps, or of arrays of key and value, as dicts; only None without a column."""
+    if column is None or pa.types.is_map(column.type):
+        return _values(column)
+    return [None if row is None else {pair["key"]: _text(pair["value"]) for pair in row} for row in column.to_pylist()]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
 def _bytes(column: pa.Array | None) -> Iterable[Any]:
-    """Return the values of a column of bytes or text, as bytes; None for ever without a column."""
+    """Return the values of a column of bytes or text as bytes; only None without a column."""
     if column is None:
         return repeat(None)
     if pa.types.is_string(column.type):

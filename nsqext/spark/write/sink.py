@@ -1,8 +1,8 @@
-"""The sinks: rows of a batch, or of a stream's micro-batches, are published.
+"""The sinks: publish the rows of a batch, or of the micro-batches of a stream.
 
-A task is done when every message of it is acknowledged. Commits and aborts only report: what is stored stays stored, so
-a task that is run again publishes its rows again. Rows carry an id, see `nsqext.spark.write.row_id`, by which
-`nsqext.spark.dedupe` takes such copies away.
+A task is complete when each of its messages is acknowledged. Commit and abort only log: a stored message cannot be
+removed, so a repeated task publishes its rows again. Rows carry an id, see `nsqext.spark.write.row_id`, by which
+`nsqext.spark.dedupe` removes duplicates.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 @frozen
 class Written(WriterCommitMessage):
-    """What a task has published.
+    """Result of a task.
 
     Attributes:
-        tallies: how much, and where, by topic and partition.
+        tallies: published messages by topic and partition.
     """
 
     tallies: Mapping[tuple[str, int], Tally]
@@ -55,23 +55,23 @@ def publish_rows(
     """Publish the rows of a task.
 
     Raises:
-        NsqError: a row cannot be right, or was not stored; the message names it.
+        NsqError: a row is invalid or was not stored; the error message contains its number.
     """
     rules = RowRules(
         columns,
         options.topic,
         options.idempotence_header,
         options.ack_batch_bytes,
-        options.connection.producer().max_batch_count,
+        options.client.producer().max_batch_count,
     )
 
     def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
         return RowMapper(rules, origin, meta).chunks(batches)
 
-    return Written(publish_chunks(options.connection, origin.partition, chunks))
+    return Written(publish_chunks(options.client, origin.partition, chunks))
 
 
-def _report(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     written = [message for message in messages if isinstance(message, Written)]
     logger.info(
         "%s: %d messages of %d tasks, %d tasks failed",
@@ -86,7 +86,7 @@ class NsqWriter(DataSourceArrowWriter):
     """Publishes the rows of a batch.
 
     Args:
-        options: where and how.
+        options: options of the query.
         columns: names of the columns, in their order.
     """
 
@@ -96,27 +96,27 @@ class NsqWriter(DataSourceArrowWriter):
         self._job = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task; returns when every message is acknowledged.
+        """Publish the rows of a task; returns after every message is acknowledged.
 
         Raises:
-            NsqError: a row cannot be right, or was not stored; the message names it.
+            NsqError: a row is invalid or was not stored; the error message contains its number.
         """
         return publish_rows(self._options, self._columns, Origin.of_job(self._job), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Report what was published."""
-        _report("written", messages)
+        """Log the number of published messages."""
+        _log("batch written", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Report what was published all the same: nothing can be taken back."""
-        _report("aborted, but published", messages)
+        """Log the number of published messages, which cannot be removed."""
+        _log("batch aborted after publishing", messages)
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
     """Publishes the rows of micro-batches.
 
     Args:
-        options: where and how.
+        options: options of the query.
         columns: names of the columns, in their order.
     """
 
@@ -126,17 +126,17 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         self._job = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task; returns when every message is acknowledged.
+        """Publish the rows of a task; returns after every message is acknowledged.
 
         Raises:
-            NsqError: a row cannot be right, or was not stored; the message names it.
+            NsqError: a row is invalid or was not stored; the error message contains its number.
         """
         return publish_rows(self._options, self._columns, Origin.of_query(self._job), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Report what was published."""
-        _report(f"micro-batch {batchId} written", messages)
+        """Log the number of published messages."""
+        _log(f"micro-batch {batchId} written", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Report what was published all the same: nothing can be taken back."""
-        _report(f"micro-batch {batchId} aborted, but published", messages)
+        """Log the number of published messages, which cannot be removed."""
+        _log(f"micro-batch {batchId} aborted after publishing", messages)

@@ -25,10 +25,10 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.errors.server import ChannelNotRegistered
-from nsqext.spark import admin as admin_module
+from nsqext.spark.cluster import admin as admin_module
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.client_config import Access
-from nsqext.spark.cluster.ephemeral_channel import mark_of, scratch_name
+from nsqext.spark.cluster.client_config import ClientConfig
+from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, setup_mark
 from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
 
@@ -60,14 +60,14 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def access(lookupd: object, timeout: float = 10.0) -> Access:
+def access(lookupd: object, timeout: float = 10.0) -> ClientConfig:
     """How a job reaches servers."""
-    return Access(tuple(map(str, lookupd)), timeout=timeout)  # type: ignore[call-overload]
+    return ClientConfig(tuple(map(str, lookupd)), timeout=timeout)  # type: ignore[call-overload]
 
 
 async def ends(admin: Admin, topic: str, partition: int, *patience: float) -> tuple[int, int]:
     """Where a partition begins and ends."""
-    bounds = await admin.bounds(topic, partition, *patience)
+    bounds = await admin.bounds.of(topic, partition, *patience)
     return bounds.start, bounds.end
 
 
@@ -90,8 +90,8 @@ async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_topic(servers: Servers, topics: dict[str, str], kind: str) -> None:
     async with Admin(access(servers.lookupd)) as admin:
-        leaders = await admin.partitions(topics[kind])
-        meta = await admin.meta(topics[kind])
+        leaders = await admin.leaders.partitions(topics[kind])
+        meta = await admin.leaders.meta(topics[kind])
     assert list(leaders) == [0, 1]
     assert (meta.partition_num, meta.ordered, meta.extend_support) == (2, kind == "ordered", kind == "extend")
 
@@ -102,7 +102,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
 ) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
-        before = await admin.bounds(topic, 1)
+        before = await admin.bounds.of(topic, 1)
         assert before.start == 0
         for number in range(1, 30):
             await producer.publish(topic, b"body", partition=1)
@@ -113,7 +113,7 @@ async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str,
     """The real server shows them to channels some seconds later, where nothing comes behind them."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
-        end = (await admin.bounds(topic, 1)).end
+        end = (await admin.bounds.of(topic, 1)).end
         await producer.publish_many(topic, [b"x" * 300_000] * 3, partition=1)
         assert await ends(admin, topic, 1) == (0, end + 3)
 
@@ -122,35 +122,35 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
     """Nothing tells what is stored for good then; a channel of the asker's own does, and goes away again."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin:
-        end = (await admin.bounds(topic, 0)).end
+        end = (await admin.bounds.of(topic, 0)).end
         await publish(servers.lookupd, topic, 7)
-        leader, _ = await admin.leader(topic, 0)
+        leader, _ = await admin.leaders.leader(topic, 0)
         await admin.delete_anchor(topic, 0, servers.channel)
         assert await ends(admin, topic, 0) == (0, end + 7)
 
         async def no_channel() -> bool:
-            return not (await admin.nodes.stats(leader, topic, 0)).channels
+            return not (await admin.leaders.nodes.stats(leader, topic, 0)).channels
 
         await eventually(no_channel)
         assert await ends(admin, topic, 0) == (0, end + 7)
-        await admin.nodes.create_channel(leader, topic, 0, servers.channel)
+        await admin.leaders.nodes.create_channel(leader, topic, 0, servers.channel)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_messages_by_their_place(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
-        first = (await admin.bounds(topic, 1)).end
+        first = (await admin.bounds.of(topic, 1)).end
         receipts = [await producer.publish(topic, b"x" * size, partition=1, trace_id=1) for size in (10, 3000, 5)]
-        bounds = await admin.bounds(topic, 1)
+        bounds = await admin.bounds.of(topic, 1)
         offsets = [placed(receipt)[1] for receipt in receipts]
         assert bounds.end_offset == offsets[-1] + placed(receipts[-1])[2]
         for number, offset in enumerate(offsets, first):
-            assert await admin.offset_of(topic, 1, number) == offset
-            assert await admin.count_before(topic, 1, offset) == number
+            assert await admin.bounds.offset_of(topic, 1, number) == offset
+            assert await admin.bounds.count_before(topic, 1, offset) == number
         for place in (offsets[0] + 1, offsets[1] - 1):
-            assert await admin.count_before(topic, 1, place) == first
-        assert await admin.count_before(topic, 1, offsets[2] - 1) == first + 1
+            assert await admin.bounds.count_before(topic, 1, place) == first
+        assert await admin.bounds.count_before(topic, 1, offsets[2] - 1) == first + 1
 
 
 async def test_all_partitions_with_one_question_to_each_node(
@@ -158,19 +158,19 @@ async def test_all_partitions_with_one_question_to_each_node(
 ) -> None:
     async with Admin(access(servers.lookupd)) as admin:
         keys = [(topic, partition) for topic in topics.values() for partition in (0, 1)]
-        told = {key: await admin.bounds(*key) for key in keys}
-        leaders = {(topic, (await admin.leader(topic, partition))[0]) for topic, partition in keys}
+        told = {key: await admin.bounds.of(*key) for key in keys}
+        leaders = {(topic, (await admin.leaders.leader(topic, partition))[0]) for topic, partition in keys}
         asked: list[str] = []
-        ask = admin.nodes._ask
+        ask = admin.leaders.nodes._ask
 
         async def count(method: str, leader: Leader, path: str, *words: Any, **params: Any) -> bytes:
             asked.append(path)
             return await ask(method, leader, path, *words, **params)
 
-        monkeypatch.setattr(admin.nodes, "_ask", count)
-        assert await admin.survey(keys) == told
+        monkeypatch.setattr(admin.leaders.nodes, "_ask", count)
+        assert await admin.bounds.survey(keys) == told
         assert asked == ["/stats"] * len(leaders)
-        assert list(await admin.survey(reversed(keys))) == keys[::-1]
+        assert list(await admin.bounds.survey(reversed(keys))) == keys[::-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,10 +178,10 @@ async def test_a_survey_holds_what_was_acknowledged(servers: Servers, topics: di
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         keys = [(topic, 0), (topic, 1)]
-        before = await admin.survey(keys)
+        before = await admin.bounds.survey(keys)
         for number in range(1, 20):
             await producer.publish(topic, b"body", partition=1)
-            found = await admin.survey(keys)
+            found = await admin.bounds.survey(keys)
             assert found[topic, 0] == before[topic, 0]
             assert found[topic, 1].end == before[topic, 1].end + number
 
@@ -190,21 +190,21 @@ async def test_a_survey_holds_what_was_acknowledged(servers: Servers, topics: di
 async def test_messages_by_their_time(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin:
-        first = (await admin.bounds(topic, 0)).end
+        first = (await admin.bounds.of(topic, 0)).end
         await publish(servers.lookupd, topic, 5)
         await anyio.sleep(0.05)
         between = int(time.time() * 1000)
         await anyio.sleep(0.05)
         await publish(servers.lookupd, topic, 5)
-        assert await admin.count_at(topic, 0, 0) == 0
-        assert await admin.count_at(topic, 0, between) == first + 5
-        assert await admin.count_at(topic, 0, between + 60_000) == first + 10
-        leader, _ = await admin.leader(topic, 0)
+        assert await admin.bounds.count_at(topic, 0, 0) == 0
+        assert await admin.bounds.count_at(topic, 0, between) == first + 5
+        assert await admin.bounds.count_at(topic, 0, between + 60_000) == first + 10
+        leader, _ = await admin.leaders.leader(topic, 0)
         for count in (first, first + 5, first + 9):
-            found = await admin.nodes.message(leader, topic, 0, "count", count + 1)
+            found = await admin.leaders.nodes.message(leader, topic, 0, "count", count + 1)
             assert found.count == count
-            assert await admin.count_at(topic, 0, found.timestamp // 1_000_000) <= count
-            assert await admin.count_at(topic, 0, found.timestamp // 1_000_000 + 1) > count
+            assert await admin.bounds.count_at(topic, 0, found.timestamp // 1_000_000) <= count
+            assert await admin.bounds.count_at(topic, 0, found.timestamp // 1_000_000 + 1) > count
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,7 +212,7 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
     topic, channel = topics[kind], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
     async with Admin(access(servers.lookupd)) as admin:
-        end = (await admin.bounds(topic, 0)).end
+        end = (await admin.bounds.of(topic, 0)).end
         assert await admin.anchor_count(topic, 0, channel) is None
         for count in (3, 5):
             await admin.create_anchor(topic, 0, channel, count)
@@ -232,14 +232,14 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
         await admin.delete_anchor(topic, 0, channel)
         await admin.delete_anchor(topic, 0, channel)
         assert await admin.anchor_count(topic, 0, channel) is None
-        with pytest.raises(InvalidState, match=f"channel {channel} is gone"):
+        with pytest.raises(InvalidState, match=f"channel {channel} does not exist"):
             await admin.move_anchor(topic, 0, channel, 3)
 
 
 async def test_anchors_at_the_ends(servers: Servers, topics: dict[str, str]) -> None:
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin:
-        end = (await admin.bounds(topic, 1)).end
+        end = (await admin.bounds.of(topic, 1)).end
         for count in (0, end):
             channel = f"anchor_{token_hex(4)}"
             await admin.create_anchor(topic, 1, channel, count)
@@ -254,9 +254,9 @@ async def test_an_anchor_behind_the_end_is_refused(
     monkeypatch.setattr(admin_module, "_MOVE", 0.2)
     topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
     async with Admin(access(servers.lookupd, timeout=0.5)) as admin:
-        end = (await admin.bounds(topic, 0)).end
+        end = (await admin.bounds.of(topic, 0)).end
         await admin.create_anchor(topic, 0, channel, end)
-        with pytest.raises(PartitionUnavailable, match=f"moved to {end + 1}, and stands at {end}"):
+        with pytest.raises(PartitionUnavailable, match=f"moved to {end + 1}, but is at {end}"):
             await admin.move_anchor(topic, 0, channel, end + 1)
         await admin.delete_anchor(topic, 0, channel)
 
@@ -266,25 +266,25 @@ async def test_an_anchor_whose_maker_ended_too_early(servers: Servers, topics: d
     topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
     async with Admin(access(servers.lookupd)) as admin:
-        leader, _ = await admin.leader(topic, 0)
+        leader, _ = await admin.leaders.leader(topic, 0)
         for name in (f"{channel}.setup", channel):
-            await admin.nodes.create_channel(leader, topic, 0, name)
+            await admin.leaders.nodes.create_channel(leader, topic, 0, name)
         assert await admin.anchor_count(topic, 0, channel) is None
         await admin.create_anchor(topic, 0, channel, 4)
         assert await admin.anchor_count(topic, 0, channel) == 4
-        assert await admin.place(topic, 0, f"{channel}.setup") is None
+        assert await admin.position(topic, 0, f"{channel}.setup") is None
         await admin.delete_anchor(topic, 0, channel)
 
 
 async def test_what_there_is_not(servers: Servers, topics: dict[str, str]) -> None:
     async with Admin(access(servers.lookupd)) as admin:
-        for asked in (admin.partitions, admin.meta):
+        for asked in (admin.leaders.partitions, admin.leaders.meta):
             with pytest.raises(TopicNotFound, match="no_such_topic"):
                 await asked("no_such_topic")
         with pytest.raises(TopicNotFound, match="no_such_topic"):
-            await admin.bounds("no_such_topic", 0)
+            await admin.bounds.of("no_such_topic", 0)
         with pytest.raises(InvalidPartition, match=r"2 partitions.*partition 2"):
-            await admin.bounds(topics["plain"], 2)
+            await admin.bounds.of(topics["plain"], 2)
 
 
 # On the embedded one
@@ -298,17 +298,17 @@ async def test_what_could_be_taken_back_is_not_in_the_end() -> None:
         await publish(cluster.lookupd, topic, 5)
         follower = next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic))
         async with Admin(access(cluster.lookupd)) as admin, Producer(cluster.lookupd) as producer:
-            leader, _ = await admin.leader(topic, 0)
+            leader, _ = await admin.leaders.leader(topic, 0)
 
             async def written() -> bool:
-                return (await admin.nodes.stats(leader, topic, 0)).written == 6
+                return (await admin.leaders.nodes.stats(leader, topic, 0)).written == 6
 
             cluster.faults.freeze(follower)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_publish_in_vain, producer, topic)
                 await eventually(written)
                 assert await ends(admin, topic, 0, 0.2) == (0, 5)
-                assert (await admin.survey([(topic, 0)], 0.2))[topic, 0].end == 5
+                assert (await admin.bounds.survey([(topic, 0)], 0.2))[topic, 0].end == 5
                 cluster.faults.heal()
             assert await ends(admin, topic, 0) == (0, 6)
 
@@ -329,7 +329,7 @@ async def test_leaders_that_are_killed(cluster: Cluster) -> None:
         for count in (3, 4):
             leader = cluster.leader(topic)
             cluster.kill(leader)
-            assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
+            assert (await admin.bounds.survey([(topic, 0)]))[topic, 0].end == 5
             assert await ends(admin, topic, 0) == (0, 5)
             assert await admin.anchor_count(topic, 0, "anchor") == count - 1
             await admin.move_anchor(topic, 0, "anchor", count)
@@ -343,18 +343,18 @@ async def test_a_leader_that_has_become_another(cluster: Cluster) -> None:
     cluster.create_topic(topic, replicas=2, channels=["other"])
     await publish(cluster.lookupd, topic, 5)
     async with Admin(access(cluster.lookupd)) as admin:
-        old, _ = await admin.leader(topic, 0)
+        old, _ = await admin.leaders.leader(topic, 0)
         cluster.move_leader(topic, 0, next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic)))
         for asked in (
-            lambda: admin.nodes.stats(old, topic, 0),
-            lambda: admin.nodes.move(old, topic, 0, "other", 2),
-            lambda: admin.nodes.create_channel(old, topic, 0, "new"),
+            lambda: admin.leaders.nodes.stats(old, topic, 0),
+            lambda: admin.leaders.nodes.move(old, topic, 0, "other", 2),
+            lambda: admin.leaders.nodes.create_channel(old, topic, 0, "new"),
         ):
             with pytest.raises(PartitionUnavailable):
                 await asked()
-        assert await admin.nodes.led(old, topic) == {}
-        assert (await admin.survey([(topic, 0)]))[topic, 0].end == 5
-        assert (await admin.leader(topic, 0))[0] != old
+        assert await admin.leaders.nodes.led(old, topic) == {}
+        assert (await admin.bounds.survey([(topic, 0)]))[topic, 0].end == 5
+        assert (await admin.leaders.leader(topic, 0))[0] != old
 
 
 async def test_partitions_are_never_left_out(cluster: Cluster) -> None:
@@ -366,7 +366,7 @@ async def test_partitions_are_never_left_out(cluster: Cluster) -> None:
     try:
         async with Admin(access(cluster.lookupd, timeout=1.0)) as admin:
             try:
-                assert list(await admin.partitions(topic)) == [0, 1, 2]
+                assert list(await admin.leaders.partitions(topic)) == [0, 1, 2]
             except PartitionUnavailable as error:
                 assert error.partition == 1
     finally:
@@ -390,7 +390,7 @@ async def test_the_original_nsq_has_no_ranges() -> None:
         original.create_topic("t", channels=["c"])
         async with Admin(access(original.lookupd)) as admin:
             with pytest.raises(InvalidSetting, match="readMode=channel"):
-                await admin.partitions("t")
+                await admin.leaders.partitions("t")
 
 
 async def test_lookup_that_forgets_or_falls_silent(cluster: Cluster) -> None:
@@ -398,35 +398,35 @@ async def test_lookup_that_forgets_or_falls_silent(cluster: Cluster) -> None:
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["other"])
     async with Admin(access(cluster.lookupd)) as admin:
-        before = await admin.partitions(topic)
+        before = await admin.leaders.partitions(topic)
         cluster.faults.empty_lookup()
-        assert await admin.partitions(topic) == before
+        assert await admin.leaders.partitions(topic) == before
         cluster.faults.heal_lookup()
     async with scripted_lookup() as node:
         silent = str(node)
     async with Admin(access([silent], timeout=0.3)) as admin:
         with pytest.raises(LookupFailed):
-            await admin.partitions(topic)
+            await admin.leaders.partitions(topic)
 
 
 async def test_a_leader_without_http_address() -> None:
     async with scripted_lookup() as node, Admin(access([node], timeout=0.3)) as admin:
         node.tell({0: node.address}, num=2)
-        with pytest.raises(PartitionUnavailable, match=r"names no leader .*partition 1"):
-            await admin.partitions("t")
+        with pytest.raises(PartitionUnavailable, match=r"returned no leader .*partition 1"):
+            await admin.leaders.partitions("t")
 
 
 def test_each_channel_has_a_mark_of_its_own() -> None:
     long = "x" * 60
-    marks = [mark_of(name) for name in ("c", "x" * 58, f"{long}1", f"{long}2")]
+    marks = [setup_mark(name) for name in ("c", "x" * 58, f"{long}1", f"{long}2")]
     assert marks[:2] == ["c.setup", f"{'x' * 58}.setup"]
     assert len(set(marks)) == len(marks)
     assert all(len(name) <= 64 and name.endswith(".setup") for name in marks)
 
 
 def test_names_of_scratch_channels() -> None:
-    names = {scratch_name(prefix) for prefix in (None, "mine", "x" * 64) for _ in range(5)}
+    names = {ephemeral_name(prefix) for prefix in (None, "mine", "x" * 64) for _ in range(5)}
     assert len(names) == 15
     assert all(len(name) <= 64 and name.endswith("#ephemeral") for name in names)
-    assert scratch_name("mine").startswith("mine_")
-    assert scratch_name().startswith("nsqext_spark_")
+    assert ephemeral_name("mine").startswith("mine_")
+    assert ephemeral_name().startswith("nsqext_spark_")

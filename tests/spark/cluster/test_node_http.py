@@ -8,7 +8,7 @@ import respx
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.lookup.client import LookupClient
-from nsqext.spark.cluster.node_http import ChannelPlace, Leader, Nodes, read_place
+from nsqext.spark.cluster.node_http import ChannelPosition, Leader, Nodes, read_position
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
 
@@ -20,24 +20,25 @@ TEXT = (
 
 
 def test_positions_of_a_channel() -> None:
-    assert read_place(TEXT) == ChannelPlace(end=11, count=3, offset=100)
+    assert read_position(TEXT) == ChannelPosition(end=11, count=3, offset=100)
     later = TEXT.replace("{0 356} 356", "{2 56} 2000356").replace("{0 100} 100", "{1 100} 1000100")
-    assert read_place(later) == ChannelPlace(end=11, count=3, offset=1000100)
+    assert read_position(later) == ChannelPosition(end=11, count=3, offset=1000100)
     assert (
-        read_place(TEXT.replace("confirmed 0 messages: ", "confirmed 1 messages: interval &{132 164 5}, ")) is not None
+        read_position(TEXT.replace("confirmed 0 messages: ", "confirmed 1 messages: interval &{132 164 5}, "))
+        is not None
     )
-    assert read_place(TEXT.replace("current read:&{{{0 132} 132} 4}", "current read:<nil>")) is not None
+    assert read_position(TEXT.replace("current read:&{{{0 132} 132} 4}", "current read:<nil>")) is not None
 
 
 def test_there_is_no_such_channel() -> None:
-    assert read_place("") is None
-    assert read_place(" \n") is None
+    assert read_position("") is None
+    assert read_position(" \n") is None
 
 
 def test_texts_that_say_something_else() -> None:
     for text in ("hello", TEXT.replace("current confirm &{{{0 100} 100} 3}", "current confirm <nil>")):
         with pytest.raises(ValueError, match="no positions"):
-            read_place(text)
+            read_position(text)
 
 
 @pytest.mark.anyio
@@ -49,7 +50,7 @@ async def test_answers_that_cannot_be_read() -> None:
         node.tell_path("/message/get", {"offset": 3})
         for asked in (
             nodes.stats(leader, "t", 3),
-            nodes.place(leader, "t", 3, "c"),
+            nodes.position(leader, "t", 3, "c"),
             nodes.message(leader, "t", 3, "count", 1),
         ):
             with pytest.raises(PartitionUnavailable, match="cannot be read") as caught:

@@ -7,17 +7,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidState, RangeIncomplete
-from nsqext.spark.cluster import portal as bridge
-from nsqext.spark.cluster.client_config import Access
+from nsqext.spark.cluster import portal
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.range_reader import RangeReader
 from nsqext.sync import Producer
+from tests.support.spark_readers import SingleReader, bodies
+
+if TYPE_CHECKING:
+    from nsqext.spark.read.range_reader import Block
 
 
 @pytest.fixture(scope="module")
@@ -50,39 +54,43 @@ async def fail(error: Exception) -> None:
 
 
 def test_one_thread_serves_all_calls() -> None:
-    assert bridge.call(where) == "nsqext-spark"
-    assert bridge.portal() is bridge.portal()
+    assert portal.call(where) == "nsqext-spark"
+    assert portal.portal() is portal.portal()
     assert [thread.name for thread in threading.enumerate()].count("nsqext-spark") == 1
 
 
 def test_errors_come_back() -> None:
     with pytest.raises(RangeIncomplete, match="this one"):
-        bridge.call(fail, RangeIncomplete("this one"))
+        portal.call(fail, RangeIncomplete("this one"))
 
 
 def test_the_loop_does_not_wait_for_itself() -> None:
     async def again() -> str:
-        return bridge.call(where)
+        return portal.call(where)
 
     with pytest.raises(InvalidState, match="event loop's thread"):
-        bridge.call(again)
+        portal.call(again)
+
+
+def blocks_of(reader: SingleReader) -> Iterator[Block]:
+    """Read a range from blocking code."""
+    return portal.iterate(reader, reader.next_block)
 
 
 def test_blocks_of_a_range(cluster: Cluster, topic: str) -> None:
-    access = Access(tuple(cluster.lookupd), timeout=0.5)
+    access = ClientConfig(tuple(cluster.lookupd), timeout=0.5)
     found = [
-        (block.first, message.body)
-        for block in bridge.blocks(RangeReader(access, Range(topic, 0, 5, 100), block_rows=30))
-        for message in block.messages[:1]
+        (block.first, bodies(block)[0])
+        for block in blocks_of(SingleReader(access, Range(topic, 0, 5, 100), block_rows=30))
     ]
     assert found == [(5, b"5"), (35, b"35"), (65, b"65"), (95, b"95")]
     with pytest.raises(RangeIncomplete):
-        list(bridge.blocks(RangeReader(access, Range(topic, 0, 5, 101))))
+        list(blocks_of(SingleReader(access, Range(topic, 0, 5, 101))))
 
 
 def test_a_generator_that_is_closed_early_closes_the_reader(cluster: Cluster, topic: str) -> None:
-    reader = RangeReader(Access(tuple(cluster.lookupd)), Range(topic, 0, 0, 101), block_rows=10)
-    blocks = bridge.blocks(reader)
+    reader = SingleReader(ClientConfig(tuple(cluster.lookupd)), Range(topic, 0, 0, 101), block_rows=10)
+    blocks = blocks_of(reader)
     assert next(blocks).first == 0
     assert isinstance(blocks, Iterator)
     blocks.close()  # type: ignore[attr-defined]
@@ -92,21 +100,21 @@ def test_a_generator_that_is_closed_early_closes_the_reader(cluster: Cluster, to
 _PROGRAM = """
 import os, threading
 import nsqext.spark.read.range_reader
-from nsqext.spark.cluster import portal as bridge
+from nsqext.spark.cluster import portal
 
 assert threading.active_count() == 1, "importing starts nothing"
 
 async def number():
     return os.getpid()
 
-assert bridge.call(number) == os.getpid()
+assert portal.call(number) == os.getpid()
 child = os.fork()
 if child == 0:
-    assert bridge.call(number) == os.getpid()
+    assert portal.call(number) == os.getpid()
     os._exit(7)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 7
-assert bridge.call(number) == os.getpid()
+assert portal.call(number) == os.getpid()
 print("done")
 """
 

@@ -7,8 +7,8 @@ import pytest
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.anchor import Anchors
-from nsqext.spark.read.planning import Standing
-from tests.support.spark_admin import Log, Pretended
+from nsqext.spark.read.planning import PartitionState
+from tests.support.spark_admin import FakeAdmin, Log
 
 pytestmark = pytest.mark.anyio
 
@@ -30,8 +30,8 @@ def options(**given: str) -> SourceOptions:
     )
 
 
-def pretended(**anchors: int) -> Pretended:
-    return Pretended({key: Log(start, end, anchors.get(f"p{key[1]}")) for key, (start, end) in ORDERS.items()})
+def pretended(**anchors: int) -> FakeAdmin:
+    return FakeAdmin({key: Log(start, end, anchors.get(f"p{key[1]}")) for key, (start, end) in ORDERS.items()})
 
 
 async def test_a_new_query_begins_at_the_end() -> None:
@@ -98,7 +98,7 @@ async def test_a_channel_is_not_reset_to_a_place_that_moves(given: dict[str, str
 
 async def test_a_start_before_what_is_kept() -> None:
     given = {"startingOffsets": '{"orders": {"0": 4, "1": 0}}'}
-    with pytest.raises(DataLoss, match="startingOffsets is 4, and only messages from 10 on are kept"):
+    with pytest.raises(DataLoss, match="startingOffsets is 4, but the first retained message is 10"):
         await Anchors(pretended().admin, options(**given)).begin()
     lenient = Anchors(pretended().admin, options(failOnDataLoss="false", **given))
     assert await lenient.begin() == {"orders": {0: 10, 1: 0}}
@@ -107,10 +107,10 @@ async def test_a_start_before_what_is_kept() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        ({"startingOffsets": '{"orders": {"0": 51, "1": 0}}'}, InvalidSetting, "there are only 50 messages"),
-        ({"startingOffsets": '{"orders": {"0": 50}}'}, InvalidSetting, "says nothing about this partition"),
+        ({"startingOffsets": '{"orders": {"0": 51, "1": 0}}'}, InvalidSetting, "the partition ends at 50"),
+        ({"startingOffsets": '{"orders": {"0": 50}}'}, InvalidSetting, "has no offset for this partition"),
         ({"startingOffsets": '{"orders": {"0": 50, "1": 0, "2": 0}}'}, InvalidSetting, "partition that is not read"),
-        ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign names a partition that there is not"),
+        ({"assign": '{"orders": [0, 2]}'}, InvalidPartition, "assign has a partition that does not exist"),
     ],
 )
 async def test_starts_that_cannot_be(given: dict[str, str], kind: type[Exception], text: str) -> None:
@@ -123,7 +123,7 @@ async def test_only_assigned_partitions_get_an_anchor() -> None:
     servers = pretended()
     anchors = Anchors(servers.admin, options(assign='{"orders": [1]}'))
     assert await anchors.begin() == {"orders": {1: 30}}
-    assert await anchors.survey() == {("orders", 1): Standing(0, 30, 30)}
+    assert await anchors.survey() == {("orders", 1): PartitionState(0, 30, 30)}
 
 
 async def test_anchors_follow_and_never_go_back() -> None:
@@ -131,15 +131,15 @@ async def test_anchors_follow_and_never_go_back() -> None:
     anchors = Anchors(servers.admin, options(startingOffsets="earliest"))
     await anchors.begin()
     servers.moves.clear()
-    await anchors.follow({"orders": {0: 30, 1: 0}})
-    await anchors.follow({"orders": {0: 30, 1: 5}})
-    await anchors.follow({"orders": {0: 20, 1: 5}})
+    await anchors.advance({"orders": {0: 30, 1: 0}})
+    await anchors.advance({"orders": {0: 30, 1: 5}})
+    await anchors.advance({"orders": {0: 20, 1: 5}})
     assert servers.moves == [("orders", 0, 30), ("orders", 1, 5)]
 
 
 async def test_a_restarted_query_moves_the_anchors_that_lag_behind() -> None:
     servers = pretended(p0=20, p1=5)
-    await Anchors(servers.admin, options()).follow({"orders": {0: 30, 1: 4}})
+    await Anchors(servers.admin, options()).advance({"orders": {0: 30, 1: 4}})
     assert servers.moves == [("orders", 0, 30)]
 
 
@@ -147,9 +147,9 @@ async def test_an_anchor_that_cannot_be_moved_now_is_moved_with_the_next_batch()
     servers = pretended(p0=20, p1=5)
     anchors = Anchors(servers.admin, options())
     servers.broken.add(("orders", 0))
-    await anchors.follow({"orders": {0: 30, 1: 10}})
+    await anchors.advance({"orders": {0: 30, 1: 10}})
     servers.broken.clear()
-    await anchors.follow({"orders": {0: 40, 1: 10}})
+    await anchors.advance({"orders": {0: 40, 1: 10}})
     assert servers.moves == [("orders", 1, 10), ("orders", 0, 40)]
 
 
@@ -157,8 +157,8 @@ async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
     servers = pretended(p0=20, p1=5)
     servers.logs["orders", 0].anchor = None
     with pytest.raises(InvalidState, match="gone"):
-        await Anchors(servers.admin, options()).follow({"orders": {0: 30, 1: 10}})
-    await Anchors(servers.admin, options(failOnDataLoss="false")).follow({"orders": {0: 30, 1: 12}})
+        await Anchors(servers.admin, options()).advance({"orders": {0: 30, 1: 10}})
+    await Anchors(servers.admin, options(failOnDataLoss="false")).advance({"orders": {0: 30, 1: 12}})
     assert servers.logs["orders", 1].anchor == 12
 
 
@@ -176,7 +176,7 @@ async def test_another_query_on_the_same_channel_is_noticed() -> None:
     mine, other = Anchors(servers.admin, options()), Anchors(servers.admin, options())
     await mine.survey()
     await other.survey()
-    await mine.follow({"orders": {0: 30}})
+    await mine.advance({"orders": {0: 30}})
     assert (await mine.survey())["orders", 0].anchor == 30
     with pytest.raises(InvalidState, match="moved the anchor channel spark from 20 to 30"):
         await other.survey()
@@ -185,6 +185,6 @@ async def test_another_query_on_the_same_channel_is_noticed() -> None:
 async def test_a_survey_tells_of_partitions_without_an_anchor() -> None:
     servers = pretended(p0=20)
     assert await Anchors(servers.admin, options()).survey() == {
-        ("orders", 0): Standing(10, 50, 20),
-        ("orders", 1): Standing(0, 30, None),
+        ("orders", 0): PartitionState(10, 50, 20),
+        ("orders", 1): PartitionState(0, 30, None),
     }

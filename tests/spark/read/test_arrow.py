@@ -6,23 +6,18 @@ import datetime
 from typing import Any
 
 import pytest
-from attrs import frozen
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.headers import add_key, encode_headers
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, message_id
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, encode_message, message_id
+from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS, Columns
 from nsqext.spark.read import arrow as rows
-from nsqext.spark.read.arrow import to_batches
+from nsqext.spark.read.arrow import RowFormat, to_batches
+from nsqext.spark.read.frames import decode_frames, from_messages
 from nsqext.spark.schema import arrow_schema
 
 MOMENT = 1_700_000_000_123_456_789
-
-
-@frozen
-class Block:
-    first: int
-    messages: list[RawMessage]
 
 
 def message(body: bytes = b"x", header: bytes = b"", version: int | None = None, **fields: Any) -> RawMessage:
@@ -35,9 +30,20 @@ def message(body: bytes = b"x", header: bytes = b"", version: int | None = None,
     return made
 
 
-def read(*messages: RawMessage, first: int = 0, include_headers: bool = True, **given: bool) -> list[dict[str, Any]]:
-    batches = to_batches(Block(first, list(messages)), "t", 3, include_headers, **given)
-    assert all(batch.schema.equals(arrow_schema(include_headers)) for batch in batches)
+def read(
+    *messages: RawMessage,
+    first: int = 0,
+    include_headers: bool = True,
+    decompress: bool = True,
+    columns: Columns | None = None,
+    headers_as_array: bool = False,
+) -> list[dict[str, Any]]:
+    chosen = columns or (ALL_COLUMNS if include_headers else BASE_COLUMNS)
+    rows = RowFormat(chosen, headers_as_array, decompress)
+    frames = [encode_message(message, extend=True, detail=True) for message in messages]
+    delivered = decode_frames(frames, True, with_bodies=rows.with_bodies)
+    batches = to_batches(delivered, first, "t", 3, rows)
+    assert all(batch.schema.equals(arrow_schema(chosen, headers_as_array)) for batch in batches)
     for batch in batches:
         batch.validate(full=True)
     found: list[dict[str, Any]] = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
@@ -67,7 +73,28 @@ def test_every_field_is_a_column() -> None:
 
 
 def test_nothing_gives_nothing() -> None:
-    assert to_batches(Block(5, []), "t", 0) == []
+    assert to_batches(from_messages([]), 5, "t", 0, RowFormat()) == []
+
+
+def test_only_the_chosen_columns() -> None:
+    (row,) = read(message(b"body", offset=71), first=9, columns=("offset", "queue_offset"))
+    assert row == {"offset": 9, "queue_offset": 71}
+    (row,) = read(message(header=b'{"a":"b","##key":"k"}'), columns=("key",))
+    assert row == {"key": "k"}
+
+
+def test_headers_as_an_array_of_structs() -> None:
+    header = b'{"a":"b","n":1,"z":null,"##key":"k"}'
+    (row, without) = read(message(header=header), message(), columns=("headers",), headers_as_array=True)
+    pairs = [{"key": "a", "value": b"b"}, {"key": "n", "value": b"1"}, {"key": "z", "value": None}]
+    assert (row["headers"], without["headers"]) == (pairs, None)
+
+
+def test_numbers_are_unknown_in_a_consumed_channel() -> None:
+    columns = from_messages([message(offset=-1, size=0)])
+    (batch,) = to_batches(columns, None, "t", -1, RowFormat())
+    (row,) = batch.to_pylist()
+    assert (row["offset"], row["queue_offset"], row["value"]) == (None, -1, b"x")
 
 
 def test_text_ids_have_no_trace_id() -> None:
@@ -83,7 +110,7 @@ def test_headers_are_a_map_and_reserved_ones_are_columns() -> None:
     assert (empty["headers"], empty["key"]) == ({}, None)
 
 
-def test_values_that_are_no_text_stay_json() -> None:
+def test_values_other_than_text_are_json() -> None:
     (row, odd) = read(message(header=b'{"n":1.5,"l":[1,"a"],"z":null,"b":true}'), message(header=b'["no","object"]'))
     assert row["headers"] == {"n": "1.5", "l": '[1,"a"]', "z": None, "b": "true"}
     assert odd["headers"] == {}
@@ -126,7 +153,7 @@ def test_damage_names_the_place() -> None:
 
 
 def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
-    """One message of somebody else must not hold up a query for ever."""
+    """A message of another client must not stop a query."""
     (row, half) = read(message(header=b'{"a":"\xff","##key":"k"}'), message(header=b'{"a":"\\ud800","n":1e999}'))
     assert (row["headers"], row["key"]) == ({"a": "\ufffd"}, "k")
     assert half["headers"] == {"a": "\ufffd", "n": None}
@@ -135,7 +162,7 @@ def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
 def test_large_bodies_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_BATCH_BYTES", 100)
     bodies = [b"a" * 60, b"b" * 40, b"c", b"d" * 500, b"e", b"f"]
-    batches = to_batches(Block(2, [message(body) for body in bodies]), "t", 0, True)
+    batches = to_batches(from_messages(message(body) for body in bodies), 2, "t", 0, RowFormat(ALL_COLUMNS))
     assert [batch.num_rows for batch in batches] == [2, 1, 1, 2]
     assert [row["value"] for batch in batches for row in batch.to_pylist()] == bodies
     assert [row["offset"] for batch in batches for row in batch.to_pylist()] == [2, 3, 4, 5, 6, 7]

@@ -19,12 +19,11 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, RangeIncomplete, TopicNotFound
-from nsqext.spark import register
-from nsqext.spark.cluster import portal as bridge
+from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read import batch
-from nsqext.spark.read.batch import NsqPushingReader, NsqReader, RangePartition, plan, read_range
+from nsqext.spark.read.batch import NsqPushdownReader, NsqReader, TaskRanges, plan, read_ranges
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.pushdown import Pruning
 from nsqext.sync import Producer
@@ -67,7 +66,7 @@ def planned(options: SourceOptions, *filters: Filter) -> list[tuple[int, int, in
     """Return the ranges of a batch, by partition."""
     pruning = Pruning()
     pruning.take(filters)
-    return [(found.partition, found.start, found.end) for found in bridge.call(plan, options, pruning)]
+    return [(found.partition, found.start, found.end) for found in portal.call(plan, options, pruning)]
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
@@ -125,9 +124,9 @@ def test_filters_leave_out_what_cannot_match(
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        ({"assign": '{"T": [0, 3]}'}, InvalidPartition, "there is not: the topic has 3 .*partition 3"),
+        ({"assign": '{"T": [0, 3]}'}, InvalidPartition, "does not exist: the topic has 3 .*partition 3"),
         ({"assign": '{"no_such_topic": [0]}'}, TopicNotFound, "no_such_topic"),
-        ({"startingOffsets": '{"T": {"0": 5}}'}, InvalidSetting, "startingOffsets says nothing .*partition 1"),
+        ({"startingOffsets": '{"T": {"0": 5}}'}, InvalidSetting, "startingOffsets has no offset .*partition 1"),
         (
             {"assign": '{"T": [0]}', "endingOffsets": '{"T": {"0": 5, "1": 5}}'},
             InvalidSetting,
@@ -146,7 +145,7 @@ def test_filters_leave_out_what_cannot_match(
         (
             {"assign": '{"T": [0]}', "startingOffsets": '{"T": {"0": 9}}', "endingOffsets": '{"T": {"0": 8}}'},
             InvalidSetting,
-            "the start, 9, lies behind the end, 8 .*partition 0",
+            "the start, 9, is after the end, 8 .*partition 0",
         ),
     ],
 )
@@ -169,16 +168,15 @@ def test_a_batch_has_to_begin_somewhere(cluster: Cluster) -> None:
 def test_ranges_are_cut_and_can_be_sent(cluster: Cluster, topic: str) -> None:
     reader = NsqReader(options(cluster, topic, minPartitions=4, maxRecordsPerPartition=40))
     pieces = reader.partitions()
-    assert [str(piece.range).split("[")[1] for piece in pieces] == [
-        "0] 0..33",
-        "0] 33..66",
-        "0] 66..100",
-        "1] 0..25",
-        "1] 25..50",
+    assert [str(piece.value).replace(topic, "") for piece in pieces] == [
+        "[0] 0..37",
+        "[0] 37..75",
+        "[0] 75..100, [1] 0..12",
+        "[1] 12..50",
     ]
     again, sent = pickle.loads(pickle.dumps((reader, pieces)))  # noqa: S301
-    assert [piece.range for piece in sent] == [piece.range for piece in pieces]
-    assert [number for piece in sent[:3] for number in numbers(again.read(piece))] == list(range(100))
+    assert [piece.ranges for piece in sent] == [piece.ranges for piece in pieces]
+    assert [number for piece in sent for number in numbers(again.read(piece))] == [*range(100), *range(50)]
 
 
 def test_nothing_to_read(cluster: Cluster, topic: str) -> None:
@@ -228,7 +226,7 @@ def test_rows_of_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
             assert found == list(expected)
 
 
-def _numbers(reader: NsqReader, piece: RangePartition) -> list[int]:
+def _numbers(reader: NsqReader, piece: TaskRanges) -> list[int]:
     return [number for batch in reader.read(piece) for number in batch.column("offset").to_pylist()]
 
 
@@ -241,12 +239,12 @@ def small() -> Iterator[tuple[Cluster, str, int, int]]:
     with Cluster(nodes=1, options=ClusterOptions(memory_bound=400_000)) as cluster:
         name = f"t_{token_hex(4)}"
         cluster.create_topic(name, channels=["other"])
-        access = options(cluster, name).connection
+        access = options(cluster, name).client
         with Producer(cluster.lookupd) as producer:
             for number in range(0, 3000, 500):
                 producer.publish_many(name, [b"%d" % one for one in range(number, number + 500)])
-                bridge.call(_finish, access, name, number + 500)
-        yield cluster, name, bridge.call(_start, access, name), 3000
+                portal.call(_finish, access, name, number + 500)
+        yield cluster, name, portal.call(_start, access, name), 3000
 
 
 async def _finish(access: Any, topic: str, count: int) -> None:
@@ -256,14 +254,14 @@ async def _finish(access: Any, topic: str, count: int) -> None:
 
 async def _start(access: Any, topic: str) -> int:
     async with Admin(access) as admin:
-        return (await admin.bounds(topic, 0)).start
+        return (await admin.bounds.of(topic, 0)).start
 
 
 def test_a_start_before_what_is_kept(small: tuple[Cluster, str, int, int]) -> None:
     cluster, name, start, end = small
     assert start > 0
     asked = {"startingOffsets": f'{{"{name}": {{"0": {start - 1}}}}}'}
-    with pytest.raises(DataLoss, match=rf"startingOffsets is {start - 1}, and only messages from {start} on are kept"):
+    with pytest.raises(DataLoss, match=rf"startingOffsets is {start - 1}, but the first retained message is {start}"):
         planned(options(cluster, name, **asked))
     assert planned(options(cluster, name, **asked, failOnDataLoss="false")) == [(0, start, end)]
     assert planned(options(cluster, name)) == [(0, start, end)]
@@ -274,19 +272,21 @@ def test_messages_that_go_while_they_are_read(
 ) -> None:
     cluster, name, start, end = small
     gone = Range(name, 0, start - 5, end)
-    with pytest.raises(DataLoss, match=f"message {start - 5} is not kept any more, the first one is {start}"):
-        list(read_range(options(cluster, name), gone))
+    with pytest.raises(
+        DataLoss, match=f"message {start - 5} is not retained any more; the first retained one is {start}"
+    ):
+        list(read_ranges(options(cluster, name), [gone]))
     lenient = options(cluster, name, failOnDataLoss="false")
-    assert numbers(read_range(lenient, gone)) == list(range(start, end))
-    assert f"messages {start - 5}..{start} of {gone} are gone" in caplog.text
-    assert list(read_range(lenient, Range(name, 0, start - 5, start - 2))) == []
+    assert numbers(read_ranges(lenient, [gone])) == list(range(start, end))
+    assert f"messages {start - 5}..{start} of {gone} are not retained any more: skipped" in caplog.text
+    assert list(read_ranges(lenient, [Range(name, 0, start - 5, start - 2)])) == []
 
 
 def test_a_range_behind_the_end_is_never_short(cluster: Cluster, topic: str) -> None:
     """It is never asked for by a plan, and read to its end or not at all."""
     impatient = options(cluster, topic, readTimeoutMs=600)
     with pytest.raises(RangeIncomplete, match=r"message 100 of the range 90\.\.101"):
-        list(read_range(impatient, Range(topic, 0, 90, 101)))
+        list(read_ranges(impatient, [Range(topic, 0, 90, 101)]))
 
 
 # With Spark
@@ -362,14 +362,12 @@ def test_pushed_filters_change_no_result(spark: SparkSession, servers: Servers, 
     expected = _load(spark, servers, subscribe=topics).where(condition).collect()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        register(spark)
         rows = _load(spark, servers, subscribe=topics).where(condition)
         found = rows.collect()
         tasks = rows.rdd.getNumPartitions()
         last = _load(spark, servers, subscribe=topics).where(f"partition = 1 and offset >= {first + 299}").collect()
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-        register(spark)
     assert sorted(found) == sorted(expected)
     assert 10 <= len(found) <= 32
     assert tasks <= 2
@@ -377,8 +375,8 @@ def test_pushed_filters_change_no_result(spark: SparkSession, servers: Servers, 
 
 
 def test_a_reader_that_takes_filters(cluster: Cluster, topic: str) -> None:
-    reader = NsqPushingReader(options(cluster, topic))
+    reader = NsqPushdownReader(options(cluster, topic))
     rest = [EqualTo(("tag",), "x")]
     assert list(reader.pushFilters([EqualTo(("partition",), 1), *rest])) == rest
     again = pickle.loads(pickle.dumps(reader))  # noqa: S301
-    assert [str(piece.range).split("[")[1] for piece in again.partitions()] == ["1] 0..50"]
+    assert [str(piece.value) for piece in again.partitions()] == [f"{topic}[1] 0..50"]

@@ -7,8 +7,8 @@ import pytest
 
 from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
-from nsqext.spark.options import Access
-from nsqext.spark.read.channel_lag import Backlog
+from nsqext.spark.options import ClientConfig
+from nsqext.spark.read.channel_lag import ChannelLag
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ async def test_what_waits_and_what_is_in_flight_is_counted_over_all_nodes(genera
     with Cluster(2, generation=generation) as cluster:
         for topic in ("one", "two"):
             cluster.create_topic(topic, 2 if generation == "ha" else 1, channels=["spark", "other"])
-        backlog = Backlog(Access(tuple(cluster.lookupd)), ["one", "two"], "spark")
+        backlog = ChannelLag(ClientConfig(tuple(cluster.lookupd)), ["one", "two"], "spark")
         assert await backlog.count() == 0
         async with Producer(cluster.lookupd) as producer:
             for topic in ("one", "two"):
@@ -42,6 +42,6 @@ async def test_what_waits_and_what_is_in_flight_is_counted_over_all_nodes(genera
 
 
 async def test_nobody_tells() -> None:
-    backlog = Backlog(Access(("127.0.0.1:1",)), ["one"], "spark")
+    backlog = ChannelLag(ClientConfig(("127.0.0.1:1",)), ["one"], "spark")
     assert await backlog.count() is None
     await backlog.aclose()

@@ -118,7 +118,7 @@ def test_messages_are_kept_for_as_long_as_the_batch_takes(original: Cluster, top
     try:
         found, _ = read_on(source, source.initialOffset(), 3)
         assert sorted(found) == [0, 1, 2]
-        holder = source._opened()._holder
+        holder = source._opened()._batches
         held = [entry.message for entry in holder._held]
         for message in held:
             message.received -= message.owner.msg_timeout * 0.6

@@ -15,13 +15,14 @@ from nsqext.spark.read.offsets import (
     EARLIEST,
     LATEST,
     Offsets,
-    Places,
+    OffsetSpec,
     Range,
     dump,
     load,
     parse_ending,
     parse_starting,
-    split,
+    parse_times,
+    plan_tasks,
 )
 
 counts = st.integers(min_value=0, max_value=2**63)
@@ -63,12 +64,12 @@ def test_the_json_is_the_documented_one_in_a_fixed_order() -> None:
     ],
 )
 def test_what_are_no_offsets(data: Any) -> None:
-    with pytest.raises(InvalidInput, match="no offsets of this source"):
+    with pytest.raises(InvalidInput, match="not offsets of this source"):
         load(data)
 
 
 def test_offsets_of_a_newer_version() -> None:
-    with pytest.raises(InvalidInput, match="version 2, this package reads version 1"):
+    with pytest.raises(InvalidInput, match="version 2; this package reads version 1"):
         load({"v": 2, "topics": {}})
 
 
@@ -77,7 +78,7 @@ def test_ranges() -> None:
     assert (len(found), str(found)) == (4, "t[1] 5..9")
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
     for start, end in ((-1, 3), (4, 3)):
-        with pytest.raises(InvalidInput, match="no range"):
+        with pytest.raises(InvalidInput, match="not a range"):
             Range("t", 1, start, end)
 
 
@@ -90,12 +91,14 @@ def test_words_for_places() -> None:
 def test_places_by_partition() -> None:
     places = parse_starting('{"t": {"0": 23, "1": -1, "2": -2}}')
     assert [places.of("t", partition) for partition in range(3)] == [23, LATEST, EARLIEST]
-    with pytest.raises(InvalidSetting, match=r"startingOffsets says nothing .*topic t, partition 3"):
+    with pytest.raises(InvalidSetting, match=r"startingOffsets has no offset .*topic t, partition 3"):
         places.of("t", 3)
-    with pytest.raises(InvalidSetting, match=r"names a partition that is not read \(topic t, partition 2\)"):
+    with pytest.raises(
+        InvalidSetting, match=r"has an offset for a partition that is not read \(topic t, partition 2\)"
+    ):
         places.check({"t": [0, 1]})
     places.check({"t": [0, 1, 2], "u": [0]})
-    assert parse_starting(json.dumps(dump({"t": {0: 4}}))) == Places("startingOffsets", None, {"t": {0: 4}})
+    assert parse_starting(json.dumps(dump({"t": {0: 4}}))) == OffsetSpec("startingOffsets", None, {"t": {0: 4}})
 
 
 @pytest.mark.parametrize(
@@ -103,19 +106,19 @@ def test_places_by_partition() -> None:
     [
         ("", "it is not JSON"),
         ("first", "it is not JSON"),
-        ("7", "it names no topics"),
-        ("[1]", "it names no topics"),
+        ("7", "it is not an object of topics"),
+        ("[1]", "it is not an object of topics"),
         ('{"t": 3}', "topic 't' has no offsets by partition"),
         ('{"t": [3]}', "topic 't' has no offsets by partition"),
-        ('{"t": {"x": 3}}', "'x' is no partition"),
-        ('{"t": {"1_0": 3}}', "'1_0' is no partition"),
-        ('{"t": {"9999": 3}}', "'9999' is no partition"),
-        ('{"t": {"0": -3}}', "-3 is no offset"),
-        ('{"t": {"0": "4"}}', "'4' is no offset"),
-        ('{"v": 9, "topics": {}}', "these offsets are of version 9"),
+        ('{"t": {"x": 3}}', "'x' is not a partition"),
+        ('{"t": {"1_0": 3}}', "'1_0' is not a partition"),
+        ('{"t": {"9999": 3}}', "'9999' is not a partition"),
+        ('{"t": {"0": -3}}', "-3 is not a valid number"),
+        ('{"t": {"0": "4"}}', "'4' is not a valid number"),
+        ('{"v": 9, "topics": {}}', "the offsets have version 9"),
     ],
 )
-def test_places_that_cannot_be_read(text: str, told: str) -> None:
+def test_offsets_that_are_invalid(text: str, told: str) -> None:
     with pytest.raises(InvalidSetting, match="startingOffsets=") as caught:
         parse_starting(text)
     assert told in str(caught.value)
@@ -139,28 +142,41 @@ ranges = st.lists(
 limits = st.none() | st.integers(min_value=1, max_value=80)
 
 
-@given(ranges, limits, limits)
-def test_pieces_cover_the_ranges_once(given: list[Range], least: int | None, most: int | None) -> None:
-    pieces = split(given, least, most)
-    numbers = [(piece.partition, number) for piece in pieces for number in range(piece.start, piece.end)]
+@given(ranges, st.integers(min_value=1, max_value=80), limits, limits, limits)
+def test_tasks_cover_the_ranges_once(
+    given: list[Range], worth: int, highest: int | None, least: int | None, most: int | None
+) -> None:
+    tasks = plan_tasks(given, min_messages=worth, max_tasks=highest, min_tasks=least, max_records=most)
+    numbers = [
+        (piece.partition, number) for task in tasks for piece in task for number in range(piece.start, piece.end)
+    ]
     assert numbers == [(found.partition, number) for found in given for number in range(found.start, found.end)]
-    assert all(pieces), "an empty piece"
+    assert all(len(piece) for task in tasks for piece in task), "an empty range"
+    sizes = [sum(map(len, task)) for task in tasks]
     if most is not None:
-        assert all(len(piece) <= most for piece in pieces)
+        assert all(size <= most for size in sizes)
     if least is not None:
-        assert len(pieces) >= min(least, len(numbers))
-    elif most is None:
-        assert len(pieces) == sum(1 for found in given if len(found))
-    assert pieces == split(given, least, most)
+        assert len(tasks) >= min(least, len(numbers))
+    if highest is not None and least is None and most is None:
+        assert len(tasks) <= highest
+    if sizes:
+        assert max(sizes) - min(sizes) <= 1, "tasks are of equal size"
+    assert tasks == plan_tasks(given, min_messages=worth, max_tasks=highest, min_tasks=least, max_records=most)
 
 
-def test_larger_ranges_are_cut_more() -> None:
-    pieces = split([Range("t", 0, 0, 90), Range("t", 1, 10, 20)], 4)
-    assert pieces == [Range("t", 0, 0, 30), Range("t", 0, 30, 60), Range("t", 0, 60, 90), Range("t", 1, 10, 20)]
+def test_small_partitions_share_a_task_and_large_ones_are_split() -> None:
+    small = [Range("t", partition, 0, 500) for partition in range(254)]
+    assert len(plan_tasks(small, min_messages=20_000, max_tasks=256)) == 7
+    assert len(plan_tasks([Range("t", 0, 0, 1000), Range("t", 1, 0, 500_000)], min_messages=20_000)) == 26
+    assert plan_tasks([Range("t", 0, 7, 7)]) == []
 
 
-def test_limits_that_are_none() -> None:
-    with pytest.raises(InvalidSetting, match="minPartitions=0"):
-        split([], 0)
-    with pytest.raises(InvalidSetting, match="maxRecordsPerPartition=-1"):
-        split([], None, -1)
+@pytest.mark.parametrize(("text", "told"), [("x", "startingOffsetsByTimestamp='x' is invalid"), ("[]", "is invalid")])
+def test_times_that_are_invalid(text: str, told: str) -> None:
+    with pytest.raises(InvalidSetting, match="milliseconds since 1970") as caught:
+        parse_times(text, "startingOffsetsByTimestamp")
+    assert told in str(caught.value)
+
+
+def test_times() -> None:
+    assert parse_times('{"t": {"0": 5, "3": 1700000000000}}', "x") == {"t": {0: 5, 3: 1_700_000_000_000}}

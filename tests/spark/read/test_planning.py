@@ -13,7 +13,7 @@ from nsqext.errors import DataLoss
 from nsqext.spark.read.offsets import Offsets, Range
 from nsqext.spark.read.planning import (
     Key,
-    Standing,
+    PartitionState,
     frozen_at,
     lags_of,
     only,
@@ -31,13 +31,13 @@ LIMITS = st.none() | st.integers(1, 50)
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> dict[Key, Standing]:
+def standings(draw: st.DrawFn) -> dict[Key, PartitionState]:
     """Partitions in good order: all that was published is there, and the anchor stands."""
     ends = draw(st.dictionaries(KEYS, st.integers(0, 100), max_size=8))
-    return {key: Standing(0, end, 0) for key, end in ends.items()}
+    return {key: PartitionState(0, end, 0) for key, end in ends.items()}
 
 
-def offsets_of(found: Mapping[Key, Standing], portion: float) -> Offsets:
+def offsets_of(found: Mapping[Key, PartitionState], portion: float) -> Offsets:
     """Part of the way through all partitions."""
     offsets: Offsets = {}
     for (topic, partition), standing in found.items():
@@ -45,7 +45,9 @@ def offsets_of(found: Mapping[Key, Standing], portion: float) -> Offsets:
     return offsets
 
 
-def end_of(start: Offsets, found: Mapping[Key, Standing], limit: int | None = None, *, strict: bool = True) -> Offsets:
+def end_of(
+    start: Offsets, found: Mapping[Key, PartitionState], limit: int | None = None, *, strict: bool = True
+) -> Offsets:
     lags = lags_of(start, found, fail_on_data_loss=strict)
     return plan_end(lags, within_rows(lags, limit))
 
@@ -85,7 +87,7 @@ def test_they_take_turns_where_it_does_not_suffice_for_all(lags: dict[Key, int],
 
 @given(standings(), LIMITS, st.floats(0, 1))
 def test_an_end_is_never_before_its_start_nor_behind_what_is_there(
-    found: dict[Key, Standing], limit: int | None, portion: float
+    found: dict[Key, PartitionState], limit: int | None, portion: float
 ) -> None:
     start = offsets_of(found, portion)
     end = end_of(start, found, limit)
@@ -97,7 +99,7 @@ def test_an_end_is_never_before_its_start_nor_behind_what_is_there(
 
 
 @given(standings(), st.integers(1, 30))
-def test_batches_together_read_everything_once(found: dict[Key, Standing], limit: int) -> None:
+def test_batches_together_read_everything_once(found: dict[Key, PartitionState], limit: int) -> None:
     start: Offsets = {}
     read: dict[Key, list[int]] = {key: [] for key in found}
     for _ in range(1000):
@@ -112,7 +114,7 @@ def test_batches_together_read_everything_once(found: dict[Key, Standing], limit
 
 @given(standings(), LIMITS, st.randoms())
 def test_the_same_question_has_the_same_answer_in_the_same_order(
-    found: dict[Key, Standing], limit: int | None, random: object
+    found: dict[Key, PartitionState], limit: int | None, random: object
 ) -> None:
     items = list(found.items())
     getattr(random, "shuffle")(items)  # noqa: B009
@@ -126,8 +128,10 @@ def test_the_same_question_has_the_same_answer_in_the_same_order(
 def test_nothing_that_comes_later_is_read_once_the_ends_are_frozen(
     ends: dict[Key, int], more: dict[Key, int], limit: int | None
 ) -> None:
-    later = {key: Standing(0, ends.get(key, 0) + more.get(key, 0), 0) for key in sorted(ends.keys() | more.keys())}
-    then = {key: Standing(0, count) for key, count in ends.items()}
+    later = {
+        key: PartitionState(0, ends.get(key, 0) + more.get(key, 0), 0) for key in sorted(ends.keys() | more.keys())
+    }
+    then = {key: PartitionState(0, count) for key, count in ends.items()}
     offsets: Offsets = {}
     for _ in range(1000):
         end = end_of(offsets, frozen_at(later, then), limit)
@@ -140,21 +144,21 @@ def test_nothing_that_comes_later_is_read_once_the_ends_are_frozen(
 
 
 def test_a_new_partition_begins_with_its_first_message() -> None:
-    found = {("a", 0): Standing(0, 7, 5), ("a", 1): Standing(0, 3)}
+    found = {("a", 0): PartitionState(0, 7, 5), ("a", 1): PartitionState(0, 3)}
     end = end_of({"a": {0: 5}}, found)
     assert end == {"a": {0: 7, 1: 3}}
     assert plan_ranges({"a": {0: 5}}, end, {}, fail_on_data_loss=True) == [Range("a", 0, 5, 7), Range("a", 1, 0, 3)]
 
 
 def test_a_topic_that_is_new_to_the_query_begins_with_what_is_kept() -> None:
-    found = {("a", 0): Standing(0, 7, 5), ("b", 0): Standing(40, 50)}
+    found = {("a", 0): PartitionState(0, 7, 5), ("b", 0): PartitionState(40, 50)}
     start: Offsets = {"a": {0: 7}}
     assert end_of(start, found) == {"a": {0: 7}, "b": {0: 50}}
     assert plan_ranges(start, {"a": {0: 7}, "b": {0: 50}}, found, fail_on_data_loss=True) == [Range("b", 0, 40, 50)]
 
 
 def test_a_topic_that_is_new_to_the_query_waits_its_turn_without_being_lost() -> None:
-    found = {("a", 0): Standing(0, 7, 5), ("b", 0): Standing(40, 50, 40)}
+    found = {("a", 0): PartitionState(0, 7, 5), ("b", 0): PartitionState(40, 50, 40)}
     first = end_of({"a": {0: 5}}, found, 1)
     assert end_of(first, found) == {"a": {0: 7}, "b": {0: 50}}
 
@@ -172,16 +176,20 @@ def test_what_is_not_read_for_a_while_stays_where_it_was() -> None:
 
 
 GONE = [
-    ({"a": {0: 5}}, {}, "the partition is gone"),
-    ({"a": {0: 5}}, {("a", 0): Standing(0, 4, 4)}, "5 messages were read, and the partition has only 4"),
-    ({"a": {0: 5}}, {("a", 0): Standing(0, 6)}, "the anchor channel is gone"),
-    ({"a": {0: 5}}, {("a", 0): Standing(6, 9, 5)}, "the messages from 5 to 6 are not kept"),
-    ({"a": {0: 5}}, {("a", 0): Standing(0, 9, 5), ("a", 1): Standing(2, 9)}, "the messages from 0 to 2 are not kept"),
+    ({"a": {0: 5}}, {}, "the partition does not exist"),
+    ({"a": {0: 5}}, {("a", 0): PartitionState(0, 4, 4)}, "5 messages were read, but the partition has only 4"),
+    ({"a": {0: 5}}, {("a", 0): PartitionState(0, 6)}, "the anchor channel does not exist"),
+    ({"a": {0: 5}}, {("a", 0): PartitionState(6, 9, 5)}, "the messages from 5 to 6 are not retained"),
+    (
+        {"a": {0: 5}},
+        {("a", 0): PartitionState(0, 9, 5), ("a", 1): PartitionState(2, 9)},
+        "the messages from 0 to 2 are not retained",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("start", "found", "text"), GONE)
-def test_what_is_gone_is_an_error(start: Offsets, found: dict[Key, Standing], text: str) -> None:
+def test_what_is_gone_is_an_error(start: Offsets, found: dict[Key, PartitionState], text: str) -> None:
     with pytest.raises(DataLoss, match=text) as caught:
         end_of(start, found)
     assert caught.value.topic == "a"
@@ -189,20 +197,20 @@ def test_what_is_gone_is_an_error(start: Offsets, found: dict[Key, Standing], te
 
 
 def test_without_it_a_partition_that_is_gone_stays_where_it_is() -> None:
-    assert end_of({"a": {0: 5, 1: 2}}, {("a", 1): Standing(0, 3, 2)}, strict=False) == {"a": {0: 5, 1: 3}}
+    assert end_of({"a": {0: 5, 1: 2}}, {("a", 1): PartitionState(0, 3, 2)}, strict=False) == {"a": {0: 5, 1: 3}}
 
 
 def test_without_it_a_partition_that_was_rolled_back_goes_back_and_on() -> None:
     start: Offsets = {"a": {0: 5}}
-    back = end_of(start, {("a", 0): Standing(0, 4, 4)}, strict=False)
+    back = end_of(start, {("a", 0): PartitionState(0, 4, 4)}, strict=False)
     assert back == {"a": {0: 4}}
-    assert plan_ranges(start, back, {("a", 0): Standing(0, 4, 4)}, fail_on_data_loss=False) == []
-    assert end_of(back, {("a", 0): Standing(0, 6, 4)}, strict=False) == {"a": {0: 6}}
+    assert plan_ranges(start, back, {("a", 0): PartitionState(0, 4, 4)}, fail_on_data_loss=False) == []
+    assert end_of(back, {("a", 0): PartitionState(0, 6, 4)}, strict=False) == {"a": {0: 6}}
 
 
 def test_without_it_a_topic_that_was_made_anew_begins_again() -> None:
     start: Offsets = {"a": {0: 5}}
-    anew = {("a", 0): Standing(0, 3)}
+    anew = {("a", 0): PartitionState(0, 3)}
     back = end_of(start, anew, strict=False)
     assert back == {"a": {0: 0}}
     assert plan_ranges(start, back, anew, fail_on_data_loss=False) == []
@@ -211,7 +219,7 @@ def test_without_it_a_topic_that_was_made_anew_begins_again() -> None:
 
 def test_without_it_reading_begins_with_what_is_kept() -> None:
     start: Offsets = {"a": {0: 5}}
-    found = {("a", 0): Standing(8, 20, 5)}
+    found = {("a", 0): PartitionState(8, 20, 5)}
     end = end_of(start, found, 4, strict=False)
     assert end == {"a": {0: 12}}
     assert plan_ranges(start, end, found, fail_on_data_loss=False) == [Range("a", 0, 8, 12)]
@@ -219,19 +227,19 @@ def test_without_it_reading_begins_with_what_is_kept() -> None:
 
 def test_a_logged_batch_is_read_as_it_was_logged() -> None:
     """After a restart, when more messages have come and a partition is new."""
-    found = {("a", 0): Standing(0, 90, 3), ("a", 1): Standing(0, 9, 0)}
+    found = {("a", 0): PartitionState(0, 90, 3), ("a", 1): PartitionState(0, 9, 0)}
     assert plan_ranges({"a": {0: 3}}, {"a": {0: 8}}, found, fail_on_data_loss=True) == [Range("a", 0, 3, 8)]
 
 
 @pytest.mark.parametrize(
     ("start", "standing", "text"),
     [
-        (9, Standing(0, 20, 9), "the batch begins at 9 and ends at 8"),
-        (3, Standing(0, 7, 3), "the batch ends at 8, and the partition has only 7"),
-        (3, Standing(5, 20, 3), "the messages from 3 to 5 are not kept"),
+        (9, PartitionState(0, 20, 9), "the batch begins at 9 and ends at 8"),
+        (3, PartitionState(0, 7, 3), "the batch ends at 8, but the partition has only 7"),
+        (3, PartitionState(5, 20, 3), "the messages from 3 to 5 are not retained"),
     ],
 )
-def test_a_logged_batch_that_cannot_be_read_is_an_error(start: int, standing: Standing, text: str) -> None:
+def test_a_logged_batch_that_cannot_be_read_is_an_error(start: int, standing: PartitionState, text: str) -> None:
     found = {("a", 0): standing}
     with pytest.raises(DataLoss, match=text):
         plan_ranges({"a": {0: start}}, {"a": {0: 8}}, found, fail_on_data_loss=True)

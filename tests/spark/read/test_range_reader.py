@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -27,11 +28,14 @@ from nsqext.errors import (
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.client_config import Access
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
-from nsqext.spark.read.offsets import Range, split
-from nsqext.spark.read.range_reader import RangeReader
+from nsqext.spark.read.offsets import Range
 from tests.support.fake_nsqd import until
+from tests.support.spark_readers import SingleReader, bodies, split
+
+if TYPE_CHECKING:
+    from nsqext.spark.read.range_reader import RangeReader
 
 pytestmark = pytest.mark.anyio
 
@@ -51,9 +55,9 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def access(cluster: Cluster, **settings: str) -> Access:
+def access(cluster: Cluster, **settings: str) -> ClientConfig:
     """How a job reaches a cluster."""
-    return Access(tuple(cluster.lookupd), settings, 10.0)
+    return ClientConfig(tuple(cluster.lookupd), settings, 10.0)
 
 
 def body(number: int) -> bytes:
@@ -88,8 +92,8 @@ async def read(reader: RangeReader) -> list[int]:
     numbers: list[int] = []
     async with reader:
         async for block in reader:
-            for number, message in enumerate(block.messages, block.first):
-                assert message.body == body(number)
+            for number, found in enumerate(bodies(block), block.first):
+                assert found == body(number)
                 numbers.append(number)
     return numbers
 
@@ -117,25 +121,25 @@ async def gone(cluster: Cluster, topic: str) -> None:
 async def test_every_message_of_a_range(cluster: Cluster, kind: str) -> None:
     topic = await made(cluster, partitions=2, extend="extend" in kind, ordered="ordered" in kind)
     for start, end in ((0, COUNT), (3, 4), (123, 456), (COUNT - 1, COUNT)):
-        reader = RangeReader(access(cluster), Range(topic, 0, start, end), block_rows=100)
+        reader = SingleReader(access(cluster), Range(topic, 0, start, end), block_rows=100)
         assert await read(reader) == list(range(start, end))
     await gone(cluster, topic)
 
 
 async def test_blocks_are_bounded_by_rows_and_bytes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = await made(cluster)
-    async with RangeReader(access(cluster), Range(topic, 0, 10, 110), block_rows=30) as reader:
+    async with SingleReader(access(cluster), Range(topic, 0, 10, 110), block_rows=30) as reader:
         assert [len(block) async for block in reader] == [30, 30, 30, 10]
     monkeypatch.setattr(ranges, "_BLOCK_BYTES", 1500)
-    async with RangeReader(access(cluster), Range(topic, 0, 10, 110)) as reader:
-        sizes = [sum(message.size for message in block.messages) async for block in reader]
+    async with SingleReader(access(cluster), Range(topic, 0, 10, 110)) as reader:
+        sizes = [int(block.columns.heads["size"].sum()) async for block in reader]
     assert len(sizes) > 5
     assert all(1500 <= size < 1700 for size in sizes[:-1])
 
 
 async def test_nothing_to_read(cluster: Cluster) -> None:
     """An empty range asks nobody, so that it may be anywhere."""
-    reader = RangeReader(access(cluster), Range("no_such_topic", 9, 77, 77))
+    reader = SingleReader(access(cluster), Range("no_such_topic", 9, 77, 77))
     assert await read(reader) == []
 
 
@@ -144,7 +148,7 @@ async def test_two_readers_of_one_range_at_the_same_time(cluster: Cluster) -> No
     found: list[list[int]] = []
 
     async def one() -> None:
-        found.append(await read(RangeReader(access(cluster), Range(topic, 0, 50, 450), rdy=20, block_rows=40)))
+        found.append(await read(SingleReader(access(cluster), Range(topic, 0, 50, 450), rdy=20, block_rows=40)))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
@@ -155,11 +159,11 @@ async def test_two_readers_of_one_range_at_the_same_time(cluster: Cluster) -> No
 async def test_an_ordered_partition_in_pieces(cluster: Cluster) -> None:
     """Each scratch channel has a place of its own, so that pieces of one ordered partition are read side by side."""
     topic = await made(cluster, ordered=True)
-    pieces = split([Range(topic, 0, 0, COUNT)], 4)
+    pieces = split(Range(topic, 0, 0, COUNT), 4)
     found: dict[int, list[int]] = {}
 
     async def one(piece: Range) -> None:
-        found[piece.start] = await read(RangeReader(access(cluster), piece))
+        found[piece.start] = await read(SingleReader(access(cluster), piece))
 
     async with anyio.create_task_group() as tasks:
         for piece in pieces:
@@ -172,7 +176,7 @@ async def test_messages_that_come_while_others_are_read(cluster: Cluster) -> Non
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish, cluster, topic, COUNT)
         for _ in range(5):
-            reader = RangeReader(access(cluster), Range(topic, 0, 100, COUNT), rdy=10, block_rows=50)
+            reader = SingleReader(access(cluster), Range(topic, 0, 100, COUNT), rdy=10, block_rows=50)
             assert await read(reader) == list(range(100, COUNT))
 
 
@@ -190,9 +194,7 @@ async def halfway(reader: RangeReader) -> AsyncIterator[list[int]]:
             numbers += range(block.first, block.first + len(block))
         yield numbers
         async for block in reader:
-            assert [message.body for message in block.messages] == [
-                body(number) for number in range(block.first, block.first + len(block))
-            ]
+            assert bodies(block) == [body(number) for number in range(block.first, block.first + len(block))]
             numbers += range(block.first, block.first + len(block))
 
 
@@ -200,7 +202,7 @@ async def halfway(reader: RangeReader) -> AsyncIterator[list[int]]:
 async def test_the_leader_is_killed(cluster: Cluster, ordered: bool) -> None:
     topic = await made(cluster, replicas=3, ordered=ordered)
     leader = cluster.leader(topic)
-    async with halfway(RangeReader(access(cluster), Range(topic, 0, 7, COUNT), rdy=20, block_rows=25)) as numbers:
+    async with halfway(SingleReader(access(cluster), Range(topic, 0, 7, COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(cluster.kill, leader)
     assert numbers == list(range(7, COUNT))
     assert cluster.leader(topic) != leader
@@ -210,7 +212,7 @@ async def test_the_leader_is_killed(cluster: Cluster, ordered: bool) -> None:
 async def test_the_leader_moves(cluster: Cluster) -> None:
     topic = await made(cluster, replicas=2)
     other = next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic))
-    async with halfway(RangeReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
+    async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(cluster.move_leader, topic, 0, other)
     assert numbers == list(range(COUNT))
 
@@ -220,7 +222,7 @@ async def test_the_leader_falls_silent(cluster: Cluster, monkeypatch: pytest.Mon
     monkeypatch.setattr(ranges, "_STALL", 0.5)
     topic = await made(cluster, replicas=3)
     leader = cluster.leader(topic)
-    async with halfway(RangeReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
+    async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(cluster.faults.freeze, leader)
     assert numbers == list(range(COUNT))
     cluster.faults.heal()
@@ -228,7 +230,7 @@ async def test_the_leader_falls_silent(cluster: Cluster, monkeypatch: pytest.Mon
 
 async def test_a_connection_that_breaks_in_the_middle_of_a_message(cluster: Cluster) -> None:
     topic = await made(cluster)
-    async with halfway(RangeReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
+    async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(lambda: cluster.faults.cut(cluster.leader(topic)))
     assert numbers == list(range(COUNT))
 
@@ -237,7 +239,7 @@ async def test_bytes_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyP
     """Nothing in the stream can be believed any more after that, and no wrong message comes out of it."""
     monkeypatch.setattr(ranges, "_STALL", 0.5)
     topic = await made(cluster)
-    async with halfway(RangeReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
+    async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(lambda: cluster.faults.drop(cluster.leader(topic), "out", size=1000))
     assert numbers == list(range(COUNT))
 
@@ -246,31 +248,31 @@ async def test_a_topic_that_is_upgraded(cluster: Cluster, monkeypatch: pytest.Mo
     """Readers that did not expect extend headers get nothing more, and no word of it (captured: upgrade_ext)."""
     monkeypatch.setattr(ranges, "_STALL", 0.5)
     topic = await made(cluster)
-    async with halfway(RangeReader(access(cluster), Range(topic, 0, 0, 2 * COUNT), rdy=20, block_rows=25)) as numbers:
+    async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, 2 * COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(cluster.upgrade_topic, topic)
         await publish(cluster, topic, COUNT)
     assert numbers == list(range(2 * COUNT))
-    assert await read(RangeReader(access(cluster), Range(topic, 0, 5, COUNT + 5))) == list(range(5, COUNT + 5))
+    assert await read(SingleReader(access(cluster), Range(topic, 0, 5, COUNT + 5))) == list(range(5, COUNT + 5))
 
 
 async def test_a_range_that_is_not_there_yet(cluster: Cluster) -> None:
     topic = await made(cluster)
     async with anyio.create_task_group() as tasks:
-        reader = RangeReader(access(cluster), Range(topic, 0, COUNT + 1, COUNT + 3))
+        reader = SingleReader(access(cluster), Range(topic, 0, COUNT + 1, COUNT + 3))
         async with reader:
             tasks.start_soon(publish, cluster, topic, COUNT)
             block = await reader.next_block()
     assert block is not None
-    assert [message.body for message in block.messages] == [body(COUNT + 1), body(COUNT + 2)]
+    assert bodies(block) == [body(COUNT + 1), body(COUNT + 2)]
 
 
 @pytest.mark.parametrize(("start", "end"), [(COUNT - 10, COUNT + 1), (COUNT, COUNT + 1), (COUNT + 5, COUNT + 9)])
 async def test_a_range_behind_the_end_is_an_error_and_never_short(cluster: Cluster, start: int, end: int) -> None:
     topic = await made(cluster)
-    reader = RangeReader(access(cluster), Range(topic, 0, start, end), timeout=1.0)
+    reader = SingleReader(access(cluster), Range(topic, 0, start, end), timeout=1.0)
     found = await _until_error(reader, RangeIncomplete)
     message = str(found)
-    assert f"message {max(start, COUNT)} of the range {start}..{end} did not come within 1 s" in message
+    assert f"message {max(start, COUNT)} of the range {start}..{end} was not received within 1 s" in message
     assert (found.topic, found.partition) == (topic, 0)
     assert found.node is not None
     assert found.__cause__ is not None
@@ -291,18 +293,18 @@ async def test_nobody_leads_the_partition(cluster: Cluster) -> None:
     leader = cluster.leader(topic)
     await anyio.to_thread.run_sync(cluster.kill, leader)
     try:
-        reader = RangeReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=1.0)
+        reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=1.0)
         await _until_error(reader, RangeIncomplete)
     finally:
         cluster.restart(leader)
 
 
 async def test_a_topic_or_partition_that_there_is_not(cluster: Cluster) -> None:
-    async with RangeReader(access(cluster), Range("no_such_topic", 0, 0, 1)) as reader:
+    async with SingleReader(access(cluster), Range("no_such_topic", 0, 0, 1)) as reader:
         with pytest.raises(TopicNotFound, match="no_such_topic"):
             await reader.next_block()
     topic = await made(cluster, partitions=2)
-    async with RangeReader(access(cluster), Range(topic, 2, 0, 1)) as reader:
+    async with SingleReader(access(cluster), Range(topic, 2, 0, 1)) as reader:
         with pytest.raises(InvalidPartition, match=r"2 partitions.*partition 2"):
             await reader.next_block()
 
@@ -311,7 +313,7 @@ async def test_a_topic_that_takes_registered_channels_only(cluster: Cluster) -> 
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["known"], register_channels=True)
     await publish(cluster, topic)
-    async with RangeReader(access(cluster), Range(topic, 0, 0, COUNT)) as reader:
+    async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT)) as reader:
         with pytest.raises(ChannelNotRegistered, match="readMode=channel"):
             await reader.next_block()
 
@@ -323,24 +325,24 @@ async def test_messages_that_are_not_kept_any_more() -> None:
             for number in range(1, 8):
                 await admin.move_anchor(topic, 0, "other", number * COUNT)
                 await publish(small, topic, number * COUNT)
-            start = (await admin.bounds(topic, 0)).start
+            start = (await admin.bounds.of(topic, 0)).start
         assert start > 0
-        found = await _until_error(RangeReader(access(small), Range(topic, 0, start - 1, 8 * COUNT)), DataLoss)
-        assert f"message {start - 1} is not kept any more, the first one is {start}" in str(found)
-        reader = RangeReader(access(small), Range(topic, 0, start, 8 * COUNT))
+        found = await _until_error(SingleReader(access(small), Range(topic, 0, start - 1, 8 * COUNT)), DataLoss)
+        assert f"message {start - 1} is not retained any more; the first retained one is {start}" in str(found)
+        reader = SingleReader(access(small), Range(topic, 0, start, 8 * COUNT))
         assert await read(reader) == list(range(start, 8 * COUNT))
 
 
 async def test_a_partition_that_was_written_anew(cluster: Cluster) -> None:
     """Counts go on and bytes do not: that is another partition, and its messages are not those of the range."""
     topic = await made(cluster)
-    async with RangeReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25) as reader:
+    async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25) as reader:
         assert await reader.next_block() is not None
         await anyio.to_thread.run_sync(cluster.delete_topic, topic)
         await anyio.to_thread.run_sync(lambda: cluster.create_topic(topic, channels=["other"]))
         async with Producer(cluster.lookupd) as producer:
             await producer.publish_many(topic, [b"x"] * COUNT, partition=0)
-        with pytest.raises(DataLoss, match="written anew"):
+        with pytest.raises(DataLoss, match="log was rewritten"):
             while await reader.next_block() is not None:
                 pass
 
@@ -350,11 +352,11 @@ async def test_a_partition_that_was_written_anew(cluster: Cluster) -> None:
 
 async def test_a_slow_user_bounds_what_is_held(cluster: Cluster) -> None:
     topic = await made(cluster)
-    async with RangeReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25) as reader:
+    async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25) as reader:
         first = await reader.next_block()
         await until(lambda: reader._paused)
         await anyio.sleep(0.3)  # whatever else would come, would come now
-        assert reader._placer.count <= 3 * 25 + 20, "a block in hand, one that waits, and what was in flight"
+        assert reader._reassembler.count <= 3 * 25 + 20, "a block in hand, one that waits, and what was in flight"
         assert first is not None
         numbers = [number async for block in reader for number in range(block.first, block.first + len(block))]
     assert numbers == list(range(25, COUNT))
@@ -363,7 +365,7 @@ async def test_a_slow_user_bounds_what_is_held(cluster: Cluster) -> None:
 async def test_a_pause_that_is_longer_than_the_timeout(cluster: Cluster) -> None:
     """Only the servers' time counts, not the user's."""
     topic = await made(cluster)
-    reader = RangeReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=0.5, rdy=20, block_rows=25)
+    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=0.5, rdy=20, block_rows=25)
     async with halfway(reader) as numbers:
         await anyio.sleep(1.2)
     assert numbers == list(range(COUNT))
@@ -371,7 +373,7 @@ async def test_a_pause_that_is_longer_than_the_timeout(cluster: Cluster) -> None
 
 async def test_leaving_early_leaves_nothing_behind(cluster: Cluster) -> None:
     topic = await made(cluster)
-    reader = RangeReader(access(cluster), Range(topic, 0, 0, COUNT), block_rows=10, channel="mine")
+    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), block_rows=10, channel="mine")
     async with reader:
         await reader.next_block()
         names = scratch_channels(cluster, topic)
@@ -383,20 +385,20 @@ async def test_cancelling_at_any_time_leaves_nothing_behind(cluster: Cluster) ->
     topic = await made(cluster)
     for pause in (0, 0.001, 0.003, 0.006, 0.01, 0.02):
         with anyio.move_on_after(pause):
-            await read(RangeReader(access(cluster), Range(topic, 0, 0, COUNT + 1), rdy=10))
+            await read(SingleReader(access(cluster), Range(topic, 0, 0, COUNT + 1), rdy=10))
     await gone(cluster, topic)
 
 
 async def test_a_reader_is_used_once_and_inside_its_block(cluster: Cluster) -> None:
     topic = await made(cluster)
-    reader = RangeReader(access(cluster), Range(topic, 0, 0, COUNT))
+    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT))
     with pytest.raises(InvalidState, match="not open"):
         await reader.next_block()
     assert len(await read(reader)) == COUNT
     with pytest.raises(InvalidState, match="once"):
         async with reader:
             pass
-    reader = RangeReader(access(cluster), Range(topic, 0, 0, COUNT + 1))
+    reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT + 1))
     async with reader:
         pass
     with pytest.raises(InvalidState, match="closed"):
@@ -406,13 +408,13 @@ async def test_a_reader_is_used_once_and_inside_its_block(cluster: Cluster) -> N
 @pytest.mark.parametrize("settings", [{"connection_deflate_level": "3"}, {"connection_snappy": "true"}])
 async def test_compressed_connections(cluster: Cluster, settings: dict[str, str]) -> None:
     topic = await made(cluster, extend=True)
-    assert await read(RangeReader(access(cluster, **settings), Range(topic, 0, 5, COUNT))) == list(range(5, COUNT))
+    assert await read(SingleReader(access(cluster, **settings), Range(topic, 0, 5, COUNT))) == list(range(5, COUNT))
 
 
 async def test_servers_that_allow_less_in_flight() -> None:
     with Cluster(nodes=1, options=ClusterOptions(limits=ServerLimits(max_rdy_count=50))) as strict:
         topic = await made(strict)
-        assert await read(RangeReader(access(strict), Range(topic, 0, 0, COUNT), rdy=1000)) == list(range(COUNT))
+        assert await read(SingleReader(access(strict), Range(topic, 0, 0, COUNT), rdy=1000)) == list(range(COUNT))
 
 
 async def test_encrypted_connections(tmp_path: Path) -> None:
@@ -426,7 +428,7 @@ async def test_encrypted_connections(tmp_path: Path) -> None:
     with Cluster(nodes=1, options=ClusterOptions(tls=context, limits=ServerLimits(tls=True))) as safe:
         topic = await made(safe)
         trusting = access(safe, connection_tls=str(file))
-        assert await read(RangeReader(trusting, Range(topic, 0, 0, COUNT))) == list(range(COUNT))
-        async with RangeReader(access(safe, connection_tls="true"), Range(topic, 0, 0, COUNT)) as reader:
+        assert await read(SingleReader(trusting, Range(topic, 0, 0, COUNT))) == list(range(COUNT))
+        async with SingleReader(access(safe, connection_tls="true"), Range(topic, 0, 0, COUNT)) as reader:
             with pytest.raises(NegotiationFailed):
                 await reader.next_block()

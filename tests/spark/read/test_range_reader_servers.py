@@ -12,10 +12,11 @@ from nsqext import LookupOptions
 from nsqext.errors import RangeIncomplete
 from nsqext.lookup.client import LookupClient
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.client_config import Access
+from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
-from nsqext.spark.read.offsets import Range, split
-from nsqext.spark.read.range_reader import RangeReader
+from nsqext.spark.read.offsets import Range
+from tests.support.spark_readers import SingleReader, split
+from tests.support.spark_readers import bodies as bodies_of
 
 if TYPE_CHECKING:
     from tests.support.spark_cluster import Servers
@@ -47,18 +48,18 @@ def body(partition: int, number: int) -> bytes:
     return b"message %d of partition %d" % (number, partition)
 
 
-def access(servers: Servers, timeout: float = 20.0) -> Access:
+def access(servers: Servers, timeout: float = 20.0) -> ClientConfig:
     """How a job reaches the servers."""
-    return Access(tuple(servers.lookupd), timeout=timeout)
+    return ClientConfig(tuple(servers.lookupd), timeout=timeout)
 
 
 async def read(servers: Servers, found: Range, block_rows: int = 500) -> list[int]:
     """Read a range, and check that the messages say the numbers that they are given with."""
     numbers: list[int] = []
-    async with RangeReader(access(servers), found, block_rows=block_rows) as reader:
+    async with SingleReader(access(servers), found, block_rows=block_rows) as reader:
         async for block in reader:
-            for number, message in enumerate(block.messages, block.first):
-                assert message.body == body(found.partition, number - servers.first)
+            for number, found_body in enumerate(bodies_of(block), block.first):
+                assert found_body == body(found.partition, number - servers.first)
                 numbers.append(number)
     return numbers
 
@@ -80,7 +81,7 @@ async def test_pieces_and_readers_at_the_same_time(servers: Servers, topics: dic
         found.append((piece.start, await read(servers, piece)))
 
     async with anyio.create_task_group() as tasks:
-        for piece in (*split([whole], 4), *split([whole], 4)):
+        for piece in (*split(whole, 4), *split(whole, 4)):
             tasks.start_soon(one, piece)
     numbers = [number for _, piece in sorted(found)[::2] for number in piece]
     assert numbers == list(range(whole.start, whole.end))
@@ -91,10 +92,10 @@ async def test_pieces_and_readers_at_the_same_time(servers: Servers, topics: dic
 async def test_readers_leave_no_channel_behind(servers: Servers, topics: dict[str, str], kind: str) -> None:
     await read(servers, Range(topics[kind], 0, servers.first, servers.first + 10))
     async with Admin(access(servers)) as admin:
-        leader, _ = await admin.leader(topics[kind], 0)
+        leader, _ = await admin.leaders.leader(topics[kind], 0)
         with anyio.fail_after(10):
             while any(  # noqa: ASYNC110 (only the server knows)
-                "#ephemeral" in name for name in (await admin.nodes.stats(leader, topics[kind], 0)).channels
+                "#ephemeral" in name for name in (await admin.leaders.nodes.stats(leader, topics[kind], 0)).channels
             ):
                 await anyio.sleep(0.02)
 
@@ -103,7 +104,7 @@ async def test_readers_leave_no_channel_behind(servers: Servers, topics: dict[st
 async def test_a_range_behind_the_end(servers: Servers, topics: dict[str, str], kind: str) -> None:
     end = servers.first + COUNT
     found = Range(topics[kind], 0, end - 5, end + 1)
-    async with RangeReader(access(servers), found, timeout=1.0) as reader:
+    async with SingleReader(access(servers), found, timeout=1.0) as reader:
         with pytest.raises(RangeIncomplete, match=f"message {end} of the range {end - 5}..{end + 1}"):
             while await reader.next_block() is not None:
                 pass
@@ -117,11 +118,9 @@ async def test_a_topic_that_is_upgraded(servers: Servers, monkeypatch: pytest.Mo
     await anyio.to_thread.run_sync(servers.publish, topic, bodies[:COUNT], 0)
     first, numbers = servers.first, list[int]()
     found = Range(topic, 0, first, first + 2 * COUNT)
-    async with RangeReader(access(servers), found, rdy=50, block_rows=100) as reader:
+    async with SingleReader(access(servers), found, rdy=50, block_rows=100) as reader:
         while (block := await reader.next_block()) is not None:
-            assert [message.body for message in block.messages] == bodies[
-                block.first - first : block.first - first + len(block)
-            ]
+            assert bodies_of(block) == bodies[block.first - first : block.first - first + len(block)]
             numbers += range(block.first, block.first + len(block))
             if len(numbers) == 300:
                 await _upgrade(servers, topic)

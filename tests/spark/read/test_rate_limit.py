@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.spark.read.planning import Key, Lag, Standing
+from nsqext.spark.read.planning import Key, Lag, PartitionState
 from nsqext.spark.read.rate_limit import within_bytes
-from tests.support.spark_admin import Log, Pretended
+from tests.support.spark_admin import FakeAdmin, Log
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 
@@ -25,9 +25,9 @@ def logs(draw: st.DrawFn) -> Log:
 
 def counts(found: dict[Key, Log], begins: dict[Key, int], limit: int) -> dict[Key, int]:
     """Ask how much the next batch reads."""
-    servers = Pretended(found)
+    servers = FakeAdmin(found)
     lags = {key: Lag(begins[key], log.end - begins[key]) for key, log in found.items()}
-    standings = {key: Standing(log.start, log.end, None, log.end_offset) for key, log in found.items()}
+    standings = {key: PartitionState(log.start, log.end, None, log.end_offset) for key, log in found.items()}
     return anyio.run(within_bytes, servers.admin, lags, standings, limit)
 
 

@@ -1,4 +1,4 @@
-"""Whatever order messages come in, out comes a dense run, or an error."""
+"""Deliveries in any order give a run without gaps, or an error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from nsqext.errors import ProtocolError, RangeIncomplete
 from nsqext.protocol.messages import RawMessage
+from nsqext.spark.read.frames import MessageColumns, from_messages
 from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
 
 
 def made(offset: int, size: int, number: int = 0) -> RawMessage:
-    """A message at a place of the queue."""
+    """Return a message at a position of the queue."""
     message = RawMessage()
     message.timestamp, message.attempts = number, 1
     message.id = number.to_bytes(16)
@@ -24,8 +25,21 @@ def made(offset: int, size: int, number: int = 0) -> RawMessage:
     return message
 
 
+def taken(reassembler: Reassembler, messages: Sequence[RawMessage]) -> list[tuple[int, int]]:
+    """Deliver messages; returns what continues the range."""
+    return [place for run in reassembler.take(from_messages(messages)) for place in places(run)]
+
+
+def places(found: MessageColumns | Sequence[RawMessage]) -> list[tuple[int, int]]:
+    """Return number and offset of messages."""
+    if not isinstance(found, MessageColumns):
+        return [(message.timestamp, message.offset) for message in found]
+    assert found.bodies == [b"%d" % number for number in found.heads["timestamp"].tolist()]
+    return list(zip(found.heads["timestamp"].tolist(), found.heads["offset"].tolist(), strict=True))
+
+
 def queue(sizes: Sequence[int]) -> list[RawMessage]:
-    """Neighbouring messages, numbered by their time stamps."""
+    """Return consecutive messages, numbered by their time stamps."""
     messages: list[RawMessage] = []
     offset = 0
     for number, size in enumerate(sizes):
@@ -36,13 +50,13 @@ def queue(sizes: Sequence[int]) -> list[RawMessage]:
 
 @st.composite
 def deliveries(draw: st.DrawFn) -> tuple[list[RawMessage], int, int, list[list[RawMessage]], bool]:
-    """A queue, a range of it, and pieces in which it is delivered; whether every message of the range is in them."""
+    """Return a queue, a range of it, deliveries, and whether they contain every message of the range."""
     stored = queue(draw(st.lists(st.integers(min_value=1, max_value=50), min_size=1, max_size=30)))
     start = draw(st.integers(min_value=0, max_value=len(stored) - 1))
     end = draw(st.integers(min_value=start, max_value=len(stored)))
     lost = draw(st.sets(st.integers(min_value=start, max_value=max(start, end - 1)), max_size=2))
     delivered = [message for message in stored if message.timestamp not in lost]
-    delivered += draw(st.lists(st.sampled_from(stored), max_size=20))  # again, among them what was lost
+    delivered += draw(st.lists(st.sampled_from(stored), max_size=20))  # duplicates, also of lost messages
     delivered = draw(st.permutations(delivered))
     cuts = sorted(draw(st.lists(st.integers(min_value=0, max_value=len(delivered)), max_size=4)))
     edges = [0, *cuts, len(delivered)]
@@ -51,69 +65,69 @@ def deliveries(draw: st.DrawFn) -> tuple[list[RawMessage], int, int, list[list[R
 
 
 @given(deliveries())
-def test_a_dense_run_comes_out(
+def test_a_run_without_gaps(
     given: tuple[list[RawMessage], int, int, list[list[RawMessage]], bool],
 ) -> None:
     stored, start, end, pieces, whole = given
-    placer = Reassembler(start, end, 1000)
-    assert placer.begin(stored[start].offset)
-    placed: list[RawMessage] = []
+    reassembler = Reassembler(start, end, 1000)
+    assert reassembler.begin(stored[start].offset)
+    ordered: list[tuple[int, int]] = []
     for piece in pieces:
-        placed += placer.take(piece)
-        assert placed == stored[start : start + len(placed)]
-        assert placer.count == start + len(placed)
-        if not placer.done:
-            assert placer.offset == stored[placer.count].offset
-    assert placer.done == (placer.count == end)
+        ordered += taken(reassembler, piece)
+        assert ordered == places(stored[start : start + len(ordered)])
+        assert reassembler.count == start + len(ordered)
+        if not reassembler.done:
+            assert reassembler.offset == stored[reassembler.count].offset
+    assert reassembler.done == (reassembler.count == end)
     if whole:
-        assert placer.done
+        assert reassembler.done
 
 
 @given(deliveries(), st.integers(min_value=1, max_value=5))
-def test_after_an_error_nothing_is_lost_or_doubled(
+def test_no_message_is_lost_or_duplicated_after_an_error(
     given: tuple[list[RawMessage], int, int, list[list[RawMessage]], bool], window: int
 ) -> None:
-    """A reader that gets an error begins again at the first missing message."""
+    """A reader continues at the first missing message."""
     stored, start, end, pieces, _ = given
-    placer = Reassembler(start, end, window)
-    assert placer.begin(stored[start].offset)
-    placed: list[RawMessage] = []
+    reassembler = Reassembler(start, end, window)
+    assert reassembler.begin(stored[start].offset)
+    ordered: list[tuple[int, int]] = []
     for piece in pieces:
         try:
-            placed += placer.take(piece)
+            ordered += taken(reassembler, piece)
         except RangeIncomplete:
             break
-    assert placed == stored[start : start + len(placed)]
-    assert placer.done or placer.begin(stored[placer.count].offset)
-    placed += placer.take(stored[placer.count :])
-    assert (placed, placer.done) == (stored[start:end], True)
+    assert ordered == places(stored[start : start + len(ordered)])
+    assert reassembler.done or reassembler.begin(stored[reassembler.count].offset)
+    ordered += taken(reassembler, stored[reassembler.count :])
+    assert (ordered, reassembler.done) == (places(stored[start:end]), True)
 
 
 def test_too_many_ahead_of_a_gap() -> None:
     stored = queue([10] * 6)
-    placer = Reassembler(0, 6, 3)
-    placer.begin(0)
-    assert placer.take(stored[1:4]) == []
-    with pytest.raises(RangeIncomplete, match="left out behind number 0: 4 messages from behind it came"):
-        placer.take(stored[4:])
-    assert placer.take(stored) == stored
+    reassembler = Reassembler(0, 6, 3)
+    reassembler.begin(0)
+    assert taken(reassembler, stored[1:4]) == []
+    with pytest.raises(RangeIncomplete, match="message 0 was not received, but 5 messages after it"):
+        taken(reassembler, stored[4:])
+    assert taken(reassembler, stored) == places(stored)
 
 
-def test_another_beginning_is_told() -> None:
-    placer = Reassembler(5, 6, 3)
-    assert placer.take([made(0, 10)]) == [], "nothing is placed before it is known where"
-    assert placer.begin(70)
-    assert placer.begin(70)
-    assert not placer.begin(71)
+def test_another_offset_is_detected() -> None:
+    reassembler = Reassembler(5, 6, 3)
+    assert taken(reassembler, [made(0, 10)]) == [], "the offset is unknown"
+    assert reassembler.begin(70)
+    assert reassembler.begin(70)
+    assert not reassembler.begin(71)
 
 
-@pytest.mark.parametrize("message", [made(-1, 0), made(0, 0), made(0, -5)])
-def test_messages_without_a_place(message: RawMessage) -> None:
-    placer = Reassembler(0, 6, 3)
-    placer.begin(0)
+@pytest.mark.parametrize("message", [made(-1, 5), made(0, 0)])
+def test_messages_without_a_position(message: RawMessage) -> None:
+    reassembler = Reassembler(0, 6, 3)
+    reassembler.begin(0)
     with pytest.raises(ProtocolError):
-        placer.take([message])
-    assert placer.count == 0
+        taken(reassembler, [message])
+    assert reassembler.count == 0
 
 
 @given(
@@ -121,12 +135,12 @@ def test_messages_without_a_place(message: RawMessage) -> None:
     st.integers(min_value=1, max_value=7),
     st.integers(min_value=1, max_value=100),
 )
-def test_blocks_hold_everything_in_order(pieces: list[list[int]], rows: int, size: int) -> None:
+def test_blocks_contain_every_message_in_order(pieces: list[list[int]], rows: int, size: int) -> None:
     stored = queue([one for piece in pieces for one in piece])
     blocks = Blocks(100, rows, size, 2)
     rest = list(stored)
     for piece in pieces:
-        blocks.add(rest[: len(piece)])
+        blocks.add(from_messages(rest[: len(piece)]))
         del rest[: len(piece)]
     blocks.close()
     blocks.close()
@@ -135,13 +149,13 @@ def test_blocks_hold_everything_in_order(pieces: list[list[int]], rows: int, siz
     while (block := blocks.pop()) is not None:
         found.append(block)
     assert full == (len(found) >= 2)
-    assert [message for block in found for message in block.messages] == stored
+    assert [place for block in found for place in places(block.columns)] == places(stored)
     number = 100
     for block in found:
         assert block.first == number
         assert 1 <= len(block) <= rows
-        held = sum(message.size for message in block.messages)
-        assert held - block.messages[-1].size < size, "it could have been closed before"
+        sizes = block.columns.heads["size"].tolist()
+        assert sum(sizes) - sizes[-1] < size, "the block is larger than necessary"
         number += len(block)
     for block in found[:-1]:
-        assert len(block) == rows or sum(message.size for message in block.messages) >= size
+        assert len(block) == rows or int(block.columns.heads["size"].sum()) >= size

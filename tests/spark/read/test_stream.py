@@ -11,9 +11,9 @@ from pyspark.sql.streaming.datasource import ReadMaxFiles
 
 from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
 from nsqext.spark.options import SourceOptions
-from nsqext.spark.read.offsets import Offsets, Range
-from nsqext.spark.read.stream import Batches, NsqStreamReader
-from tests.support.spark_admin import Log, Pretended
+from nsqext.spark.read.offsets import Offsets, Range, load
+from nsqext.spark.read.stream import NsqStreamReader, StreamPlanner
+from tests.support.spark_admin import FakeAdmin, Log
 
 anyio_only = pytest.mark.anyio
 
@@ -29,12 +29,12 @@ def options(**given: str) -> SourceOptions:
     return SourceOptions.parse({**known, **given}, streaming=True)
 
 
-def two() -> Pretended:
-    return Pretended({("orders", 0): Log(0, 50), ("orders", 1): Log(0, 30)})
+def two() -> FakeAdmin:
+    return FakeAdmin({("orders", 0): Log(0, 50), ("orders", 1): Log(0, 30)})
 
 
-def batches(servers: Pretended, **given: str) -> Batches:
-    return Batches(options(**given), servers.admin)
+def batches(servers: FakeAdmin, **given: str) -> StreamPlanner:
+    return StreamPlanner(options(**given), servers.admin)
 
 
 @anyio_only
@@ -50,7 +50,10 @@ async def test_a_query_from_its_beginning_to_its_end() -> None:
     await planner.commit(end)
     assert [log.anchor for log in servers.logs.values()] == [50, 30]
     assert await planner.ranges(end, more) == [Range("orders", 0, 50, 60)]
-    assert planner.report() == {"orders": {0: 60, 1: 30}}
+    report = planner.report()
+    assert report is not None
+    assert load(report) == {"orders": {0: 60, 1: 30}}
+    assert report["metrics"]["messagesBehind"] == 0
     await planner.aclose()
     assert servers.closed
 
@@ -85,7 +88,7 @@ async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
 
 @anyio_only
 async def test_a_frozen_query_that_is_bounded_by_bytes() -> None:
-    servers = Pretended({("orders", 0): Log(0, 50, size=100), ("orders", 1): Log(0, 30, size=100)})
+    servers = FakeAdmin({("orders", 0): Log(0, 50, size=100), ("orders", 1): Log(0, 30, size=100)})
     planner = batches(servers)
     await planner.freeze()
     servers.logs["orders", 0].end += 500
@@ -181,7 +184,7 @@ async def test_a_batch_that_was_rolled_back() -> None:
     servers = two()
     servers.logs["orders", 0] = Log(0, 45, anchor=40)
     strict = batches(servers, readTimeoutMs="100")
-    with pytest.raises(DataLoss, match="the batch ends at 50, and the partition has only 45"):
+    with pytest.raises(DataLoss, match="the batch ends at 50, but the partition has only 45"):
         await strict.ranges({"orders": {0: 40}}, {"orders": {0: 50}})
     lenient = batches(servers, readTimeoutMs="100", failOnDataLoss="false")
     assert await lenient.ranges({"orders": {0: 40}}, {"orders": {0: 50}}) == [Range("orders", 0, 40, 45)]
@@ -206,7 +209,7 @@ async def test_an_anchor_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> No
     planner = batches(servers)
     start = await planner.latest(await planner.initial(), None)
     servers.logs["orders", 0].anchor = None
-    with pytest.raises(DataLoss, match="the anchor channel is gone"):
+    with pytest.raises(DataLoss, match="the anchor channel does not exist"):
         await planner.latest(start, None)
     assert servers.logs["orders", 0].anchor is None
     servers.logs["orders", 0].end += 5
@@ -241,12 +244,63 @@ async def test_what_is_no_longer_subscribed_to_is_still_read_where_it_was_logged
 
 
 @anyio_only
-async def test_ranges_are_split_for_more_tasks() -> None:
-    planner = batches(two(), minPartitions="4", maxRecordsPerPartition="20")
-    ranges = await planner.ranges({}, {"orders": {0: 50, 1: 30}})
-    assert len(ranges) >= 5
-    assert all(len(found) <= 20 for found in ranges)
-    assert sum(map(len, ranges)) == 80
+async def test_metrics_of_the_progress() -> None:
+    servers = two()
+    planner = batches(servers)
+    assert planner.report() is None
+    start = await planner.initial()
+    end = await planner.latest(start, 20)
+    report = planner.report()
+    assert report is not None
+    metrics = report["metrics"]
+    assert metrics["messagesBehind"] == 60
+    assert metrics["earliest"] == {"orders": {"0": 0, "1": 0}}
+    counts = end["orders"]
+    assert metrics["behind"] == {"orders": {"0": 50 - counts[0], "1": 30 - counts[1]}}
+
+
+@anyio_only
+async def test_anchors_of_an_idle_query_are_at_the_end() -> None:
+    """Spark commits a batch only when it plans the next one; a call of latestOffset shows that one is complete."""
+    servers = two()
+    planner = batches(servers)
+    start = await planner.initial()
+    end = await planner.latest(start, None)
+    assert [log.anchor for log in servers.logs.values()] == [0, 0], "the batch may have to be read again"
+    assert await planner.latest(end, None) == end
+    assert [log.anchor for log in servers.logs.values()] == [50, 30]
+
+
+@anyio_only
+async def test_a_batch_waits_for_a_number_of_messages() -> None:
+    servers = two()
+    planner = batches(servers, minOffsetsPerTrigger="100", maxTriggerDelay="1h")
+    start = await planner.initial()
+    assert await planner.latest(start, None) == start
+    servers.logs["orders", 0].end = 70
+    assert await planner.latest(start, None) == {"orders": {0: 70, 1: 30}}
+    hasty = batches(servers, minOffsetsPerTrigger="1000", maxTriggerDelay="1ms")
+    assert await hasty.latest(start, None) == start
+    assert await hasty.latest(start, None) == {"orders": {0: 70, 1: 30}}
+    frozen = batches(servers, minOffsetsPerTrigger="1000", maxTriggerDelay="1h")
+    await frozen.freeze()
+    assert await frozen.latest(start, None) == {"orders": {0: 70, 1: 30}}
+
+
+@anyio_only
+async def test_new_topics_that_match_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.spark.read.anchor._TOPICS_INTERVAL", -1.0)
+    servers = two()
+    servers.logs["other", 0] = Log(0, 9)
+    given = {"lookupd": "127.0.0.1:1", "channel": "spark", "subscribePattern": "ord.*", "startingOffsets": "earliest"}
+    planner = StreamPlanner(SourceOptions.parse(given, streaming=True), servers.admin)
+    start = await planner.initial()
+    assert start == {"orders": {0: 0, 1: 0}}
+    servers.logs["orders_eu", 0] = Log(0, 4)
+    end = await planner.latest(start, None)
+    assert end == {"orders": {0: 50, 1: 30}, "orders_eu": {0: 4}}
+    assert servers.logs["orders_eu", 0].anchor == 0
+    assert Range("orders_eu", 0, 0, 4) in await planner.ranges(start, end)
 
 
 @anyio_only
@@ -267,7 +321,7 @@ async def test_the_more_partitions_the_longer_the_pauses(monkeypatch: pytest.Mon
     servers = two()
     planner = batches(servers)
     start = await planner.latest(await planner.initial(), None)
-    monkeypatch.setattr("nsqext.spark.read.stream._SHARE", 1e9)
+    monkeypatch.setattr("nsqext.spark.read.stream._PAUSE_FACTOR", 1e9)
     await planner.latest(start, None)
     with anyio.move_on_after(0.5) as scope:
         await planner.latest(start, None)
@@ -291,7 +345,7 @@ def test_a_reader_can_be_sent_to_other_processes() -> None:
     reader.stop()
     by_size = NsqStreamReader(options(maxBytesPerTrigger="7"))
     assert pickle.loads(pickle.dumps(by_size)).getDefaultReadLimit().max_bytes == 7  # noqa: S301
-    with pytest.raises(InvalidSetting, match="knows no ReadMaxFiles"):
+    with pytest.raises(InvalidSetting, match="does not support ReadMaxFiles"):
         by_size.latestOffset({"v": 1, "topics": {}}, ReadMaxFiles(1))
 
 

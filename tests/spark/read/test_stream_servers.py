@@ -14,11 +14,11 @@ from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import DataLoss, InvalidState
 from nsqext.lookup.client import LookupClient
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.options import Access, SourceOptions
+from nsqext.spark.options import ClientConfig, SourceOptions
 from nsqext.spark.read.offsets import Range
-from nsqext.spark.read.range_reader import RangeReader
-from nsqext.spark.read.stream import Batches
+from nsqext.spark.read.stream import StreamPlanner
 from tests.support.spark_queries import post, starting
+from tests.support.spark_readers import SingleReader
 
 if TYPE_CHECKING:
     from tests.support.spark_cluster import Servers
@@ -35,11 +35,11 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterator[Batches]:
+async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterator[StreamPlanner]:
     """Open a planner, as a process of Spark does."""
     known = {"lookupd": ",".join(lookupd), "subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
     options = SourceOptions.parse({**known, **given}, streaming=True)
-    planner = Batches(options, Admin(options.connection))
+    planner = StreamPlanner(options, Admin(options.client))
     try:
         yield planner
     finally:
@@ -86,7 +86,7 @@ async def test_a_second_query_on_the_same_channel_is_noticed(servers: Servers, t
         start = await mine.initial()
         assert await other.initial() == start
         await other.commit(await other.latest(start, 5))
-        with pytest.raises(InvalidState, match="somebody else moved the anchor channel spark"):
+        with pytest.raises(InvalidState, match="another client moved the anchor channel spark"):
             await mine.latest(start, 5)
 
 
@@ -122,7 +122,9 @@ async def test_a_task_that_begins_while_nobody_leads(cluster: Cluster) -> None:
     read: list[int] = []
 
     async def run_task() -> None:
-        async with RangeReader(Access(tuple(cluster.lookupd), timeout=10), Range("orders", 0, 0, COUNT)) as reader:
+        async with SingleReader(
+            ClientConfig(tuple(cluster.lookupd), timeout=10), Range("orders", 0, 0, COUNT)
+        ) as reader:
             async for block in reader:
                 read.extend(range(block.first, block.first + len(block)))
 
@@ -159,7 +161,7 @@ async def test_a_topic_that_was_made_anew(cluster: Cluster) -> None:
     cluster.create_topic("orders", channels=["other"])
     await publish(cluster.lookupd, "orders", 5)
     async with planning(cluster.lookupd, "orders") as planner:
-        with pytest.raises(DataLoss, match=f"{COUNT} messages were read, and the partition has only 5"):
+        with pytest.raises(DataLoss, match=f"{COUNT} messages were read, but the partition has only 5"):
             await planner.latest(start, None)
     async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
         back = await planner.latest(start, None)
@@ -175,7 +177,7 @@ async def test_messages_are_kept_by_the_anchor_and_gone_without_it() -> None:
         async with (
             Producer(cluster.lookupd) as producer,
             planning(cluster.lookupd, "orders") as planner,
-            Admin(SourceOptions.parse({"lookupd": cluster.lookupd[0], "subscribe": "orders"}).connection) as admin,
+            Admin(SourceOptions.parse({"lookupd": cluster.lookupd[0], "subscribe": "orders"}).client) as admin,
         ):
             await admin.create_anchor("orders", 0, "other", 0)
             start = await planner.initial()
@@ -187,12 +189,12 @@ async def test_messages_are_kept_by_the_anchor_and_gone_without_it() -> None:
                     end = await planner.latest(start, None)
                     assert await planner.ranges(start, end) == [Range("orders", 0, 0, 200)]
                     await admin.delete_anchor("orders", 0, "spark")
-            kept = (await admin.bounds("orders", 0)).start
+            kept = (await admin.bounds.of("orders", 0)).start
             assert kept > 200
         async with planning(cluster.lookupd, "orders") as planner:
-            with pytest.raises(DataLoss, match="the messages from 0 to 200 are not kept any more"):
+            with pytest.raises(DataLoss, match="the messages from 0 to 200 are not retained any more"):
                 await planner.ranges(start, end)
-            with pytest.raises(DataLoss, match="the anchor channel is gone"):
+            with pytest.raises(DataLoss, match="the anchor channel does not exist"):
                 await planner.latest(end, None)
         async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
             assert await planner.ranges(start, end) == []

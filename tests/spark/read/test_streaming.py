@@ -150,7 +150,7 @@ def test_messages_that_are_gone_end_the_query(spark: SparkSession, servers: Serv
     servers.cluster.delete_topic(topic)
     servers.cluster.create_topic(topic, channels=["ready"])
     servers.publish(topic, bodies("anew", 4))
-    with pytest.raises(StreamingQueryException, match="10 messages were read, and the partition has only 4"):
+    with pytest.raises(StreamingQueryException, match="10 messages were read, but the partition has only 4"):
         reading.run()
     reading.options = options | {"failOnDataLoss": "false"}
     reading.run()

@@ -10,6 +10,7 @@ from pyspark.sql import functions as sf
 
 from nsqext.errors import InvalidInput
 from nsqext.spark import dedupe
+from nsqext.spark.option_values import ALL_COLUMNS, BASE_COLUMNS
 from nsqext.spark.schema import read_schema
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def row(offset: int, topic: str = "t", partition: int = 0, **fields: Any) -> Row
 
 
 def frame(spark: SparkSession, rows: list[Row], *, include_headers: bool = True) -> DataFrame:
-    schema = read_schema(include_headers)
+    schema = read_schema(ALL_COLUMNS if include_headers else BASE_COLUMNS)
     return spark.createDataFrame([tuple(one.get(name) for name in schema.fieldNames()) for one in rows], schema)
 
 
@@ -83,7 +84,7 @@ def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
         frame(spark, list(rows)).withColumn("timestamp", sf.current_timestamp()).write.mode("append").parquet(source)
 
     def run() -> list[int]:
-        rows = spark.readStream.schema(read_schema(True)).parquet(source)
+        rows = spark.readStream.schema(read_schema(ALL_COLUMNS)).parquet(source)
         assert "DeduplicateWithinWatermark" not in plan(dedupe(rows))
         single = dedupe(rows.withWatermark("timestamp", "1 hour"))
         assert "DeduplicateWithinWatermark" in plan(single)

@@ -13,7 +13,7 @@ import trustme
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound
-from nsqext.spark.options import Access
+from nsqext.spark.options import ClientConfig
 from nsqext.spark.write.publisher import Tally, publish_chunks
 from nsqext.spark.write.row_mapper import Chunk
 from nsqext.sync import Consumer
@@ -34,7 +34,7 @@ def chunk(*messages: tuple[str, int | None, bytes | OutgoingMessage], first: int
 
 
 def publish(servers: Servers, *chunks: Chunk, **settings: str) -> dict[tuple[str, int], Tally]:
-    return publish_chunks(Access(tuple(servers.lookupd), settings), 5, lambda meta: chunks)
+    return publish_chunks(ClientConfig(tuple(servers.lookupd), settings), 5, lambda meta: chunks)
 
 
 def test_chunks_are_stored_in_their_order(servers: Servers) -> None:
@@ -102,7 +102,7 @@ def test_the_next_chunk_is_not_sent_after_one_that_failed(servers: Servers) -> N
             )
 
     with pytest.raises(NsqError, match="row 2 of Spark partition 5"):
-        publish_chunks(Access(tuple(servers.lookupd)), 5, chunks)
+        publish_chunks(ClientConfig(tuple(servers.lookupd)), 5, chunks)
     assert made == [0, 1, 2, 3]
     servers.publish(topic, [b"end"])
     assert [message.body for message in collect(servers, topic, 3)] == [b"0", b"1", b"end"]
@@ -116,7 +116,7 @@ def test_topics_are_asked_about(servers: Servers) -> None:
         told.append(meta(topic))
         return ()
 
-    assert publish_chunks(Access(tuple(servers.lookupd)), 0, chunks) == {}
+    assert publish_chunks(ClientConfig(tuple(servers.lookupd)), 0, chunks) == {}
     assert (told[0].partition_num, told[0].extend_support) == (2, True)
 
 
@@ -126,7 +126,7 @@ def test_a_topic_that_is_not_there_is_refused(servers: Servers) -> None:
         return ()
 
     with pytest.raises(TopicNotFound):
-        publish_chunks(Access(tuple(servers.lookupd)), 0, chunks)
+        publish_chunks(ClientConfig(tuple(servers.lookupd)), 0, chunks)
 
 
 def test_the_original_nsq_makes_its_topics() -> None:
@@ -137,7 +137,7 @@ def test_the_original_nsq_makes_its_topics() -> None:
         return [chunk(("fresh", None, b"x"), ("fresh", None, b"y"))]
 
     with Cluster(nodes=1, generation="nsq") as cluster:
-        tallies = publish_chunks(Access(tuple(cluster.lookupd)), 0, chunks)
+        tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
     assert told == [TopicMeta()]
     assert tallies == {("fresh", -1): Tally(2)}
 
@@ -152,7 +152,7 @@ def test_nothing_is_lost_with_a_leader() -> None:
                     cluster.kill(cluster.leader("t", 0))
                 yield chunk(*(("t", number % 2, b"%d" % (number * 10 + row)) for row in range(10)), first=number * 10)
 
-        tallies = publish_chunks(Access(tuple(cluster.lookupd)), 0, chunks)
+        tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
         assert sum(tally.count for tally in tallies.values()) == 400
         found: set[int] = set()
         with Consumer("t", "ready", lookupd=cluster.lookupd) as consumer:
@@ -172,14 +172,14 @@ def test_a_certificate_is_checked(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(file)
     with Cluster(nodes=1, options=ClusterOptions(tls=served)) as cluster:
         cluster.create_topic("t", channels=["ready"])
-        access = Access(tuple(cluster.lookupd), {"connection_tls": str(file)})
+        access = ClientConfig(tuple(cluster.lookupd), {"connection_tls": str(file)})
         assert publish_chunks(access, 0, lambda meta: [chunk(("t", None, b"x"))]) == {("t", 0): Tally(1)}
-        unknown = Access(tuple(cluster.lookupd), {"connection_tls": "true", "timeout": "2"})
+        unknown = ClientConfig(tuple(cluster.lookupd), {"connection_tls": "true", "timeout": "2"})
         with pytest.raises(PublishFailed, match=r"row 0 of Spark partition 0.*certificate"):
             publish_chunks(unknown, 0, lambda meta: [chunk(("t", None, b"x"))])
 
 
 def test_lookup_is_waited_for(servers: Servers) -> None:
-    access = Access(("127.0.0.1:1",), {"timeout": "0.3", "lookup_request_timeout": "0.1"})
+    access = ClientConfig(("127.0.0.1:1",), {"timeout": "0.3", "lookup_request_timeout": "0.1"})
     with pytest.raises(PublishFailed, match="row 0 of Spark partition 5: no lookup node returned a usable response"):
         publish_chunks(access, 5, lambda meta: [chunk(("t", None, b"x"))])

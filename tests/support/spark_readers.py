@@ -1,0 +1,43 @@
+"""Range readers for tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.read.offsets import plan_tasks
+from nsqext.spark.read.range_reader import RangeReader
+
+if TYPE_CHECKING:
+    from nsqext.spark.cluster.client_config import ClientConfig
+    from nsqext.spark.read.offsets import Range
+    from nsqext.spark.read.reassembly import Block
+
+__all__ = ("SingleReader", "bodies", "split")
+
+
+class SingleReader(RangeReader):
+    """A range reader that closes its own `Admin`."""
+
+    def __init__(self, config: ClientConfig, found: Range, **given: Any) -> None:
+        super().__init__(Admin(config), found, **{"timeout": config.timeout, **given})
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._admin.aclose()
+
+
+def split(found: Range, parts: int) -> list[Range]:
+    """Return a range in parts of equal size."""
+    return [piece for task in plan_tasks([found], min_tasks=parts, max_tasks=parts) for piece in task]
+
+
+def bodies(block: Block) -> list[bytes]:
+    """Return the bodies of the messages of a block."""
+    assert block.columns.bodies is not None
+    return block.columns.bodies

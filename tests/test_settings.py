@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import attrs
+import certifi
 import pytest
 import trustme
 
@@ -256,12 +257,14 @@ _SAMPLES = {
     "on_unknown": "raise",
     "backoff_mode": "off",
     "backoff_base": "7",
+    "lookup_ca": certifi.where(),
 }
 
 
 _NEEDED = {
     "start_existing": "start=earliest",
     "connection_tls_hostname": "connection_tls=true",
+    "lookup_auth_secret": "lookup_auth_over_http=true",
     "failure_dead_letter": "failure_max_attempts=3",
     "failure_reject_ordered": "failure_max_attempts=3",
 }

@@ -96,7 +96,7 @@ class LookupOptions:
     max_concurrent: int = 32
     auth_secret: str | None = field(default=None, repr=False)
     auth_over_http: bool = False
-    ca: ssl.SSLContext | str | None = None
+    ca: str | ssl.SSLContext | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("poll_interval", "max_poll_interval", "request_timeout", "retry_failed"):

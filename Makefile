@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos spark-long check coverage docs bench clean
+.PHONY: help demo pipeline test chaos spark-cluster spark-long check coverage docs bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -20,6 +20,7 @@ help:
 	@echo "make test        run the test suite"
 	@echo "make chaos       run 200 schedules of faults and print what came of them"
 	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
+	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
 	@echo "make coverage    run the test suite and print uncovered lines and branches"
 	@echo "make docs        build the documentation into docs/_build/html"
@@ -40,6 +41,9 @@ chaos: $(VENV)/test/.ready
 
 spark-long: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10
+
+spark-cluster: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.spark.cluster_run
 
 check: $(VENV)/check/.ready
 	$(VENV)/check/bin/ruff check .

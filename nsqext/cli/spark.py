@@ -10,6 +10,7 @@ import typer
 
 from nsqext.cli.common import Lookupd, Url, lookup_addresses, perform, show
 from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.cluster.ephemeral_channel import MARK
@@ -50,7 +51,7 @@ def run(
     """
     if action is Action.DELETE and channel is None:
         raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
-    config = ClientConfig(tuple(map(str, lookup_addresses(url, lookupd))), timeout=_TIMEOUT)
+    config = ClientConfig(tuple(map(str, parse_lookup_addresses(lookup_addresses(url, lookupd)))), timeout=_TIMEOUT)
 
     async def act() -> None:
         async with Admin(config) as admin:

@@ -185,3 +185,18 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
 def test_mistakes_are_one_line(words: tuple[str, ...], reason: str) -> None:
     done = run(*words)
     assert (done.returncode, reason in done.stderr.decode(), len(done.stderr.splitlines())) == (2, True, 1), done.stderr
+
+
+def test_anchor_channels_of_spark(cluster: Cluster, topic: str) -> None:
+    address = cluster.lookupd[0]
+    lines("pub", topic, "one", "two", "three", "--partition", "1", "--lookupd", address)
+    words = ("--lookupd", address)
+    found = lines("spark", "anchors", "list", topic, *words)
+    assert [(one["partition"], one["channel"], one["behind"]) for one in found] == [(0, "ch", 0), (1, "ch", 3)]
+    missing = run("spark", "anchors", "delete", topic, "--channel", "other", *words)
+    assert (missing.returncode, b"the channel other does not exist" in missing.stderr) == (2, True)
+    deleted = lines("spark", "anchors", "delete", topic, "--channel", "ch", *words)
+    assert [one["deleted"] for one in deleted] == [True, True]
+    assert lines("spark", "anchors", "list", topic, *words) == []
+    unnamed = run("spark", "anchors", "delete", topic, *words)
+    assert b"use --channel NAME" in unnamed.stderr

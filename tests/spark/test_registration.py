@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+import atexit
 import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as sf
 
+from nsqext._version import __version__
 from nsqext.errors import InvalidState
 from nsqext.spark import register
-from nsqext.spark.registration import check_pyspark, driver_python
+from nsqext.spark.registration import check_pyspark, check_workers, driver_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.spark_cluster import Servers
+
+
+def test_versions_of_workers() -> None:
+    good = ("host", "/bin/python", __version__, "20.0.0")
+    check_workers([good])
+    for change, told in (
+        ((2, "ModuleNotFoundError: No module named 'nsqext'"), "worker host, /bin/python: nsqext cannot be imported"),
+        ((2, "0.0.1"), f"nsqext is version 0.0.1, and {__version__} on the driver"),
+        ((3, "ModuleNotFoundError: No module named 'pyarrow'"), "pyarrow cannot be imported"),
+        ((3, "17.0.0"), "pyarrow is version 17.0.0: nsqext needs pyarrow 18"),
+    ):
+        worker = list(good)
+        worker[change[0]] = change[1]
+        with pytest.raises(InvalidState) as caught:
+            check_workers([good, (worker[0], worker[1], worker[2], worker[3])])
+        assert told in str(caught.value)
+
+
+def test_an_environment_that_is_unpacked_on_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark starts the relative path of the archive on the driver as well."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
+    wanted = f"./environment/bin/{Path(sys.executable).name}"
+    assert driver_python(wanted, "spark://host:7077", []) == wanted
+    assert (tmp_path / "environment").readlink() == Path(sys.prefix)
+    assert driver_python(wanted, "spark://host:7077", []) == wanted
+    with pytest.raises(InvalidState, match="it does not exist"):
+        driver_python("./other/bin/no-such-python", "yarn", [])
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.fixture
@@ -73,3 +107,20 @@ def test_a_session_keeps_its_interpreter(spark: SparkSession, bare: str) -> None
     rows = spark.read.format("nsqext").options(lookupd="127.0.0.1:1", subscribe="t", includeHeaders="true").load()
     assert rows.columns[-2:] == ["headers", "key"]
     register(spark)
+
+
+def test_spark_finds_the_format_by_itself(servers: Servers, spark: SparkSession) -> None:
+    """The session has not registered the format; SQL tables work, too."""
+    topic = servers.make_topic("table")
+    servers.publish(topic, [b"%d" % number for number in range(5)], 0)
+    other = spark.newSession()
+    options = {**servers.options, "subscribe": topic}
+    assert other.read.format("nsqext").options(**options).load().count() == 5 + servers.first
+    given = ", ".join(f'{name} "{value}"' for name, value in options.items())
+    other.sql(f"CREATE TABLE {topic} USING nsqext OPTIONS ({given})")
+    try:
+        rows = other.table(topic).agg(sf.count("*").alias("rows"), sf.max("offset").alias("last")).collect()
+        assert [(row["rows"], row["last"]) for row in rows] == [(5 + servers.first, 4 + servers.first)]
+        assert other.table(topic).columns[:2] == ["value", "topic"]
+    finally:
+        other.sql(f"DROP TABLE {topic}")

@@ -430,3 +430,22 @@ def test_names_of_scratch_channels() -> None:
     assert all(len(name) <= 64 and name.endswith("#ephemeral") for name in names)
     assert ephemeral_name("mine").startswith("mine_")
     assert ephemeral_name().startswith("nsqext_spark_")
+
+
+async def test_lookup_that_has_never_answered_fails_soon() -> None:
+    """The timeout is for servers that are down for a while; addresses that never answered are probably wrong."""
+    async with Admin(access(["127.0.0.1:1"], timeout=60.0), first_contact=0.3) as admin:
+        with anyio.fail_after(20), pytest.raises(LookupFailed, match="check the option lookupd"):
+            await admin.leaders.partitions("orders")
+
+
+async def test_lookup_that_has_answered_before_is_waited_for() -> None:
+    async with scripted_lookup() as node, Admin(access([node], timeout=0.8), first_contact=0.1) as admin:
+        node.tell({0: node.address}, num=1)
+        with pytest.raises(PartitionUnavailable):
+            await admin.leaders.partitions("t")
+        began = anyio.current_time()
+        node.tell({}, num=1)
+        with pytest.raises(PartitionUnavailable):
+            await admin.leaders.partitions("t")
+        assert anyio.current_time() - began >= 0.7

@@ -96,7 +96,7 @@ async def test_a_node_that_is_not_there() -> None:
     async with scripted_lookup() as node:
         leader = Leader(node.address, node.address)
     async with LookupClient([str(leader.http)]) as client:
-        with pytest.raises(PartitionUnavailable, match="/stats: no answer") as caught:
+        with pytest.raises(PartitionUnavailable, match="/stats: no response") as caught:
             await Nodes(client.http).stats(leader, "t", 3)
         assert caught.value.topic == "t"
         assert not isinstance(caught.value, LookupFailed)

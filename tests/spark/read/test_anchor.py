@@ -188,3 +188,23 @@ async def test_a_survey_tells_of_partitions_without_an_anchor() -> None:
         ("orders", 0): PartitionState(10, 50, 20),
         ("orders", 1): PartitionState(0, 30, None),
     }
+
+
+async def test_a_start_that_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    servers = pretended(p0=20, p1=5)
+    await Anchors(servers.admin, options()).begin()
+    assert caplog.records == []
+    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {"orders": {0: 20, 1: 5}}
+    (record,) = caplog.records
+    assert "option startingOffsets is ignored: the channel spark exists at 2 partitions" in record.getMessage()
+
+
+async def test_a_time_for_each_partition() -> None:
+    servers = pretended()
+    servers.times = {1000: 15, 2000: 7}
+    times = '{"orders": {"0": 1000, "1": 2000}}'
+    begun = await Anchors(servers.admin, options(startingOffsetsByTimestamp=times)).begin()
+    assert begun == {"orders": {0: 15, 1: 7}}
+    servers.logs["orders", 1].anchor = None
+    with pytest.raises(InvalidSetting, match="no time for this partition"):
+        await Anchors(servers.admin, options(startingOffsetsByTimestamp='{"orders": {"0": 1000}}')).begin()

@@ -197,7 +197,7 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 def topic(bench: Bench, partitions: int) -> Iterator[str]:
     """Give a topic, which is deleted in the end."""
     plan = TopicPlan(fresh_name("bench"), partitions, channels=("keep",))
-    with bench.portal.wrap_async_context_manager(temporary_topic(bench.lookupd, plan, lambda _: None)) as name:
+    with bench.portal.wrap_async_context_manager(temporary_topic(bench.lookupd, plan)) as name:
         yield name
 
 

@@ -124,7 +124,8 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
 def _topic(portal: BlockingPortal, lookupd: Sequence[str], plan: TopicPlan, progress: Progress) -> Iterator[str]:
     """Make a topic, and delete it in the end."""
     task = progress.add_task(f"topic {plan.name}: partitions ready", total=plan.partitions)
-    with portal.wrap_async_context_manager(temporary_topic(lookupd, plan, lambda _: progress.advance(task))) as name:
+    with portal.wrap_async_context_manager(temporary_topic(lookupd, plan)) as name:
+        progress.advance(task, plan.partitions)
         yield name
 
 

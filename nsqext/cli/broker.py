@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.admin import DEFAULT_CHANNEL
+from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster

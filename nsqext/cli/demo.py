@@ -114,5 +114,6 @@ async def _on_running_cluster(parcels: Sequence[Parcel], partitions: int, lookup
     console.print(f"topic {plan.name} at {lookupd}, deleted in the end", highlight=False)
     with make_progress(console) as progress:
         writable = progress.add_task("partitions ready (up to 75 s)", total=partitions)
-        async with temporary_topic(lookupd, plan, lambda _: progress.advance(writable)):
+        async with temporary_topic(lookupd, plan):
+            progress.advance(writable, partitions)
             return await travel(Journey(parcels, plan.name, lookupd, progress))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import anyio
 import typer
 
-from nsqext.cli.common import Lookupd, Url, lookup_client, perform, show
-from nsqext.errors import InvalidSetting, LookupFailed, TopicNotFound
-from nsqext.lookup.admin import DEFAULT_CHANNEL, LookupAdmin
-
-if TYPE_CHECKING:
-    from nsqext.lookup.client import LookupClient
+from nsqext import Admin
+from nsqext.cli.common import Lookupd, Url, lookup_addresses, perform, show
+from nsqext.errors import InvalidSetting
+from nsqext.protocol.names import DEFAULT_CHANNEL
 
 __all__ = ("Action", "run")
-
-_LEADER_TIMEOUT = 5.0
 
 
 class Action(StrEnum):
@@ -50,47 +45,24 @@ def run(
         raise InvalidSetting("no channel is given", hint="give --channel NAME")
     if action is Action.DELETE and channels:
         raise InvalidSetting("--channel is for create and channel")
-    client = lookup_client(url, lookupd)
+    addresses = lookup_addresses(url, lookupd)
 
     async def act() -> None:
-        async with client:
-            admin = LookupAdmin(client)
+        async with Admin(addresses) as admin:
             if action is Action.DELETE:
                 await admin.delete_topic(name)
                 show({"topic": name, "deleted": True}, f"{name} is deleted")
                 return
+            created = channels
             if action is Action.CREATE:
                 await admin.create_topic(
                     name, partitions=partitions, replicas=replicas, extend=extend, ordered=ordered, multipart=multipart
                 )
                 show({"topic": name, "created": True}, f"{name} is created")
-                if not channels:
-                    await _create_default_channel(client, name)
-            for one in channels:
+                if not channels and (await admin.topic(name)).generation == "ha":
+                    created = [DEFAULT_CHANNEL]
+            for one in created:
                 await admin.create_channel(name, one)
                 show({"topic": name, "channel": one, "created": True}, f"channel {one} of {name} is created")
 
     perform(act)
-
-
-async def _create_default_channel(client: LookupClient, name: str) -> None:
-    """Create the default channel as soon as the topic has leaders; nothing on the original NSQ, which needs none."""
-    if not any(node.leader for node in await client.lookup_nodes()):
-        return
-    with anyio.move_on_after(_LEADER_TIMEOUT):
-        while True:
-            try:
-                await LookupAdmin(client).create_channel(name, DEFAULT_CHANNEL)
-            except (LookupFailed, TopicNotFound):  # the nodes have not opened the partitions yet
-                await anyio.sleep(0.1)
-                continue
-            show(
-                {"topic": name, "channel": DEFAULT_CHANNEL, "created": True},
-                f"channel {DEFAULT_CHANNEL} of {name} is created",
-            )
-            return
-    raise LookupFailed(
-        f"the topic is created, but its nodes did not open it within {_LEADER_TIMEOUT:g} s, so it has no channel yet",
-        topic=name,
-        hint=f"run `nsqext topic channel {name} --channel {DEFAULT_CHANNEL}` later; publishes are refused until then",
-    )

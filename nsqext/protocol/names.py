@@ -8,6 +8,7 @@ from functools import lru_cache
 from nsqext.errors import InvalidInput, InvalidName, InvalidPartition
 
 __all__ = (
+    "DEFAULT_CHANNEL",
     "MAX_NAME_LENGTH",
     "MAX_PARTITION",
     "MAX_PARTITIONS",
@@ -23,6 +24,8 @@ __all__ = (
     "is_valid_topic",
 )
 
+DEFAULT_CHANNEL = "default"
+"""Channel of a new topic if the caller names none: the redesigned NSQ refuses publishes to a topic without channels."""
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_PARTITION = 1023

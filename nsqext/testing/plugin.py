@@ -70,7 +70,7 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     a topic of the redesigned NSQ has the channel ``default``, as it refuses publishes to a topic without channels.
     """
     from nsqext.errors import TopicNotFound
-    from nsqext.lookup.admin import DEFAULT_CHANNEL
+    from nsqext.protocol.names import DEFAULT_CHANNEL
 
     options: dict[str, object] = {}
     if str(request.config.getini("nsqext_generation")) == "ha":

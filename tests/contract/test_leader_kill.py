@@ -17,11 +17,8 @@ import pytest
 from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
-from nsqext import Consumer, LookupOptions, Message, NsqError, Producer, ProducerOptions
+from nsqext import Admin, Consumer, Message, NsqError, Producer, ProducerOptions
 from nsqext.broker import Cluster
-from nsqext.cli.flights_topic import TopicPlan, make_writable
-from nsqext.lookup.admin import LookupAdmin
-from nsqext.lookup.client import LookupClient
 from tests.support.cluster import REAL
 from tests.support.machine_pauses import PauseWatch
 
@@ -36,7 +33,6 @@ _STALL = 2.0 if not REAL else 40.0
 """Seconds that a publish or a consumption may take longest; a real cluster notices a kill after 20 s."""
 _BEFORE, _AFTER = 20, 40
 """Publishes of each publisher before the kill, and after it."""
-_SLOW = LookupOptions(request_timeout=15.0)
 
 
 @frozen
@@ -76,11 +72,9 @@ def killable() -> Iterator[Killable]:
 
 
 async def _make_topic(lookupd: list[str], topic: str) -> list[str]:
-    async with LookupClient(lookupd, _SLOW) as client:
-        admin = LookupAdmin(client)
-        await admin.create_topic(topic, replicas=3)
-        await make_writable(lookupd, admin, TopicPlan(topic), lambda partition: None)
-        return [str(node.tcp) for node in await client.nodes()]
+    async with Admin(lookupd) as admin:
+        await admin.create_topic(topic, replicas=3, wait=150.0)
+        return [str(node.tcp) for node in await admin.nodes()]
 
 
 @define

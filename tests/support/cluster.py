@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define, field, frozen
 
-from nsqext import LookupOptions
+from nsqext import Admin
 from nsqext.broker import Cluster
-from nsqext.cli.flights_topic import TopicPlan, make_writable
-from nsqext.lookup.admin import LookupAdmin
-from nsqext.lookup.client import LookupClient
+from nsqext.cli.flights_topic import TopicPlan
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -27,7 +25,6 @@ REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 
 PARTITIONS = 2
 _UPGRADES = 3
-_OPTIONS = LookupOptions(request_timeout=15.0)
 
 
 @frozen
@@ -61,17 +58,14 @@ class ClusterUnderTest:
     async def make_channel(self, topic: str) -> str:
         """Make a channel that nobody consumes yet; returns its name."""
         name = f"made_{token_hex(4)}"
-        async with LookupClient(self.lookupd, _OPTIONS) as client:
-            await LookupAdmin(client).create_channel(topic, name)
+        async with Admin(self.lookupd) as admin:
+            await admin.create_channel(topic, name)
         return name
 
     async def upgrade(self, topic: str) -> None:
         """Give a topic extend support."""
-        async with LookupClient(self.lookupd, _OPTIONS) as client:
-            leader = next(node for node in await client.lookup_nodes() if node.leader)
-            await client.http.ask(
-                leader.address, "/topic/meta/update", {"topic": topic, "upgradeext": "true"}, method="POST"
-            )
+        async with Admin(self.lookupd) as admin:
+            await admin.upgrade_topic(topic)
 
 
 @contextmanager
@@ -109,18 +103,11 @@ def _with_topics(lookupd: list[str]) -> Iterator[ClusterUnderTest]:
 
 
 async def _make_topics(lookupd: list[str], plans: list[TopicPlan]) -> list[Node]:
-    async with LookupClient(lookupd, _OPTIONS) as client:
-        admin = LookupAdmin(client)
-        for plan in plans:
-            await admin.create_topic(plan.name, partitions=plan.partitions, extend=plan.extend, ordered=plan.ordered)
+    async with Admin(lookupd) as admin:
         async with anyio.create_task_group() as tasks:
             for plan in plans:
-                tasks.start_soon(make_writable, lookupd, admin, plan, _ignore)
-        return [Node(_text(node.tcp), _text(node.http)) for node in await client.nodes()]
-
-
-def _ignore(partition: int) -> None:
-    """Nobody watches."""
+                tasks.start_soon(plan.create, admin)
+        return [Node(_text(node.tcp), _text(node.http)) for node in await admin.nodes()]
 
 
 def _text(address: Address | None) -> str:
@@ -129,7 +116,6 @@ def _text(address: Address | None) -> str:
 
 
 async def _delete_topics(lookupd: list[str], plans: list[TopicPlan]) -> None:
-    async with LookupClient(lookupd, _OPTIONS) as client:
-        admin = LookupAdmin(client)
+    async with Admin(lookupd) as admin:
         for plan in plans:
             await admin.delete_topic(plan.name)

@@ -10,11 +10,9 @@ from secrets import token_hex
 import anyio
 from attrs import define, field
 
-from nsqext import ConsumerOptions, LookupOptions
+from nsqext import Admin, ConsumerOptions
 from nsqext.broker import Cluster
-from nsqext.cli.flights_topic import TopicPlan, make_writable
-from nsqext.lookup.admin import LookupAdmin
-from nsqext.lookup.client import LookupClient
+from nsqext.cli.flights_topic import TopicPlan
 from nsqext.sync import Consumer, Message, Producer
 
 __all__ = ("REAL", "Servers", "collect", "running_servers")
@@ -23,7 +21,6 @@ REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
 
 _PAUSE = 4.0
-_OPTIONS = LookupOptions(request_timeout=15.0)
 
 
 @define
@@ -33,18 +30,16 @@ class Servers:
     Attributes:
         lookupd: lookup addresses.
         cluster: the embedded cluster; None where it is a real one.
-        first: number of messages that a new partition holds already: a real cluster is asked whether it takes some.
         topics: those that were made at a real cluster.
+        first: number of the first message of a new partition.
         channel: a channel that every topic has from the beginning, and that nobody consumes.
-        probe: body of the messages that a real cluster is asked with.
     """
 
     lookupd: Sequence[str]
     cluster: Cluster | None
-    first: int
     topics: list[str] = field(factory=list)
+    first: int = 0
     channel: str = "ready"
-    probe: bytes = b"ready?"
 
     @property
     def options(self) -> dict[str, str]:
@@ -64,7 +59,7 @@ class Servers:
                 name, partitions, extend=extend, ordered=ordered, replicas=replicas, channels=[self.channel]
             )
         else:
-            anyio.run(_make, self.lookupd, TopicPlan(name, partitions, extend=extend, ordered=ordered), self.topics)
+            anyio.run(_make, self.lookupd, TopicPlan(name, partitions, extend, ordered, (self.channel,)), self.topics)
         return name
 
     def publish(self, topic: str, bodies: Sequence[bytes], partition: int | None = None) -> None:
@@ -78,9 +73,9 @@ def running_servers(nodes: int = 3) -> Iterator[Servers]:
     """Give the servers; topics of a real cluster are deleted in the end."""
     if not REAL:
         with Cluster(nodes) as cluster:
-            yield Servers(cluster.lookupd, cluster, 0)
+            yield Servers(cluster.lookupd, cluster)
         return
-    servers = Servers(REAL.split(","), None, 1)
+    servers = Servers(REAL.split(","), None)
     try:
         yield servers
     finally:
@@ -88,37 +83,25 @@ def running_servers(nodes: int = 3) -> Iterator[Servers]:
 
 
 async def _make(lookupd: Sequence[str], plan: TopicPlan, topics: list[str]) -> None:
-    async with LookupClient(lookupd, _OPTIONS) as client, anyio.create_task_group() as tasks:
-        admin = LookupAdmin(client)
+    async with Admin(lookupd) as admin, anyio.create_task_group() as tasks:
         topics.append(plan.name)
-        await admin.create_topic(
-            plan.name,
-            partitions=plan.partitions,
-            extend=plan.extend,
-            ordered=plan.ordered,
-            multipart=not plan.ordered,
-        )
         tasks.start_soon(_nudge, admin, topics)
-        await make_writable(lookupd, admin, plan, _ignore)
+        await plan.create(admin)
         tasks.cancel_scope.cancel()
 
 
-async def _nudge(admin: LookupAdmin, topics: list[str]) -> None:
+async def _nudge(admin: Admin, topics: list[str]) -> None:
     """Make further topics: a real cluster attends to one when the next one comes, and once in a minute otherwise."""
     while True:
         await anyio.sleep(_PAUSE)
         topics.append(f"nudge_{token_hex(4)}")
-        await admin.create_topic(topics[-1])
-
-
-def _ignore(partition: int) -> None:
-    """Nobody watches."""
+        await admin.create_topic(topics[-1], wait=0)
 
 
 async def _delete(lookupd: Sequence[str], topics: Sequence[str]) -> None:
-    async with LookupClient(lookupd, _OPTIONS) as client:
+    async with Admin(lookupd) as admin:
         for topic in topics:
-            await LookupAdmin(client).delete_topic(topic)
+            await admin.delete_topic(topic, missing_ok=True)
 
 
 def collect(servers: Servers, topic: str, count: int) -> list[Message]:
@@ -128,8 +111,7 @@ def collect(servers: Servers, topic: str, count: int) -> list[Message]:
     with Consumer(topic, servers.channel, lookupd=list(servers.lookupd), options=options) as consumer:
         for message in consumer:
             message.finish()
-            if message.body != servers.probe:
-                found.append(message)
+            found.append(message)
             if len(found) == count:
                 break
     return found

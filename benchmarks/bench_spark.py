@@ -33,6 +33,9 @@ from nsqext.spark import register
 
 BODY = b"x" * 1024
 PARTITIONS = (1, 2, 4)
+SHAPES = ((1, 1), (1, 4), (1, 64), (1, 254), (10, 4), (50, 4))
+"""Topics, and partitions of each."""
+_SMALL_BODY = b"x" * 200
 _BATCH = 1000
 _IN_FLIGHT = 1000
 
@@ -226,6 +229,40 @@ def measure(bench: Bench, rounds: int) -> None:
                 bench.note("start of batch read", partitions, bench.start_reading(name, partitions))
 
 
+def measure_shapes(bench: Bench, rounds: int) -> dict[tuple[int, int], Figures]:
+    """Read the same number of small messages from more and more partitions and topics; returns medians."""
+    found: dict[tuple[int, int], Figures] = {}
+    for topics, partitions in SHAPES:
+        with ExitStack() as stack:
+            names = [stack.enter_context(topic(bench, partitions)) for _ in range(topics)]
+            share = bench.rows // (topics * partitions)
+            for name in names:
+                bench.portal.call(_spread, bench.lookupd, name, partitions, share)
+            read = ",".join(names)
+            bench.read(read)  # starts the workers
+            runs = [bench.read(read) for _ in range(rounds)]
+        found[topics, partitions] = Figures(median(run.rate for run in runs), median(run.cpu for run in runs))
+        print(f"{topics} topics of {partitions} partitions: {found[topics, partitions]}", flush=True)
+    return found
+
+
+async def _spread(lookupd: str, name: str, partitions: int, count: int) -> None:
+    async with nsqext.Producer(lookupd=lookupd) as producer:
+        for partition in range(partitions):
+            for first in range(0, count, _BATCH):
+                bodies = [_SMALL_BODY] * min(_BATCH, count - first)
+                await producer.publish_many(name, bodies, partition=partition)
+
+
+def report_shapes(rows: int, found: dict[tuple[int, int], Figures]) -> str:
+    """Return a table."""
+    lines = [
+        [str(topics), str(partitions), f"{figures.rate:,.0f}", f"{figures.cpu:.1f}"]
+        for (topics, partitions), figures in found.items()
+    ]
+    return table(("topics", "partitions of each", "rows a second", "µs of Python's CPU per row"), lines)
+
+
 def report(bench: Bench) -> str:
     """Return the tables."""
 
@@ -254,6 +291,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=150_000, help="of one measurement; 200,000 fill the cluster")
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
+    parser.add_argument("--shapes", action="store_true", help="only reads of 1 to 254 partitions and 1 to 50 topics")
     given = parser.parse_args()
     session = (
         SparkSession.builder.master("local[*]")
@@ -268,6 +306,10 @@ def main() -> None:
     where = redesigned_cluster() if given.lookupd is None else nullcontext(given.lookupd)
     with where as address, start_blocking_portal() as portal, tempfile.TemporaryDirectory() as folder:
         bench = Bench(session, portal, address.removeprefix("http://"), given.rows, Path(folder))
+        if given.shapes:
+            print(report_shapes(given.rows, measure_shapes(bench, given.rounds)))
+            session.stop()
+            return
         measure(bench, given.rounds)
         session.stop()
     text = report(bench)

@@ -28,6 +28,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.flights_pipeline", description=__doc__)
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a running nsqlookupd (HTTP), or several with commas")
+    parser.add_argument("--master", default="local[*]", help="of Spark; default: local[*]")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N flights of the year")
     parser.add_argument("--partitions", type=int, default=4, metavar="N", help="of the topic of flights (default: 4)")
     parser.add_argument(
@@ -80,7 +81,7 @@ def main() -> int:
     given = arguments()
     console = Console()
     try:
-        session = make_session()
+        session = make_session(given.master)
     except PySparkRuntimeError as error:
         console.print(f"Spark does not start; it needs Java 17 or later, in JAVA_HOME or on the PATH\n{error}")
         return 1

@@ -42,14 +42,13 @@ _LATENESS = "2 days"
 _PER_TRIGGER = 60_000
 
 
-def make_session() -> SparkSession:
-    """Return a session on all cores of this machine that knows the source ``nsqext``."""
+def make_session(master: str = "local[*]") -> SparkSession:
+    """Return a session; by default on all cores of this machine."""
+    builder = SparkSession.builder.master(master).appName("flights pipeline")
+    if master.startswith("local"):
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     session = (
-        SparkSession.builder.master("local[*]")
-        .appName("flights pipeline")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
+        builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")

@@ -10,16 +10,17 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
-    from nsqext.spark.registration import register
+    from nsqext.spark.registration import register, root_cause
     from nsqext.spark.source import NsqDataSource
     from nsqext.spark.write.dedupe import dedupe
 
-__all__ = ("NsqDataSource", "dedupe", "register")
+__all__ = ("NsqDataSource", "dedupe", "register", "root_cause")
 
 _HOME = {
     "NsqDataSource": "nsqext.spark.source",
     "dedupe": "nsqext.spark.write.dedupe",
     "register": "nsqext.spark.registration",
+    "root_cause": "nsqext.spark.registration",
 }
 
 

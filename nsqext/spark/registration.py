@@ -6,13 +6,14 @@ import atexit
 import builtins
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ("WorkerVersions", "check_pyspark", "check_workers", "driver_python", "register")
+__all__ = ("WorkerVersions", "check_pyspark", "check_workers", "driver_python", "register", "root_cause")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -50,6 +51,9 @@ def register(spark: SparkSession) -> None:
     - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists on the workers only.
       Spark also starts it on the driver, to plan: the call links ``./environment`` to this process's environment.
 
+    An uncaught error of Spark ends the program with a last line that says which error of this package caused it, see
+    `root_cause`.
+
     Args:
         spark: the session; for Spark Connect the server must have the package.
 
@@ -59,6 +63,7 @@ def register(spark: SparkSession) -> None:
     check_pyspark(pyspark.__version__)
     from nsqext.spark.source import NsqDataSource
 
+    _show_root_causes()
     context: SparkContext | None = getattr(spark, "_sc", None)
     if context is None:  # Spark Connect: the server chooses the interpreter
         spark.dataSource.register(NsqDataSource)
@@ -181,6 +186,43 @@ def _problem(interpreter: str, path: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return run.stderr.strip().rpartition("\n")[2] if run.returncode else ""
+
+
+# Errors
+
+_ERROR = re.compile(r"^\s*(?:[\w.]+: )?nsqext\.errors\.(?:\w+\.)*(\w+: .+?)\s*$", re.MULTILINE)
+_previous_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
+
+
+def root_cause(error: BaseException) -> str | None:
+    """Return the error of this package that a text of Spark contains: ``DataLoss: the messages from 0 to 5 …``.
+
+    Spark puts it into the middle of a text with traces of Python and Java, and of streams with the query's plan.
+
+    Args:
+        error: an error that Spark raised.
+
+    Returns:
+        Kind and message; None if the error is not one of this package.
+    """
+    found = _ERROR.findall(str(error))
+    return found[-1] if found else None
+
+
+def _show_root_causes() -> None:
+    """Print the root cause after the trace of an uncaught error."""
+    global _previous_hook
+    if _previous_hook is None:
+        _previous_hook = sys.excepthook
+        sys.excepthook = _print_error
+
+
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if _previous_hook is not None:
+        _previous_hook(kind, error, trace)
+    cause = root_cause(error)
+    if cause is not None:
+        sys.stderr.write(f"\nnsqext: {cause}\n")
 
 
 # Versions on the workers

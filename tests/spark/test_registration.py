@@ -9,17 +9,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidState
-from nsqext.spark import register
+from nsqext.spark import register, registration, root_cause
 from nsqext.spark.registration import check_pyspark, check_workers, driver_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.spark_cluster import Servers
+
+
+STREAM_FAILED = """[STREAM_FAILED] Query [id = 7] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE]
+Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):
+  File "stream.py", line 1, in latest
+nsqext.errors.DataLoss: the messages from 0 to 5 are not retained any more (topic t, partition 1): use another channel
+ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ===
+Current State: ACTIVE"""
+
+
+def test_the_error_that_counts_is_the_last_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "DataLoss: the messages from 0 to 5 are not retained any more (topic t, partition 1): use another channel"
+    error = StreamingQueryException(message=STREAM_FAILED)
+    assert root_cause(error) == told
+    assert root_cause(ValueError("nsqext is not involved")) is None
+    monkeypatch.setattr(registration, "_previous_hook", sys.__excepthook__)
+    registration._print_error(StreamingQueryException, error, None)
+    assert capsys.readouterr().err.splitlines()[-1] == f"nsqext: {told}"
 
 
 def test_versions_of_workers() -> None:

@@ -1,7 +1,7 @@
 """One HTTP request to a lookup node or nsqd, bounded in time and size; every failure is a `LookupFailed`.
 
-Requests go to httpx's transport directly, which costs half of a request through its client, and does not log a line for
-every request at INFO. The loggers of httpcore are unchanged: they write at DEBUG only.
+Requests go to httpx's transport directly: its client would log a line for every request at INFO. The loggers of
+httpcore are unchanged: they write at DEBUG only.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": f"nsqext/{__version__}",
 }
+_SOCKET_MEMBERS = ("family", "getpeername", "getsockname", "setsockopt")
 _LOOKUPD_HINT = "give the address of nsqlookupd's HTTP side (4161 by default)"
 
 
@@ -108,9 +109,14 @@ class LookupHttp:
             raise NotLookupd(f"the response is not HTTP: {error}", node=node, hint=_LOOKUPD_HINT) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise LookupFailed(f"no response: {_reason(error)}", node=node) from error
-        # AttributeError: of anyio on uvloop, when the peer resets a connection that is being made
-        except (httpx.HTTPError, OSError, AttributeError) as error:
+        except (httpx.HTTPError, OSError) as error:
             raise LookupUnreachable(f"no response: {_reason(error)}", node=node, hint="is the node up?") from error
+        except AttributeError as error:
+            # anyio asks the socket of a uvloop transport for its peer; the socket is None if the peer reset the
+            # connection while it was made
+            if error.obj is not None or error.name not in _SOCKET_MEMBERS:
+                raise
+            raise LookupUnreachable("the connection was reset", node=node, hint="is the node up?") from error
         raise InvalidState("the lookup client was closed before a response was received", node=node)
 
     def _headers(self, address: Address) -> dict[str, str]:

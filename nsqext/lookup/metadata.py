@@ -8,7 +8,6 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
 from anyio import from_thread
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
@@ -99,24 +98,12 @@ class MetadataCache:
             self._maps[topic, access] = found
         return found
 
-    def freshness(self, topic: str, access: str = "w") -> tuple[float | None, int]:
-        """Return the seconds since a lookup node responded about a topic, and the failed rounds since then.
-
-        None if no lookup node has responded, or no lookup service is used.
-        """
-        refresher = self._refreshers.get((topic, access))
-        if refresher is None or refresher.answered_at is None:
-            return None, 0 if refresher is None else refresher.failures
-        return anyio.current_time() - refresher.answered_at, refresher.failures
-
-    async def resolve(self, topic: str, access: str = "w", *, max_age: float | None = None) -> PartitionMap:
+    async def resolve(self, topic: str, access: str = "w") -> PartitionMap:
         """Return the map of a topic; asks the lookup service if no partition has a known leader.
 
         Args:
             topic: name of the topic.
             access: ``w`` or ``r``.
-            max_age: ask also if the cached map was not confirmed for so many seconds, for a decision that must not be
-                based on an old map; if the lookup service does not respond, the cached map is returned.
 
         Raises:
             TopicNotFound: the lookup service does not know the topic.
@@ -126,12 +113,10 @@ class MetadataCache:
             InvalidState: the cache was closed.
         """
         found = self.cached(topic, access)
-        usable = found is not None and bool(found.leaders or found.nodes)
-        if found is not None and usable and (max_age is None or self._client is None):
+        if found is not None and (found.leaders or found.nodes):
             return found
         refresher = self._refresher(topic, access)
-        if found is None or not usable or anyio.current_time() - refresher.refreshed_at >= (max_age or 0.0):
-            await refresher.refresh(after_error=max_age is None)
+        await refresher.refresh()
         if refresher.map is not None:
             return refresher.map
         # each waiting task raises a copy, which has a traceback of its own

@@ -74,9 +74,6 @@ class Refresher:
     Attributes:
         map: what is known; None until a lookup node knew the topic.
         error: why the last failed round failed.
-        answered_at: when a lookup node returned a usable response last, whether it knew the topic or not.
-        failures: rounds without a usable response since then.
-        refreshed_at: when the last successful round ended, in seconds of the event loop's clock.
         poll_at: when the next poll is due, in seconds of the event loop's clock.
     """
 
@@ -91,9 +88,6 @@ class Refresher:
         self.topic: str = topic
         self.map: PartitionMap | None = None
         self.error: NsqError = LookupFailed("the lookup service was not asked yet", topic=topic)
-        self.answered_at: float | None = None
-        self.failures: int = 0
-        self.refreshed_at: float = float("-inf")
         self.poll_at: float = _NEVER
         self._access = access
         self._merger = PartitionMapMerger(topic, access)
@@ -138,7 +132,6 @@ class Refresher:
         self._ask = ask
         self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version)
         self._pace = Pace(self._options.max_pause)
-        self.refreshed_at = float("-inf")
         self.poll_at = float("-inf")
 
     async def _run_round(self, after_error: bool) -> None:
@@ -162,13 +155,8 @@ class Refresher:
         if any(answer.found for answer in answers):
             changed = self.map is not self._merger.current
             self.map = self._merger.current
-            self.refreshed_at = now
         else:
             self.error = failure([answer.error for answer in answers if answer.error is not None], self.topic)
-        if all(isinstance(answer.error, LookupFailed) for answer in answers):
-            self.failures += 1
-        else:
-            self.answered_at, self.failures = now, 0
         self._rounds += 1
         self._pace.ended(now, changed=changed, after_error=after_error)
         self._schedule(now, changed=changed or after_error)

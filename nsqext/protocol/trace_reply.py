@@ -30,12 +30,12 @@ def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -
     return _TRACE.pack(b"OK", message_id, trace_id, offset, size)
 
 
-def decode_trace_reply(data: bytes, trace_id: int | None = None) -> TraceReply:
+def decode_trace_reply(data: bytes, trace_id: int) -> TraceReply:
     """Read a response with trace.
 
     Args:
         data: the response.
-        trace_id: trace id of the publish; None where the response does not repeat it (MPUB_TRACE).
+        trace_id: trace id of the publish, which the response repeats; 0 for MPUB_TRACE.
 
     Raises:
         ProtocolError: it is not ``OK`` and 28 bytes, or names another trace id: responses no longer match commands. The
@@ -44,7 +44,7 @@ def decode_trace_reply(data: bytes, trace_id: int | None = None) -> TraceReply:
     if len(data) == TRACE_REPLY_SIZE:
         start, message_id, replied, offset, size = _TRACE.unpack(data)
         if start == b"OK":
-            if trace_id is not None and replied != trace_id:
+            if replied != trace_id:
                 raise ProtocolError(f"received the trace id {replied} in the response to a publish with {trace_id}")
             return TraceReply(message_id, replied, offset, size)
     raise ProtocolError(f"expected OK and 28 bytes of trace in response to a publish, received {data[:40]!r}")

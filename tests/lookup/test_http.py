@@ -16,7 +16,7 @@ import pytest
 import trustme
 from anyio.streams.tls import TLSStream
 
-from nsqext.errors import InvalidState, LookupFailed
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl
 from nsqext.types import Address
@@ -95,6 +95,27 @@ async def test_slow_responses_time_out(handler: Handler) -> None:
 async def test_a_refused_connection(nobody: Address) -> None:
     with pytest.raises(LookupFailed, match=r"no response: .*is the node up"):
         await ask(nobody)
+
+
+async def test_a_connection_that_is_reset_while_it_is_made() -> None:
+    """uvloop's transport has no socket any more by the time anyio asks the socket for the peer's address."""
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        gone: Any = None
+        gone.getpeername()
+        raise AssertionError
+
+    with pytest.raises(LookupUnreachable, match="the connection was reset"):
+        await LookupHttp(LookupOptions(), httpx.MockTransport(respond)).ask(Address("n", 1), "/lookup", {})
+
+
+async def test_a_bug_of_a_transport_is_not_a_failed_lookup() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        bug: Any = request
+        return httpx.Response(bug.no_such_member)
+
+    with pytest.raises(AttributeError, match="no_such_member"):
+        await LookupHttp(LookupOptions(), httpx.MockTransport(respond)).ask(Address("n", 1), "/lookup", {})
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64])

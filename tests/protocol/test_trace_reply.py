@@ -12,19 +12,19 @@ def test_a_trace_reply_has_thirty_bytes() -> None:
     data = encode_trace_reply(2, 123, 117, 76)
     assert data == bytes.fromhex("4f4b0000000000000002000000000000007b00000000000000750000004c")
     assert len(data) == TRACE_REPLY_SIZE == 30
-    reply = decode_trace_reply(data)
+    reply = decode_trace_reply(data, 123)
     assert (reply.message_id, reply.trace_id, reply.offset, reply.size) == (2, 123, 117, 76)
 
 
 def test_the_largest_numbers_fit() -> None:
     largest = (1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1, (1 << 32) - 1
-    assert decode_trace_reply(encode_trace_reply(*largest)) == largest
+    assert decode_trace_reply(encode_trace_reply(*largest), largest[1]) == largest
 
 
 @pytest.mark.parametrize("data", [b"", b"OK", b"OK" + bytes(27), b"OK" + bytes(29), b"KO" + bytes(28)])
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="expected OK and 28 bytes"):
-        decode_trace_reply(data)
+        decode_trace_reply(data, 0)
 
 
 def test_another_trace_id_is_refused() -> None:

@@ -244,7 +244,6 @@ class ConsumerSession:
             requeued += subscription.requeued
             in_flight += subscription.in_flight
             size += subscription.received_bytes
-        age, failures = self._metadata.freshness(self._topic, "r")
         return ConsumerStatistics(
             connections=self.connections,
             reconnects=self.subscriber.reconnects,
@@ -255,6 +254,6 @@ class ConsumerSession:
             lost=lost,
             in_flight=in_flight,
             bytes_received=size,
-            lookup_age=age,
-            lookup_failures=failures,
+            lookup_age=self._metadata.answer_age,
+            lookup_failures=self._metadata.failures,
         )

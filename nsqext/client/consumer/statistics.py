@@ -47,8 +47,8 @@ class ConsumerStatistics:
         lost: messages that were in flight when their connection ended; the server delivers them again.
         in_flight: messages received and not answered.
         bytes_received: bytes of the messages received, headers included.
-        lookup_age: seconds since the lookup service answered last for the topic; None if it has not, or is not used.
-        lookup_failures: rounds of lookup questions without a usable answer since the last one that had one.
+        lookup_age: seconds since the lookup service answered last; None if it has not, or is not used.
+        lookup_failures: rounds in a row in which no lookup node gave a usable answer.
     """
 
     connections: tuple[ConsumerConnection, ...]

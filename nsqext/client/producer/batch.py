@@ -112,7 +112,7 @@ class Batch(PublishRequest):
 
     def _traced(self, target: Target, response: bytes) -> list[Receipt]:
         """Compute id and offset of each message: a batch is stored in one piece, with consecutive ids."""
-        reply = decode_trace_reply(response)
+        reply = decode_trace_reply(response, 0)
         sizes = [raw_size(len(body), 0, target.meta.extend_support) for body in self._bodies]
         known = sum(sizes) == reply.size
         where = target.topic, target.partition, target.receipt.node

@@ -281,6 +281,7 @@ class Producer:
         Raises:
             InvalidInput: an argument is not valid; nothing was sent.
             TopicNotFound: lookup does not know the topic, and knows nodes.
+            TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
             LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
             PublishFailed: not stored within ``options.timeout``, with retries.
             DeliveryUnknown: possibly stored.
@@ -388,6 +389,7 @@ class Producer:
             InvalidInput: a message is not valid, its ``index`` tells which; nothing was sent.
             BatchFailed: not all were stored; its ``outcomes`` tell for each message.
             TopicNotFound: lookup does not know the topic, and knows nodes.
+            TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
             LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
             PublishFailed: lookup knew no node at all for ``options.timeout``.
             InvalidState: the producer is not open, or another event loop opened it.

@@ -189,16 +189,14 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
     """Return the receipt for one message.
 
     Raises:
-        ProtocolError: the response does not belong to the command.
+        ProtocolError: the response does not belong to the command: its form or its trace id is another one.
     """
     receipt = target.receipt
     if trace_id is None:
         if response != b"OK":
             raise ProtocolError(f"received {response[:80]!r} in response to a publish")
         return receipt
-    reply = decode_trace_reply(response)
-    if reply.trace_id != trace_id:
-        raise ProtocolError(f"received trace id {reply.trace_id} in response to a publish with trace id {trace_id}")
+    reply = decode_trace_reply(response, trace_id)
     return Receipt(receipt.topic, receipt.partition, receipt.node, reply.message_id, trace_id, reply.offset, reply.size)
 
 

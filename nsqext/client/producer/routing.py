@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidPartition, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.errors import InvalidPartition, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import publish_line
 from nsqext.protocol.hashing import key_hash
@@ -258,6 +258,7 @@ class Router:
 
         Raises:
             TopicNotFound: lookup answers and does not know the topic.
+            TopicNotReady: the topic has no channel yet.
             LookupFailed: no lookup address gave a usable answer.
             PartitionUnavailable: lookup knows neither the topic nor any node.
         """
@@ -284,6 +285,9 @@ class Router:
             return view
         try:
             found = await self._metadata.resolve(topic, "w")
+        except TopicNotReady:
+            self._answered = True
+            raise
         except TopicNotFound:
             self._answered = True
             provisional = await self._any_nodes(topic)

@@ -24,6 +24,7 @@ from nsqext.errors import (
     PublishFailed,
     ServerError,
     TopicNotFound,
+    TopicNotReady,
 )
 from nsqext.errors.server import NotLeader, TopicNotExist
 from nsqext.types import Receipt
@@ -152,6 +153,7 @@ class Sender:
 
         Raises:
             TopicNotFound: lookup answers and does not know the topic.
+            TopicNotReady: the topic has no channel yet.
             LookupFailed: no lookup address gave a usable answer.
             PublishFailed: no node registered within ``options.timeout``.
         """
@@ -194,11 +196,12 @@ class Sender:
         Raises:
             BatchFailed: it was not stored.
             TopicNotFound: lookup answers and does not know the topic.
+            TopicNotReady: the topic has no channel yet.
             LookupFailed: no lookup address gave a usable answer.
         """
         try:
             return await self.publish(batch)
-        except (TopicNotFound, LookupFailed):
+        except (TopicNotFound, TopicNotReady, LookupFailed):
             raise
         except NsqError as error:
             raise BatchFailed([error] * batch.count) from error

@@ -21,6 +21,7 @@ from nsqext.errors import (
     NsqError,
     PublishFailed,
     TopicNotFound,
+    TopicNotReady,
 )
 from nsqext.sync.loop import call, shared_loop
 from nsqext.types import Receipt, TopicMeta
@@ -99,6 +100,7 @@ class Publisher:
 
         Raises:
             TopicNotFound: the topic does not exist.
+            TopicNotReady: the topic has no channel yet.
             LookupFailed: no lookup node answers.
         """
         try:
@@ -146,18 +148,19 @@ class Publisher:
 
     def _named(self, row: int, error: NsqError) -> NsqError:
         """Return an error that names the row."""
-        kind = type(error) if isinstance(error, (InvalidInput, DeliveryUnknown, TopicNotFound)) else PublishFailed
+        named = (InvalidInput, DeliveryUnknown, TopicNotFound, TopicNotReady)
+        kind = type(error) if isinstance(error, named) else PublishFailed
         where = f"row {row} of Spark partition {self._task}"
-        named = kind(
+        failed = kind(
             f"{where}: {error.message}",
             topic=error.topic,
             partition=error.partition,
             node=error.node,
             hint=error.hint,
         )
-        named.attempts = error.attempts
-        named.__cause__ = error
-        return named
+        failed.attempts = error.attempts
+        failed.__cause__ = error
+        return failed
 
     async def _retry(self, function: Callable[[], Awaitable[T]]) -> T:
         """Call a function again while no lookup node answers, in which case nothing was sent."""

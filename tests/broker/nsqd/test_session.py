@@ -158,7 +158,7 @@ def test_a_trace_reply_says_where_the_message_is() -> None:
     client = Client(node)
     client.send(sized("PUB_TRACE t 0", trace_body(7, b"abc")))
     ((_, data),) = client.receive()
-    assert decode_trace_reply(data) == (2, 7, 0, 33)
+    assert decode_trace_reply(data, 7) == (2, 7, 0, 33)
 
 
 @pytest.mark.parametrize(

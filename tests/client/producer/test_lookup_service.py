@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from nsqext import LookupOptions, OutgoingMessage, Producer
-from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd
+from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd, TopicNotReady
 from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, options_of
 
@@ -121,3 +121,37 @@ async def test_refused_headers_ask_lookup_once_a_second() -> None:
                     await producer.publish_many("t", [OutgoingMessage(b"x", tag="a")])
             assert _lookups(lookup) - before <= 1 + (time.monotonic() - started)
         assert len(node.commands) == 1
+
+
+@pytest.mark.parametrize("batch_of", [0, 1, 2])
+async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
+    """The publish fails at once, and succeeds after a channel was created."""
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.refuse(message="Topic has no channel")
+        async with Producer(str(lookup), options=options_of(timeout=60.0)) as producer:
+            for _ in range(2):
+                with pytest.raises(TopicNotReady, match=r"no channel.*topic t.*create a channel") as caught:
+                    if batch_of:
+                        await producer.publish_many("t", [b"x"] * batch_of)
+                    else:
+                        await producer.publish("t", b"x")
+                assert caught.value.topic == "t"
+            assert producer.statistics().lookup_failures == 0
+            lookup.tell({0: node}, num=1)
+            await producer.publish("t", b"x")
+        assert bodies(node) == [b"x"]
+
+
+async def test_a_lookup_service_that_said_not_ready_has_answered() -> None:
+    """Failures after such an answer are waited for, as after any other answer."""
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.refuse(message="Topic has no channel")
+        async with Producer(str(lookup), options=options_of(startup_timeout=0.0)) as producer:
+            with pytest.raises(TopicNotReady):
+                await producer.publish("t", b"x")
+            lookup.refuse(503, "restarting")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(producer.publish, "t", b"y")
+                await until(lambda: _lookups(lookup) > 2)
+                lookup.tell({0: node}, num=1)
+        assert bodies(node) == [b"y"]

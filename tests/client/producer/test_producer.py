@@ -170,14 +170,32 @@ async def test_a_trace_gives_a_full_receipt() -> None:
         assert await producer.publish("t", b"z", trace_id=5, partition=0) == receipt
 
 
-@pytest.mark.parametrize("reply", [ok(), ok(b"NO" + bytes(28)), ok(encode_trace_reply(7, 5, 100, 31) + b"x")])
-async def test_a_reply_without_the_trace_is_an_unknown_outcome(reply: bytes) -> None:
+@pytest.mark.parametrize(
+    ("reply", "many"),
+    [
+        (ok(), False),
+        (ok(b"NO" + bytes(28)), False),
+        (ok(encode_trace_reply(7, 5, 100, 31) + b"x"), False),
+        (ok(encode_trace_reply(7, 6, 100, 31)), False),  # the response to another publish
+        (ok(encode_trace_reply(7, 5, 100, 31)), True),  # the response to a batch has the trace id 0
+    ],
+)
+async def test_a_response_without_the_trace_is_an_unknown_outcome_and_ends_the_connection(
+    reply: bytes, many: bool
+) -> None:
     options = options_of(on_unknown="raise")
-    async with producing({"PUB_TRACE": reply}, options=options) as (producer, _, _):
+    async with producing({"PUB_TRACE": reply, "MPUB_TRACE": reply}, options=options) as (producer, _, _):
         for _ in range(2):
             await producer.publish("t", b"x")  # connects
-            with pytest.raises(DeliveryUnknown, match="trace"):
-                await producer.publish("t", b"x", trace_id=5)
+            assert producer.statistics().connections == 1
+            if many:
+                with pytest.raises(BatchFailed) as caught:
+                    await producer.publish_many("t", [OutgoingMessage(b"x", trace_id=5)])
+                assert [type(outcome) for outcome in caught.value.outcomes] == [DeliveryUnknown]
+            else:
+                with pytest.raises(DeliveryUnknown, match="trace"):
+                    await producer.publish("t", b"x", trace_id=5)
+            assert producer.statistics().connections == 0
 
 
 async def test_headers_are_sent_as_they_are_given() -> None:

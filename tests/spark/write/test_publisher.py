@@ -12,7 +12,7 @@ import trustme
 
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound
+from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound, TopicNotReady
 from nsqext.spark.options import ClientConfig
 from nsqext.spark.write.publisher import Tally, publish_chunks
 from nsqext.spark.write.row_mapper import Chunk
@@ -127,6 +127,13 @@ def test_a_topic_that_is_not_there_is_refused(servers: Servers) -> None:
 
     with pytest.raises(TopicNotFound):
         publish_chunks(ClientConfig(tuple(servers.lookupd)), 0, chunks)
+
+
+def test_a_topic_without_channel_is_not_ready() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("t", channels=[])
+        with pytest.raises(TopicNotReady, match=r"row 0 of Spark partition 5: .*no channel"):
+            publish_chunks(ClientConfig(tuple(cluster.lookupd)), 5, lambda meta: [chunk(("t", 0, b"x"))])
 
 
 def test_the_original_nsq_makes_its_topics() -> None:

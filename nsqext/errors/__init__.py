@@ -96,9 +96,9 @@ class NsqError(Exception):
     retryable: ClassVar[bool] = False
     """A retry of the same request may succeed."""
     refresh_lookup: ClassVar[bool] = False
-    """The cached partition map may be stale: it is refreshed before a retry."""
+    """The cached partition map may be stale and is refreshed before a retry."""
     overload: ClassVar[bool] = False
-    """The server is overloaded: a retry waits."""
+    """The server is overloaded, and a retry waits."""
     closes_connection: ClassVar[bool] = False
     """The server closes the connection after this error."""
     maybe_stored: ClassVar[bool] = False

@@ -25,7 +25,7 @@ __all__ = (
 )
 
 DEFAULT_CHANNEL = "default"
-"""Channel of a new topic if the caller names none: the redesigned NSQ refuses publishes to a topic without channels."""
+"""Channel of a new topic without named channels; the redesigned NSQ refuses publishes to a topic without channels."""
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_PARTITION = 1023

@@ -118,7 +118,7 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether requests can be sent: nothing has failed yet."""
+        """Whether requests can be sent, because nothing has failed yet."""
         return self.protocol.error is None and not self.closed
 
     @property

@@ -49,7 +49,7 @@ class Member:
 
     @property
     def distributed_id(self) -> str:
-        """Its id in the cluster: host, RPC port (the HTTP port), TCP port and number."""
+        """Its id in the cluster, made of host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"
 
     @property

@@ -44,7 +44,10 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs: more than half of the replicas (captured: failover_kill_leader)."""
+        """In-sync replicas that a write needs, more than half of the replicas.
+
+        Captured: failover_kill_leader.
+        """
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:

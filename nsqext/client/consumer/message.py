@@ -163,7 +163,7 @@ class Message(RawMessage):
 
     @property
     def expired(self) -> bool:
-        """Whether it is not in flight any more: its timeout has passed, or its connection ended. It is redelivered."""
+        """Whether it is not in flight any more, after its timeout or the end of its connection. It is redelivered."""
         return self.owner.expired(self)
 
     async def finish(self) -> None:

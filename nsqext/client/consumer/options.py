@@ -306,7 +306,7 @@ class ConsumerOptions:
 
     @property
     def reports_position(self) -> bool:
-        """Whether messages report their offset: lanes need it to restore the order of a partition."""
+        """Whether messages report their offset, which lanes need to restore the order of a partition."""
         return self.queue_position or (self.lanes is not None and self.dispatch != KEY_FAILOVER)
 
     def start_of(self, partition: int) -> Position | None:

@@ -25,7 +25,7 @@ __all__ = ("FIRST_CONTACT", "LeaderLocator")
 T = TypeVar("T")
 
 FIRST_CONTACT = 5.0
-"""Seconds after which a query fails whose lookup nodes have never answered: the addresses are probably wrong."""
+"""Seconds after which a query fails whose lookup nodes have never answered, probably for wrong addresses."""
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 

@@ -24,8 +24,11 @@ __all__ = ("DEAD_LETTER_PREFIX", "DeadLetterTopic")
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 DEAD_LETTER_PREFIX: Final = "dead-letter-"
-"""Begins the names of the headers that a dead letter adds: ``error``, ``topic``, ``channel``, ``partition``,
-``attempts``, ``id`` (of the original message, hexadecimal) and ``time`` (seconds since 1970)."""
+"""Prefix of the headers that a dead letter adds.
+
+They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal) and
+``time`` (seconds since 1970).
+"""
 _LONGEST_ERROR = 1000
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,17 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str) -> None:
         _read(tmp_path, text)
 
 
+@pytest.fixture
+def restored_log() -> Iterator[None]:
+    """Undo what a program does to the broker's logger, which would write to a closed stream after the test."""
+    log = logging.getLogger("nsqext.broker")
+    handlers, level, propagate = list(log.handlers), log.level, log.propagate
+    yield
+    log.handlers, log.propagate = handlers, propagate
+    log.setLevel(level)
+
+
+@pytest.mark.usefixtures("restored_log")
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 def test_a_missing_file_ends_the_program(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module, check = (nsqd, check_nsqd) if name == "nsqd" else (nsqlookupd, check_nsqlookupd)

@@ -26,8 +26,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 DEAD_LETTER_PREFIX: Final = "dead-letter-"
 """Prefix of the headers that a dead letter adds.
 
-They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal) and
-``time`` (seconds since 1970).
+They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal)
+and ``time`` (seconds since 1970).
 """
 _LONGEST_ERROR = 1000
 

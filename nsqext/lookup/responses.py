@@ -122,7 +122,7 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
         return TopicNotReady(
             "the topic exists but has no channel, so that the lookup service does not offer it to producers",
             node=node,
-            hint="create a channel: nsqext topic channel TOPIC --channel NAME, or start a consumer",
+            hint="create a channel: nsqext channel create TOPIC NAME, or start a consumer",
         )
     if code == 404:
         return _unexpected(f"HTTP 404 {text}".rstrip(), source)

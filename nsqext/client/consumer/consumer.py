@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from attrs import evolve
 
-from nsqext.client.consumer.handlers.workers import Handler
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
+from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import KeyOf
     from nsqext.client.consumer.position import Position
@@ -32,7 +34,7 @@ __all__ = ("Consumer",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-H = TypeVar("H", bound=Handler)
+H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
 
 class Consumer:
@@ -129,12 +131,16 @@ class Consumer:
     def handler(self, function: H) -> H:
         """Decorator: let a coroutine function handle the messages.
 
+        It receives the message, or what its annotations ask for: ``async def bill(order: Order)`` receives the body
+        decoded as an ``Order``; see `nsqext.app` for further parameters. A message that does not decode is sent to the
+        dead letters, or requeued with the longest delay where ``options.failure`` has none.
+
         When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
         requeued with a delay that grows with its attempts, and the consumer slows down (see `FailureOptions`,
         `BackoffOptions`). `Finish`, `Requeue` and `Reject` say otherwise.
 
         Raises:
-            InvalidSetting: it is no coroutine function, or there is a handler already.
+            InvalidSetting: it is no coroutine function, its parameters cannot be filled, or there is a handler already.
         """
         call = type(function).__call__
         if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
@@ -143,7 +149,7 @@ class Consumer:
             )
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self.topic)
-        self._handler = function
+        self._handler = message_handler(function, self.options.failure)
         return function
 
     async def run(self, *, signals: bool | None = None) -> None:
@@ -167,8 +173,18 @@ class Consumer:
         """
         if self._handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
-        session = self._session
         await self._start(*([self._stop_on_signals] if takes_signals(signals) else []))
+        await self.wait()
+
+    async def wait(self) -> None:
+        """After `start`: wait until the consumer was stopped or cannot continue; then drain and close.
+
+        Raises:
+            NsqError: why it cannot continue.
+
+        Cancellation drains and closes it.
+        """
+        session = self._session
         try:
             await session.ended.wait()
         finally:

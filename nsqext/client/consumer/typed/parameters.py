@@ -1,0 +1,364 @@
+"""Call handlers with what their parameters ask for: the decoded body, headers, key, tag, the message, dependencies."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from attrs import frozen
+
+from nsqext.client.consumer.handler_signals import Reject, Requeue
+from nsqext.client.consumer.message import Message
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.options import FailureOptions
+
+__all__ = ("CallPlan", "Depends", "Header", "Headers", "Key", "Tag", "message_handler", "plan_call")
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+Handler = Callable[[Message], Awaitable[object]]
+_Source = Callable[[Message], Any]
+_PACKAGE = __name__.partition(".")[0]
+
+
+class _Field(enum.Enum):
+    KEY = "key"
+    TAG = "tag"
+    HEADERS = "headers"
+
+
+Key = Annotated[str | None, _Field.KEY]
+"""Annotation of a parameter that receives the key of the message."""
+Tag = Annotated[str | None, _Field.TAG]
+"""Annotation of a parameter that receives the tag of the message."""
+Headers = Annotated[Mapping[str, Any], _Field.HEADERS]
+"""Annotation of a parameter that receives all extend headers."""
+
+_FIELDS: dict[_Field, _Source] = {
+    _Field.KEY: lambda message: message.key,
+    _Field.TAG: lambda message: message.tag,
+    _Field.HEADERS: lambda message: message.headers,
+}
+
+
+@frozen
+class Header:
+    """Marks a parameter that receives one extend header: ``user: Annotated[str, Header("user")]``.
+
+    A message without the header is rejected, unless the parameter has a default.
+
+    Attributes:
+        name: name of the header; by default that of the parameter.
+    """
+
+    name: str | None = None
+
+
+@frozen
+class Depends:
+    """Marks a parameter that receives the result of a function: ``db: Annotated[Database, Depends(database)]``.
+
+    The function is called once for each message, with what its own parameters ask for (everything but the body). It may
+    be a coroutine function, or a generator of either kind with one ``yield``, which is resumed after the handler ended.
+
+    Attributes:
+        function: the function.
+    """
+
+    function: Callable[..., Any]
+
+
+class _Dependency:
+    """A function whose result is a parameter."""
+
+    def __init__(self, function: Callable[..., Any], arguments: _Arguments) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.manager: Callable[..., Any] | None = None
+        if inspect.isasyncgenfunction(function):
+            self.manager = asynccontextmanager(function)
+        elif inspect.isgeneratorfunction(function):
+            self.manager = contextmanager(function)
+
+
+class _Call:
+    """The dependencies of one message."""
+
+    def __init__(self, message: Message, stack: AsyncExitStack) -> None:
+        self.message = message
+        self._stack = stack
+        self._results: dict[Callable[..., Any], Any] = {}
+
+    async def arguments(self, arguments: _Arguments) -> tuple[list[Any], dict[str, Any]]:
+        positional = [await self._value(source) for source in arguments.positional]
+        return positional, {name: await self._value(source) for name, source in arguments.keyword.items()}
+
+    async def _value(self, source: _Source | _Dependency) -> Any:
+        if not isinstance(source, _Dependency):
+            return source(self.message)
+        if source.function not in self._results:
+            self._results[source.function] = await self._result(source)
+        return self._results[source.function]
+
+    async def _result(self, dependency: _Dependency) -> Any:
+        positional, keyword = await self.arguments(dependency.arguments)
+        if dependency.manager is None:
+            result = dependency.function(*positional, **keyword)
+            return await result if inspect.isawaitable(result) else result
+        manager = dependency.manager(*positional, **keyword)
+        if inspect.isasyncgenfunction(dependency.function):
+            return await self._stack.enter_async_context(manager)
+        return self._stack.enter_context(manager)
+
+
+@frozen
+class _Arguments:
+    """Where the arguments of a call are found."""
+
+    positional: tuple[_Source | _Dependency, ...]
+    keyword: Mapping[str, _Source | _Dependency]
+
+    @property
+    def dependent(self) -> bool:
+        return any(isinstance(source, _Dependency) for source in (*self.positional, *self.keyword.values()))
+
+
+class _Undecodable(Exception):
+    """The message does not have what the parameters ask for."""
+
+
+class CallPlan:
+    """How a handler is called, worked out once.
+
+    Args:
+        function: the handler.
+        arguments: where its arguments are found.
+    """
+
+    def __init__(self, function: Callable[..., Awaitable[object]], arguments: _Arguments) -> None:
+        self._function = function
+        self._arguments = arguments
+
+    def handler(self, failure: FailureOptions) -> Handler:
+        """Return the function that a consumer calls with a message.
+
+        A message that does not decode is rejected where the failure policy has dead letters; otherwise it is requeued
+        with the longest delay of the policy, without backoff: it is neither lost nor redelivered in a loop.
+        """
+        call = self._with_dependencies if self._arguments.dependent else self._plain()
+
+        async def handle(message: Message) -> object:
+            try:
+                return await call(message)
+            except _Undecodable as error:
+                decision = _decide(message, error, failure)
+                raise decision from error.__cause__
+
+        handle.__qualname__ = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        return handle
+
+    def _plain(self) -> Handler:
+        function, positional, keyword = self._function, self._arguments.positional, self._arguments.keyword
+        if len(positional) == 1 and not keyword:
+            source: Any = positional[0]
+            return lambda message: function(source(message))
+        sources: Any = positional
+        named: Any = keyword
+        return lambda message: function(
+            *[source(message) for source in sources], **{name: source(message) for name, source in named.items()}
+        )
+
+    async def _with_dependencies(self, message: Message) -> object:
+        async with AsyncExitStack() as stack:
+            positional, keyword = await _Call(message, stack).arguments(self._arguments)
+            return await self._function(*positional, **keyword)
+
+
+def _decide(message: Message, error: _Undecodable, failure: FailureOptions) -> Reject | Requeue:
+    where = {"topic": message.topic, "partition": message.partition, "attempts": message.attempts}
+    if failure.dead_letter is not None:
+        logger.error("%r is rejected: %s", message, error, extra=where)
+        return Reject(str(error))
+    delay = failure.max_requeue_delay
+    logger.error("%r is requeued for %g s: %s; set failure.dead_letter", message, delay, error, extra=where)
+    return Requeue(delay, backoff=False)
+
+
+def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
+    """Work out how to call a handler; None for a handler of messages, which needs no plan.
+
+    A parameter without annotation or of type `nsqext.Message` receives the message, one with a marker (`Header`,
+    `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) what that says, and one other parameter
+    receives the body, decoded by its annotation.
+
+    Raises:
+        InvalidSetting: a parameter cannot be filled.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    if len(parameters) == 1 and _is_message(parameters[0].annotation):
+        return None
+    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        return None
+    return CallPlan(function, _Planner(function).arguments(parameters, function))
+
+
+def message_handler(function: Callable[..., Awaitable[object]], failure: FailureOptions) -> Handler:
+    """Return what a consumer calls with a message: the handler itself, or what calls it by its annotations.
+
+    Raises:
+        InvalidSetting: a parameter cannot be filled.
+    """
+    plan = plan_call(function)
+    return function if plan is None else plan.handler(failure)
+
+
+def _is_message(annotation: object) -> bool:
+    if isinstance(annotation, str):  # possibly imported for type checkers only
+        return annotation.rpartition(".")[2] == "Message"
+    return annotation in (inspect.Parameter.empty, Message)
+
+
+class _Planner:
+    """Finds the sources of the parameters of a handler and its dependencies."""
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self._name = getattr(handler, "__qualname__", repr(handler))
+        self._body: str | None = None
+        self._locals = _local_names(inspect.currentframe())
+        self._dependencies: dict[Callable[..., Any], _Dependency] = {}
+        self._planning: set[Callable[..., Any]] = set()
+
+    def arguments(
+        self, parameters: list[inspect.Parameter], function: Callable[..., Any], *, body: bool = True
+    ) -> _Arguments:
+        hints = self._hints(function)
+        positional: list[_Source | _Dependency] = []
+        keyword: dict[str, _Source | _Dependency] = {}
+        for parameter in parameters:
+            if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                raise InvalidSetting(f"the handler {self._name} has a parameter *{parameter.name}", hint="name it")
+            source = self._source(parameter, hints.get(parameter.name, parameter.annotation), body=body)
+            if source is None:
+                continue
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY or keyword:
+                keyword[parameter.name] = source
+            else:
+                positional.append(source)
+        return _Arguments(tuple(positional), keyword)
+
+    def _hints(self, function: Callable[..., Any]) -> dict[str, Any]:
+        while isinstance(function, functools.partial):
+            function = function.func
+        if not inspect.isroutine(function):
+            function = function if inspect.isclass(function) else type(function).__call__
+        target = function.__init__ if inspect.isclass(function) else function
+        try:
+            return get_type_hints(target, localns=self._locals, include_extras=True)
+        except NameError as error:
+            raise InvalidSetting(
+                f"an annotation of the handler {self._name} is unknown: {error}",
+                hint="import the type outside of 'if TYPE_CHECKING'",
+            ) from None
+
+    def _source(self, parameter: inspect.Parameter, annotation: Any, *, body: bool) -> _Source | _Dependency | None:
+        if _is_message(annotation):
+            return lambda message: message
+        base, *markers = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        for marker in markers:
+            if isinstance(marker, _Field):
+                return _FIELDS[marker]
+            if isinstance(marker, Header):
+                return _header(marker.name or parameter.name, base, parameter)
+            if isinstance(marker, Depends):
+                return self._dependency(marker.function)
+        if not body:
+            raise InvalidSetting(
+                f"the parameter {parameter.name!r} of a dependency of {self._name} cannot be filled",
+                hint="dependencies may have the message, headers, key, tag and other dependencies",
+            )
+        if self._body is not None:
+            if parameter.default is not inspect.Parameter.empty:
+                return None
+            raise InvalidSetting(
+                f"the handler {self._name} has two parameters for the body: {self._body!r} and {parameter.name!r}",
+                hint="annotate the other one with Header, Headers, Key, Tag, Depends or nsqext.Message",
+            )
+        self._body = parameter.name
+        return _body(annotation)
+
+    def _dependency(self, function: Callable[..., Any]) -> _Dependency:
+        if function in self._planning:
+            raise InvalidSetting(f"the dependency {function!r} of {self._name} depends on itself")
+        found = self._dependencies.get(function)
+        if found is None:
+            self._planning.add(function)
+            parameters = list(inspect.signature(function).parameters.values())
+            found = _Dependency(function, self.arguments(parameters, function, body=False))
+            self._planning.discard(function)
+            self._dependencies[function] = found
+        return found
+
+
+def _local_names(frame: FrameType | None) -> dict[str, Any]:
+    """Return the names that are visible where the handler is defined, the innermost ones first."""
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE:
+        frame = frame.f_back
+    return dict(frame.f_locals) if frame is not None else {}
+
+
+def _body(annotation: Any) -> _Source:
+    # imported lazily: a consumer of messages does without msgspec
+    from nsqext.client.consumer.typed.body import body_decoder, type_name
+
+    decode = body_decoder(annotation)
+    if decode is None:
+        return lambda message: message.body
+    name = type_name(annotation)
+    decoder = decode
+
+    def read(message: Message) -> Any:
+        try:
+            return decoder(message.body)
+        except ValueError as error:
+            raise _Undecodable(f"the body is not a valid {name}: {error}") from error
+
+    return read
+
+
+_NUMBERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
+
+
+def _header(name: str, kind: Any, parameter: inspect.Parameter) -> _Source:
+    """Return a reader of one header, converted to the type of the parameter (str, int or float)."""
+    options = [one for one in get_args(kind) if one is not type(None)] or [kind]
+    convert = _NUMBERS.get(options[0]) if len(options) == 1 else None
+    if convert is None:
+        raise InvalidSetting(f"the header {name!r} cannot be read as {kind!r}", hint="headers are str, int or float")
+    optional = type(None) in get_args(kind)
+    default = None if parameter.default is inspect.Parameter.empty else parameter.default
+    required = parameter.default is inspect.Parameter.empty and not optional
+    read = convert
+
+    def source(message: Message) -> Any:
+        value = message.header_value(name)
+        if value is None:
+            if required:
+                raise _Undecodable(f"the header {name!r} is missing")
+            return default
+        try:
+            return read(value)
+        except ValueError as error:
+            raise _Undecodable(f"the header {name!r} is not a number: {error}") from error
+
+    return source

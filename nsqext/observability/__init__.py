@@ -1,14 +1,13 @@
-"""Logs, spans and metrics of publishes and handled messages; nothing of it costs anything where it is not asked for.
+"""Logs, spans and metrics of publishes and handled messages.
 
-An `Observer` is given to `ObservedProducer`, `ObservedConsumer` or `nsqext.App`. Three are here: `LogObserver`,
-`nsqext.observability.otel.OpenTelemetry` (extra ``otel``) and `nsqext.observability.prometheus.Prometheus` (extra
-``prometheus``). Clients without observers do not even load this.
+Observers are middleware: give `LogObserver`, `nsqext.observability.otel.OpenTelemetry` (extra ``otel``) or
+`nsqext.observability.prometheus.Prometheus` (extra ``prometheus``) to `nsqext.App` or to the clients of
+`nsqext.middleware`.
 """
 
 from __future__ import annotations
 
-from nsqext.observability.clients import ObservedConsumer, ObservedProducer
 from nsqext.observability.logs import LogObserver
-from nsqext.observability.observer import Observer, Processing, Publishing
+from nsqext.observability.observer import Observer
 
-__all__ = ("LogObserver", "ObservedConsumer", "ObservedProducer", "Observer", "Processing", "Publishing")
+__all__ = ("LogObserver", "Observer")

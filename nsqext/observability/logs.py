@@ -1,4 +1,4 @@
-"""Publishes and handled messages as structured log records."""
+"""Log publishes and handled messages as structured records."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
-from nsqext.observability.observer import Processing, Publishing, failure
+from nsqext.observability.observer import Observer, failure
+
+if TYPE_CHECKING:
+    from nsqext.middleware.base import Handling, Publishing
 
 __all__ = ("LogObserver",)
 
 
-class LogObserver:
-    """Writes a record for every publish and every handled message. Bodies and header values are never in it.
+class LogObserver(Observer):
+    """Logs a record for every publish and every handled message, without bodies and header values.
 
     The text of a record is one of ``published``, ``publish failed``, ``handled`` and ``handler failed``; everything
     else is an attribute of the record (``extra``): event, topic, partition, channel, count, bytes, seconds, attempts,
     message_id, trace_id, error.
 
     Args:
-        logger: where to.
-        level: of what went well; failures are warnings.
-        slow: seconds from which on something that went well is a warning as well; None for never.
+        logger: logger or its name.
+        level: level of successful operations; failures are warnings.
+        slow: seconds from which on a successful operation is a warning as well; None for never.
     """
 
     def __init__(
@@ -33,17 +37,17 @@ class LogObserver:
         self._slow = slow
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
-        """Write down how a publish ended."""
+        """Log the outcome of a publish."""
         return self._publishing(publishing)
 
-    def processing(self, processing: Processing) -> AbstractContextManager[object]:
-        """Write down how a handler ended."""
-        return self._processing(processing)
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
+        """Log the outcome of a handler."""
+        return self._handling(handling)
 
     @contextmanager
     def _publishing(self, publishing: Publishing) -> Iterator[None]:
-        size = sum(len(draft.body) for draft in publishing.drafts)
-        fields: dict[str, object] = {"topic": publishing.topic, "count": len(publishing.drafts), "bytes": size}
+        size = sum(len(message.body) for message in publishing.messages)
+        fields: dict[str, object] = {"topic": publishing.topic, "count": len(publishing.messages), "bytes": size}
         started = time.monotonic()
         try:
             yield
@@ -54,12 +58,12 @@ class LogObserver:
         self._write("published", started, {**fields, "partition": partitions})
 
     @contextmanager
-    def _processing(self, processing: Processing) -> Iterator[None]:
-        message = processing.message
+    def _handling(self, handling: Handling) -> Iterator[None]:
+        message = handling.message
         fields: dict[str, object] = {
             "topic": message.topic,
             "partition": message.partition,
-            "channel": processing.channel,
+            "channel": handling.channel,
             "attempts": message.attempts,
             "message_id": message.internal_id,
             "trace_id": message.trace_id,

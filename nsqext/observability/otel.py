@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans and metrics by the messaging conventions, through the API alone (extra ``otel``)."""
+"""OpenTelemetry: spans and metrics by the messaging conventions (extra ``otel``); only the API is needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ except ModuleNotFoundError as _error:
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting
-from nsqext.observability.observer import Processing, Publishing, failure
+from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
     from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.middleware.base import Handling, Publishing
 
 __all__ = ("OpenTelemetry", "TelemetryOptions")
 
@@ -48,16 +49,14 @@ Attributes = dict[str, Any]
 
 @frozen
 class TelemetryOptions:
-    """What is measured, and how.
+    """Which spans and attributes are recorded.
 
     Attributes:
-        propagate: when the context of a span travels with its message, in the extend headers: ``with_headers`` where
-            the message has headers or a tag anyway, ``always`` (for topics that support them; others refuse the
-            message), ``never``.
-        create_spans: a span for each message of a batch, to which the span of the batch is linked; otherwise the latter
-            alone.
-        parent: make the span of a handler a child of the publisher's, rather than link to it.
-        body_size: tell the size of bodies.
+        propagate: when the context of a span is written to the extend headers of its message: ``with_headers`` if the
+            message has headers or a tag, ``always`` (topics without extend support refuse the message), ``never``.
+        create_spans: record a span for each message of a batch, linked to the span of the batch.
+        parent: make the span of a handler a child of the publisher's span, rather than link to it.
+        body_size: record the size of bodies.
     """
 
     propagate: Literal["with_headers", "always", "never"] = "with_headers"
@@ -70,15 +69,15 @@ class TelemetryOptions:
             raise InvalidSetting(f"propagate={self.propagate!r} is none of 'with_headers', 'always' and 'never'")
 
 
-class OpenTelemetry:
-    """Makes spans ``publish TOPIC`` and ``process TOPIC``, and the four client metrics of the messaging conventions.
+class OpenTelemetry(Observer):
+    """Records spans ``publish TOPIC`` and ``process TOPIC``, and the four client metrics of the messaging conventions.
 
-    The channel is told as ``messaging.consumer.group.name``. Without an SDK nothing comes of it, at little cost.
+    The channel is ``messaging.consumer.group.name``. Without an SDK nothing is recorded, at little cost.
 
     Args:
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
-        options: what is measured, and how.
+        options: which spans and attributes are recorded.
     """
 
     def __init__(
@@ -110,12 +109,12 @@ class OpenTelemetry:
         )
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
-        """Surround a publish with a span."""
+        """Record a span for a publish."""
         return self._publishing(publishing)
 
-    def processing(self, processing: Processing) -> AbstractContextManager[object]:
-        """Surround a handler with a span."""
-        return self._processing(processing)
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
+        """Record a span for a handler."""
+        return self._handling(handling)
 
     # Publishing
 
@@ -124,23 +123,23 @@ class OpenTelemetry:
         topic = publishing.topic
         base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
         attributes: Attributes = {**base, OPERATION_TYPE: "send"}
-        # a batch has spans of its own for what its messages were created with; a single message is created by its send
+        # a batch has a create span for each message; the send span of a single message creates it
         creates = publishing.batch and self._options.create_spans
         links = self._create(publishing) if creates else []
         if publishing.batch:
-            attributes[BATCH_COUNT] = len(publishing.drafts)
+            attributes[BATCH_COUNT] = len(publishing.messages)
         else:
-            attributes |= self._of_draft(publishing.drafts[0])
+            attributes |= self._of_outgoing(publishing.messages[0])
         kind = SpanKind.CLIENT if creates else SpanKind.PRODUCER
         name = f"publish {topic}"
         with (
             self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span,
-            self._measured(span, base, len(publishing.drafts)),
+            self._measured(span, base, len(publishing.messages)),
         ):
             if not creates:
-                publishing.drafts = [self._inject(draft, None) for draft in publishing.drafts]
+                publishing.messages = [self._inject(message, None) for message in publishing.messages]
             yield
-            self._tell_receipts(span, publishing)
+            self._add_receipts(span, publishing)
 
     def _create(self, publishing: Publishing) -> list[Link]:
         links = []
@@ -150,31 +149,31 @@ class OpenTelemetry:
             OPERATION_TYPE: "create",
             DESTINATION: publishing.topic,
         }
-        for number, draft in enumerate(publishing.drafts):
-            attributes = base | self._of_draft(draft)
+        for number, message in enumerate(publishing.messages):
+            attributes = base | self._of_outgoing(message)
             span = self._tracer.start_span(f"create {publishing.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-            publishing.drafts[number] = self._inject(draft, trace.set_span_in_context(span))
+            publishing.messages[number] = self._inject(message, trace.set_span_in_context(span))
             links.append(Link(span.get_span_context()))
             span.end()
         return links
 
-    def _inject(self, draft: OutgoingMessage, context: Context | None) -> OutgoingMessage:
-        """Return the message with the context in its headers, where that is wanted."""
+    def _inject(self, message: OutgoingMessage, context: Context | None) -> OutgoingMessage:
+        """Return the message with the context in its headers, as the options say."""
         mode = self._options.propagate
-        if mode == "never" or (mode == "with_headers" and not draft.headers and draft.tag is None):
-            return draft
+        if mode == "never" or (mode == "with_headers" and not message.headers and message.tag is None):
+            return message
         carrier: dict[str, str] = {}
         propagate.inject(carrier, context)
-        return evolve(draft, headers={**(draft.headers or {}), **carrier}) if carrier else draft
+        return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
 
-    def _of_draft(self, draft: OutgoingMessage) -> Attributes:
+    def _of_outgoing(self, message: OutgoingMessage) -> Attributes:
         attributes: Attributes = {}
-        if draft.trace_id is not None:
-            attributes[TRACE_ID] = str(draft.trace_id)
-        if draft.tag is not None:
-            attributes[TAG] = draft.tag
+        if message.trace_id is not None:
+            attributes[TRACE_ID] = str(message.trace_id)
+        if message.tag is not None:
+            attributes[TAG] = message.tag
         if self._options.body_size:
-            attributes[BODY_SIZE] = len(draft.body)
+            attributes[BODY_SIZE] = len(message.body)
         return attributes
 
     @contextmanager
@@ -191,7 +190,7 @@ class OpenTelemetry:
             self._duration.record(time.monotonic() - started, {**base, OPERATION_TYPE: "send", **error_type})
             self._sent.add(count, {**base, **error_type})
 
-    def _tell_receipts(self, span: Span, publishing: Publishing) -> None:
+    def _add_receipts(self, span: Span, publishing: Publishing) -> None:
         if not span.is_recording() or not publishing.receipts:
             return
         first = publishing.receipts[0]
@@ -204,20 +203,20 @@ class OpenTelemetry:
     # Processing
 
     @contextmanager
-    def _processing(self, processing: Processing) -> Iterator[None]:
-        message = processing.message
+    def _handling(self, handling: Handling) -> Iterator[None]:
+        message = handling.message
         base: Attributes = {
             SYSTEM: "nsq",
             OPERATION_NAME: "process",
             DESTINATION: message.topic,
-            GROUP: processing.channel,
+            GROUP: handling.channel,
         }
         self._consumed.add(1, base)
         started = time.monotonic()
         error_type: Mapping[str, str] = {}
-        context, links = self._origin(processing)
+        context, links = self._origin(handling)
         span = self._tracer.start_span(
-            f"process {message.topic}", context, SpanKind.CONSUMER, self._of_message(processing) | base, links
+            f"process {message.topic}", context, SpanKind.CONSUMER, self._of_message(handling) | base, links
         )
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
@@ -234,19 +233,19 @@ class OpenTelemetry:
         finally:
             self._process.record(time.monotonic() - started, {**base, **error_type})
 
-    def _origin(self, processing: Processing) -> tuple[Context | None, list[Link]]:
-        """Return the parent of a handler's span, and what it is linked to."""
-        if not processing.message.header:
+    def _origin(self, handling: Handling) -> tuple[Context | None, list[Link]]:
+        """Return the parent of a handler's span, and its links."""
+        if not handling.message.header:
             return None, []
-        headers = {name: value for name, value in processing.message.headers.items() if isinstance(value, str)}
+        headers = {name: value for name, value in handling.message.headers.items() if isinstance(value, str)}
         context = propagate.extract(headers, Context())
         origin = trace.get_current_span(context).get_span_context()
         if not origin.is_valid:
             return None, []
         return (context, []) if self._options.parent else (None, [Link(origin)])
 
-    def _of_message(self, processing: Processing) -> Attributes:
-        message = processing.message
+    def _of_message(self, handling: Handling) -> Attributes:
+        message = handling.message
         attributes: Attributes = {
             OPERATION_TYPE: "process",
             MESSAGE_ID: str(message.internal_id),

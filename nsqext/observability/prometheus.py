@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -14,7 +14,10 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[prometheus]'", name=_error.name) from _error
 
-from nsqext.observability.observer import Processing, Publishing, failure
+from nsqext.observability.observer import Observer, failure
+
+if TYPE_CHECKING:
+    from nsqext.middleware.base import Handling, Publishing
 
 __all__ = ("Prometheus",)
 
@@ -36,8 +39,8 @@ class _Handled:
     seconds: Histogram
 
 
-class Prometheus:
-    """Counts messages and measures times. All names begin with the namespace:
+class Prometheus(Observer):
+    """Counts messages and measures durations. All names begin with the namespace:
 
     ``published_messages_total``, ``published_bytes_total``, ``publish_seconds`` by topic; ``publish_failures_total`` by
     topic and error (calls, not messages); ``handled_messages_total``, ``redelivered_messages_total``,
@@ -46,8 +49,8 @@ class Prometheus:
 
     Args:
         registry: the global one by default.
-        namespace: in front of every name.
-        buckets: of the histograms, in seconds.
+        namespace: prefix of every name.
+        buckets: upper bounds of the histograms, in seconds.
 
     Raises:
         ValueError: by prometheus_client, when the registry has such metrics already.
@@ -67,11 +70,11 @@ class Prometheus:
         self._publish = Histogram("publish_seconds", "Time until stored.", topic, buckets=buckets, **common)
         self._failures = Counter("publish_failures", "Publishes that failed.", (*topic, "error"), **common)
         self._handled = Counter("handled_messages", "Messages whose handler ended.", channel, **common)
-        self._again = Counter("redelivered_messages", "Messages that came again.", channel, **common)
-        self._running = Gauge("running_handlers", "Handlers at work.", channel, **common)
+        self._again = Counter("redelivered_messages", "Messages that were redelivered.", channel, **common)
+        self._running = Gauge("running_handlers", "Handlers that run.", channel, **common)
         self._handler = Histogram("handler_seconds", "Time of handlers.", channel, buckets=buckets, **common)
         self._broken = Counter("handler_failures", "Handlers that raised.", (*channel, "error"), **common)
-        # children are looked up once: that is what costs time
+        # children are looked up once: the lookup is what takes time
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
@@ -79,9 +82,9 @@ class Prometheus:
         """Measure a publish."""
         return self._publishing(publishing)
 
-    def processing(self, processing: Processing) -> AbstractContextManager[object]:
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
         """Measure a handler."""
-        return self._processing(processing)
+        return self._handling(handling)
 
     @contextmanager
     def _publishing(self, publishing: Publishing) -> Iterator[None]:
@@ -97,13 +100,13 @@ class Prometheus:
         except BaseException as error:
             self._failures.labels(topic, type(error).__qualname__).inc()
             raise
-        bound.messages.inc(len(publishing.drafts))
-        bound.size.inc(sum(len(draft.body) for draft in publishing.drafts))
+        bound.messages.inc(len(publishing.messages))
+        bound.size.inc(sum(len(message.body) for message in publishing.messages))
         bound.seconds.observe(time.monotonic() - started)
 
     @contextmanager
-    def _processing(self, processing: Processing) -> Iterator[None]:
-        key = (processing.message.topic, processing.channel)
+    def _handling(self, handling: Handling) -> Iterator[None]:
+        key = (handling.message.topic, handling.channel)
         bound = self._by_channel.get(key)
         if bound is None:
             bound = self._by_channel[key] = _Handled(
@@ -112,7 +115,7 @@ class Prometheus:
                 self._running.labels(*key),
                 self._handler.labels(*key),
             )
-        if processing.message.attempts > 1:
+        if handling.message.attempts > 1:
             bound.redelivered.inc()
         bound.running.inc()
         started = time.monotonic()

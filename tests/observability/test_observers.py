@@ -21,7 +21,8 @@ from prometheus_client import CollectorRegistry
 from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, InvalidInput, Message, OutgoingMessage, Requeue
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from nsqext.observability import LogObserver, ObservedConsumer, ObservedProducer, Observer, Processing, Publishing
+from nsqext.middleware import Handling, Middleware, MiddlewareConsumer, MiddlewareProducer, Publishing
+from nsqext.observability import LogObserver, Observer
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 from nsqext.observability.prometheus import Prometheus
 
@@ -45,14 +46,14 @@ def topic(cluster: Cluster) -> str:
     return name
 
 
-async def journey(cluster: Cluster, topic: str, observers: Sequence[Observer]) -> None:
+async def journey(cluster: Cluster, topic: str, observers: Sequence[Middleware]) -> None:
     """Publish one message and a batch of two, and a bad one; handle all, two of them twice."""
-    async with ObservedProducer(cluster.lookupd, observers=observers) as producer:
+    async with MiddlewareProducer(cluster.lookupd, middleware=observers) as producer:
         await producer.publish(topic, b"one", tag=None, headers={"user": "42"}, trace_id=7)
         await producer.publish_many(topic, [b"two", OutgoingMessage(b"three", headers={"user": "43"})])
         with pytest.raises(InvalidInput):
             await producer.publish(topic, b"")
-    consumer = ObservedConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, observers=observers)
+    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=observers)
     done: list[bytes] = []
 
     @consumer.handler
@@ -94,7 +95,7 @@ async def test_logs(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixtu
 
 
 async def test_slow_ones_are_warnings(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with ObservedProducer(cluster.lookupd, observers=[LogObserver("quick", slow=0.0)]) as producer:
+    async with MiddlewareProducer(cluster.lookupd, middleware=[LogObserver("quick", slow=0.0)]) as producer:
         await producer.publish(topic, b"x")
     assert [(record.name, record.levelname) for record in caplog.records if record.name == "quick"] == [
         ("quick", "WARNING")
@@ -172,7 +173,7 @@ async def test_metrics(cluster: Cluster, topic: str) -> None:
     assert processed == {None: 4, "RuntimeError": 1}
 
 
-async def test_contexts_travel_always_and_become_parents(cluster: Cluster, topic: str) -> None:
+async def test_contexts_are_propagated_always_and_become_parents(cluster: Cluster, topic: str) -> None:
     telemetry = Telemetry(TelemetryOptions(propagate="always", create_spans=False, parent=True, body_size=True))
     await journey(cluster, topic, [telemetry.observer])
     single, batch, _ = telemetry.spans(f"publish {topic}")
@@ -185,7 +186,7 @@ async def test_contexts_travel_always_and_become_parents(cluster: Cluster, topic
     assert all(span.parent is not None and not span.links for span in telemetry.spans(f"process {topic}"))
 
 
-async def test_contexts_stay_here_where_that_is_wanted(cluster: Cluster, topic: str) -> None:
+async def test_contexts_are_not_propagated_with_never(cluster: Cluster, topic: str) -> None:
     telemetry = Telemetry(TelemetryOptions(propagate="never"))
     await journey(cluster, topic, [telemetry.observer])
     assert all(span.parent is None and not span.links for span in telemetry.spans(f"process {topic}"))
@@ -208,7 +209,7 @@ async def test_prometheus(cluster: Cluster, topic: str) -> None:
     assert value("running_handlers", channel="ch") == 0
 
 
-class Broken:
+class Broken(Observer):
     """An observer that fails at the beginning, or at the end, or takes errors for its own."""
 
     def __init__(self, how: str) -> None:
@@ -229,7 +230,7 @@ class Broken:
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         return self._observe()
 
-    def processing(self, processing: Processing) -> AbstractContextManager[object]:
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
         return self._observe()
 
 
@@ -248,22 +249,22 @@ async def test_a_broken_observer_changes_nothing(
 
 async def test_an_app_with_observers(cluster: Cluster, topic: str) -> None:
     registry = CollectorRegistry()
-    app = App(cluster.lookupd, observers=[Prometheus(registry, namespace="mine")])
+    app = App(cluster.lookupd, middleware=[Prometheus(registry, namespace="mine")])
 
     @app.handler(topic, "ch")
     async def handle(message: Message) -> None:
         app.stop()
 
-    async with ObservedProducer(cluster.lookupd) as producer:
+    async with MiddlewareProducer(cluster.lookupd) as producer:
         await producer.publish(topic, b"x")
     with anyio.fail_after(15):
         await app.serve()
     assert registry.get_sample_value("mine_handled_messages_total", {"topic": topic, "channel": "ch"}) == 1
 
 
-@pytest.mark.parametrize("make", [ObservedProducer, lambda *a, **k: ObservedConsumer("orders", "ch", **k)])
-async def test_what_is_no_observer(make: Callable[..., object]) -> None:
-    with pytest.raises(InvalidSetting, match="is not an observer"):
-        make(nsqd="127.0.0.1:1", **({"observers": [print]}))
+@pytest.mark.parametrize("make", [MiddlewareProducer, lambda *a, **k: MiddlewareConsumer("orders", "ch", **k)])
+async def test_other_objects_are_refused(make: Callable[..., object]) -> None:
+    with pytest.raises(InvalidSetting, match="is not a middleware"):
+        make(nsqd="127.0.0.1:1", **({"middleware": [print]}))
     with pytest.raises(InvalidSetting, match="propagate"):
         TelemetryOptions(propagate="sometimes")  # type: ignore[arg-type]

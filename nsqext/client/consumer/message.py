@@ -247,8 +247,12 @@ class Message(RawMessage):
         """
         headers = self._all_headers()
         if is_compressed(headers):
-            self.body: bytes = decompress_body(headers, self.body)
-            self._headers = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
+            self.replace_body(decompress_body(headers, self.body), COMPRESS_HEADER, SIZE_HEADER)
+
+    def replace_body(self, body: bytes, *headers: str) -> None:
+        """Replace the body by the decompressed one, and remove the headers that say how it was compressed."""
+        self.body: bytes = body
+        self._headers = {name: value for name, value in self._all_headers().items() if name not in headers}
 
     def _check(self) -> None:
         if self.answered:

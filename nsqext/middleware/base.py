@@ -1,0 +1,116 @@
+"""What a middleware is, and how several surround a call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.types import Receipt
+
+__all__ = (
+    "CallNext",
+    "Handling",
+    "Middleware",
+    "Publishing",
+    "SendNext",
+    "check_middleware",
+    "handle_with",
+    "send_with",
+)
+
+
+@define(eq=False)
+class Publishing:
+    """A publish in progress.
+
+    Attributes:
+        topic: name of the topic.
+        messages: the messages; a middleware may replace them, for example to add headers.
+        batch: whether `nsqext.Producer.publish_many` was called.
+        key: key for all messages of a batch that have none.
+        partition: the partition that the caller chose.
+        delay: seconds until the message is delivered; original NSQ only.
+        receipts: where the messages were stored; empty before.
+    """
+
+    topic: str
+    messages: list[OutgoingMessage]
+    batch: bool
+    key: str | bytes | None = None
+    partition: int | None = None
+    delay: float | None = None
+    receipts: Sequence[Receipt] = field(factory=tuple)
+
+
+@define(eq=False)
+class Handling:
+    """A message that is being handled.
+
+    Attributes:
+        message: the message.
+        channel: the channel that it was received through.
+    """
+
+    message: Message
+    channel: str
+
+
+SendNext = Callable[[Publishing], Awaitable[Sequence["Receipt"]]]
+"""Publishes through the next middleware; raises what `nsqext.Producer.publish` raises."""
+
+CallNext = Callable[[Handling], Awaitable[object]]
+"""Calls the next middleware or the handler; raises what the handler raises, `nsqext.Requeue` and others included."""
+
+
+class Middleware:
+    """Surrounds publishes and handled messages; override one method or both.
+
+    What `handle` returns and raises decides about the message as if the handler had done it: a middleware that returns
+    without calling the next one finishes the message. One object may serve several clients and tasks.
+    """
+
+    async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+        """Surround a publish with all its attempts; returns a receipt for each message."""
+        return await send_next(publishing)
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Surround the call of a handler."""
+        return await call_next(handling)
+
+
+def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]:
+    """Return the middleware as a tuple.
+
+    Raises:
+        InvalidSetting: one of the objects is not a `Middleware`.
+    """
+    for one in middleware:
+        if not isinstance(one, Middleware):
+            raise InvalidSetting(
+                f"{one!r} is not a middleware", hint="derive its class from nsqext.middleware.Middleware"
+            )
+    return tuple(middleware)
+
+
+def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext:
+    """Return a publish that is surrounded by the middleware, the first one outermost."""
+    for one in reversed(middleware):
+        if type(one).publish is not Middleware.publish:
+            send = partial(one.publish, send_next=send)
+    return send
+
+
+def handle_with(middleware: Sequence[Middleware], call: CallNext) -> CallNext:
+    """Return a handler that is surrounded by the middleware, the first one outermost."""
+    for one in reversed(middleware):
+        if type(one).handle is not Middleware.handle:
+            call = partial(one.handle, call_next=call)
+    return call

@@ -14,7 +14,8 @@ from nsqext._version import __version__
 if _typing.TYPE_CHECKING:
     from nsqext import errors
     from nsqext.admin import Admin
-    from nsqext.app import App
+    from nsqext.app.app import App
+    from nsqext.app.router import Router
     from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
     from nsqext.client.consumer.message import Message
@@ -67,6 +68,7 @@ __all__ = (
     "Receipt",
     "Reject",
     "Requeue",
+    "Router",
     "ServerError",
     "TopicMeta",
     "__version__",
@@ -77,7 +79,8 @@ __all__ = (
 
 _HOMES = {
     "nsqext.admin": ("Admin",),
-    "nsqext.app": ("App",),
+    "nsqext.app.app": ("App",),
+    "nsqext.app.router": ("Router",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
     "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerEvent", "ConsumerStatistics"),

@@ -15,9 +15,19 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import attrs
 
 from nsqext.errors import InvalidSetting
-from nsqext.errors.redaction import is_secret_name, redact_url
 
-__all__ = ("PREFIX", "Loaded", "Reader", "Setting", "load", "settings_of", "suggest", "unknown_arguments")
+__all__ = (
+    "PREFIX",
+    "Loaded",
+    "Reader",
+    "Setting",
+    "load",
+    "redacted",
+    "settings_of",
+    "suggest",
+    "unknown_arguments",
+    "unknown_setting",
+)
 
 T = TypeVar("T")
 
@@ -26,6 +36,7 @@ Reader = Callable[[str], Any]
 
 PREFIX = "NSQEXT_"
 _OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_")
+_SECRETS = frozenset({"connection_auth_secret", "lookup_auth_secret"})
 _ADDRESSES = ("lookupd", "nsqd")
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -139,6 +150,25 @@ def _setting(
     return Setting(name, member.name, group, kind, member.default, _reader(kind, name, readers), owner)
 
 
+def redacted(url: str, known: Container[str] = ()) -> str:
+    """Return a URL without secrets, for error messages.
+
+    Args:
+        url: the URL.
+        known: settings whose values are shown, unless they are secrets; a misspelt name may hold a secret.
+    """
+    parts = urlsplit(url)
+    if _cuts_secret(parts):
+        return f"{parts.scheme}://***"
+    place = parts.netloc.rpartition("@")[2]
+    shown = f"***@{place}" if "@" in parts.netloc else place
+    query = "&".join(
+        f"{name}={value if name in known and not _is_secret(name) else '***'}"
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    )
+    return f"{parts.scheme}://{shown}{'?' if query else ''}{query}"
+
+
 def suggest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to an unknown one; None where no name is similar."""
     from difflib import get_close_matches
@@ -149,6 +179,13 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
     ends = [one for one in names if one.endswith(f"_{wanted}")]
     found = get_close_matches(wanted, names, 1, 0.6)
     return ends[0] if len(ends) == 1 else (found[0] if found else None)
+
+
+def unknown_setting(place: str, name: str, known: Iterable[str]) -> InvalidSetting:
+    """Return the error for an unknown setting, which suggests the right one."""
+    found = suggest(name, (*known, *_ADDRESSES))
+    hint = "see the reference of settings" if found is None else f"did you mean {found}?"
+    return InvalidSetting(f"{place}: unknown setting {name!r}", hint=hint)
 
 
 def unknown_arguments(
@@ -175,6 +212,11 @@ def unknown_arguments(
     return TypeError(f"{owner}() has no argument {name!r}: {hint}")
 
 
+def _is_secret(name: str) -> bool:
+    """Return whether the name of a setting is that of a secret, or resembles one."""
+    return name in _SECRETS or any(word in name.lower() for word in ("secret", "password", "token"))
+
+
 def _cuts_secret(parts: SplitResult) -> bool:
     """Return whether a secret contains a character that ends the host, so that the rest of it is parsed as a path."""
     behind = parts.path + parts.fragment + parts.query.partition("=")[0]
@@ -187,14 +229,14 @@ def _text_of(value: str, setting: Setting, place: str) -> object:
     try:
         return setting.read(value)
     except ValueError as error:
-        shown = "***" if is_secret_name(setting.name) else repr(value)
+        shown = "***" if setting.name in _SECRETS else repr(value)
         raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be parsed: {error}") from None
 
 
 def _from_url(url: str, known: Container[str]) -> dict[str, str]:
     """Return the settings of a URL as text."""
     parts = _split(url)
-    shown = redact_url(url, known)
+    shown = redacted(url, known)
     kind, port = _SCHEMES[parts.scheme]
     userinfo, _, hosts = parts.netloc.rpartition("@")
     given: dict[str, str] = {}
@@ -222,11 +264,10 @@ def _split(url: str) -> SplitResult:
         raise InvalidSetting(
             f"a URL with the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
         )
-    shown = redact_url(url, ())
     if _cuts_secret(parts):
-        raise InvalidSetting(f"{shown}: no host behind the secret", hint="percent-encode /, ?, # and @ in it")
+        raise InvalidSetting(f"{redacted(url)}: no host behind the secret", hint="percent-encode /, ?, # and @ in it")
     if parts.path.strip("/") or parts.fragment:
-        raise InvalidSetting(f"{shown}: a URL of settings has neither path nor fragment")
+        raise InvalidSetting(f"{redacted(url)}: a URL of settings has neither path nor fragment")
     return parts
 
 
@@ -267,9 +308,7 @@ class _Collector:
                 continue
             setting = self._own.get(name) or (self._foreign.get(name) if text else None)
             if setting is None:
-                found = suggest(name, (*self._own, *_ADDRESSES))
-                hint = "see the reference of settings" if found is None else f"did you mean {found}?"
-                raise InvalidSetting(f"{place}: unknown setting {name!r}", hint=hint)
+                raise unknown_setting(place, name, self._own)
             read = _text_of(str(value), setting, place) if text else value
             if name in self._own:
                 self.values.setdefault(name, read)
@@ -321,7 +360,7 @@ def load(
     url = url or environ.get(f"{PREFIX}URL")
     if url:
         known = {*own, *foreign}
-        collector.add(_from_url(url, known), redact_url(url, known), text=True)
+        collector.add(_from_url(url, known), redacted(url, known), text=True)
     collector.add(_from_environment(environ), "environment", text=True)
     return Loaded(
         collector.addresses.get("lookupd", ()),

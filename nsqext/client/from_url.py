@@ -1,4 +1,4 @@
-"""What `from_url` of producers and consumers knows about their settings."""
+"""The settings of producers and consumers, and how `from_url` loads them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.settings import Loaded, Reader, Setting, load, settings_of
+from nsqext.settings import Loaded, Reader, Setting, load, settings_of, unknown_setting
 
-__all__ = ("consumer_settings", "load_consumer", "load_producer", "producer_settings", "read_position")
+__all__ = (
+    "consumer_settings",
+    "load_clients",
+    "load_consumer",
+    "load_producer",
+    "producer_settings",
+    "read_position",
+)
 
 
 def read_position(text: str) -> Position:
@@ -62,3 +69,21 @@ def load_consumer(
 ) -> Loaded[ConsumerOptions]:
     """Put the settings of a consumer together; see `nsqext.settings.load`."""
     return load(ConsumerOptions, consumer_settings(), url, keywords, foreign=producer_settings(), environ=environ)
+
+
+def load_clients(
+    url: str | None, keywords: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> tuple[Loaded[ProducerOptions], Loaded[ConsumerOptions]]:
+    """Put the settings of a producer and consumers together; a setting that both have is set for both.
+
+    Raises:
+        InvalidSetting: as for `nsqext.settings.load`.
+    """
+    producing, consuming = producer_settings(), consumer_settings()
+    own = {name: value for name, value in keywords.items() if name in producing or name not in consuming}
+    others = {name: value for name, value in keywords.items() if name not in producing or name in consuming}
+    addresses = {name: keywords[name] for name in ("lookupd", "nsqd") if name in keywords}
+    unknown = [name for name in keywords if name not in {*producing, *consuming, *addresses}]
+    if unknown:
+        raise unknown_setting("keywords", unknown[0], (*producing, *consuming))
+    return load_producer(url, own, environ), load_consumer(url, others | addresses, environ)

@@ -518,11 +518,9 @@ class Connection:
         self.closed = True
         self._reading = False
         if self._watch is not None:
-            # no task waits for the socket; and in a callback of the event loop, anyio may not know which loop runs
             self._watch.end()
             self._watch = None
-        else:
-            anyio.notify_closing(self._sock)
+        anyio.notify_closing(self._sock)
         self._sock.close()
         self._wake_drainers()
         if self._ended is not None:

@@ -284,6 +284,4 @@ def _bytes(column: pa.Array | None) -> Iterable[Any]:
         column = column.cast(pa.binary())
     elif pa.types.is_large_string(column.type):
         column = column.cast(pa.large_binary())
-    # to_pylist makes an Arrow scalar of each value
-    values: list[bytes | None] = column.to_numpy(zero_copy_only=False).tolist()
-    return values
+    return list(column.to_pylist())

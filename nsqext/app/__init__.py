@@ -1,0 +1,30 @@
+"""Services: handlers for several topics, with typed bodies, run together with one producer.
+
+`App` runs them; `Router` collects handlers of a part of a large service. The parameters of a handler say what it
+receives: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Header`, or what a function returns
+(`Depends`).
+"""
+
+from __future__ import annotations
+
+from nsqext.app.app import App
+from nsqext.app.health import Health, HealthEndpoint
+from nsqext.app.router import Router
+from nsqext.app.testing import AppTest
+from nsqext.client.consumer.typed.body import decode_body, encode_body
+from nsqext.client.consumer.typed.parameters import Depends, Header, Headers, Key, Tag
+
+__all__ = (
+    "App",
+    "AppTest",
+    "Depends",
+    "Header",
+    "Headers",
+    "Health",
+    "HealthEndpoint",
+    "Key",
+    "Router",
+    "Tag",
+    "decode_body",
+    "encode_body",
+)

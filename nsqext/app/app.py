@@ -1,0 +1,395 @@
+"""`App`: handlers for several topics, run together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from nsqext.app.health import Health, HealthEndpoint
+from nsqext.app.router import HandlerSpec, Router
+from nsqext.app.settings import consumer_options, shared_options
+from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.producer.options import ProducerOptions
+from nsqext.client.producer.producer import Producer
+from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.tasks import BackgroundTasks, first_error, stop_on_signals
+from nsqext.errors import InvalidSetting, InvalidState, NsqError
+from nsqext.lookup.metadata import Lookup
+from nsqext.middleware.base import Middleware, check_middleware
+from nsqext.middleware.clients import MiddlewareProducer, surround_handler
+
+if TYPE_CHECKING:
+    from nsqext.app.testing import AppTest
+    from nsqext.client.consumer.handlers.workers import Handler
+    from nsqext.client.consumer.message import Message
+    from nsqext.types import Receipt
+
+__all__ = ("App",)
+
+logger: logging.Logger = logging.getLogger("nsqext.app")
+
+
+class App(Router):
+    """Handlers for several topics, and a producer for what they publish.
+
+    All clients of an app share addresses, connection and lookup options, and ask the lookup service together: one poll
+    for each topic, over one pool of connections. An app can run again after it has ended.
+
+    Args:
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
+            `nsqext.Lookup` that is shared with other clients.
+        nsqd: nsqd addresses (TCP) to use without lookup; fine for the original NSQ.
+        producer_options: options of the producer.
+        consumer_options: options of the consumers; those of a handler take precedence. ``connection`` and ``lookup``
+            are the same for all clients: set them in one of the two.
+        middleware: around every publish and every handled message, the first one outermost; see `nsqext.middleware`.
+        handler_defaults: ``tag``, ``max_in_flight`` and ``concurrency`` of handlers that do not set them.
+
+    Raises:
+        InvalidSetting: neither or both kinds of addresses, an invalid address, or options that contradict each other.
+    """
+
+    def __init__(
+        self,
+        lookupd: str | Sequence[str] | Lookup = (),
+        *,
+        nsqd: str | Sequence[str] = (),
+        producer_options: ProducerOptions | None = None,
+        consumer_options: ConsumerOptions | None = None,
+        middleware: Sequence[Middleware] = (),
+        handler_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._lookupd = lookupd
+        self._nsqd = nsqd
+        self._producer_options, self._consumer_options = shared_options(
+            producer_options or ProducerOptions(), consumer_options or ConsumerOptions()
+        )
+        self._middleware = check_middleware(middleware)
+        self._handler_defaults = dict(handler_defaults or {})
+        self._test: AppTest | None = None
+        self._running = self._used = False
+        self._unstarted = 0
+        self._error: BaseException | None = None
+        self._tasks: BackgroundTasks | None = None
+        self._stopping = anyio.Event()
+        self._started = anyio.Event()
+        self._ended = anyio.Event()
+        self._make_clients()
+
+    @classmethod
+    def from_url(cls, url: str | None = None, *, middleware: Sequence[Middleware] = (), **settings: Any) -> Self:
+        """Return an app with settings from keywords, a URL and the environment, in this order.
+
+        Args:
+            url: see `nsqext.Producer.from_url`.
+            middleware: see the class.
+            settings: settings of producers and consumers; one that both have is set for both.
+
+        Raises:
+            InvalidSetting: an unknown setting, or settings that contradict each other.
+        """
+        from nsqext.client.from_url import load_clients
+
+        producer, consumer = load_clients(url, settings)
+        return cls(
+            producer.lookupd,
+            nsqd=producer.nsqd,
+            producer_options=producer.options,
+            consumer_options=consumer.options,
+            middleware=middleware,
+            handler_defaults=consumer.others,
+        )
+
+    @property
+    def producer(self) -> Producer:
+        """The app's producer; open while the app runs, in lifespans too."""
+        return self._producer
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """The consumers, in the order of their handlers."""
+        return tuple(self._consumers)
+
+    async def publish(self, topic: str, value: object, **arguments: Any) -> Receipt:
+        """Encode a value and publish it; see `nsqext.app.encode_body` and `nsqext.Producer.publish`.
+
+        Args:
+            topic: name of the topic.
+            value: bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object.
+            arguments: ``headers``, ``tag``, ``trace_id``, ``key``, ``partition``, ``delay`` of the producer's method.
+
+        Raises:
+            InvalidBody: the value cannot be encoded.
+            NsqError: as for `nsqext.Producer.publish`.
+        """
+        from nsqext.client.consumer.typed.body import encode_body
+
+        return await self._producer.publish(topic, encode_body(value), **arguments)
+
+    # Clients
+
+    def _make_clients(self) -> None:
+        """Make a producer and the consumers for one run; each of them is opened once."""
+        lookupd, nsqd = (self._lookupd, self._nsqd) if self._test is None else self._test.addresses
+        if lookupd and not nsqd and not isinstance(lookupd, Lookup):
+            lookupd = Lookup(lookupd, options=self._producer_options.lookup)
+        self._addresses = lookupd, nsqd
+        around = self._around()
+        if around:
+            self._producer: Producer = MiddlewareProducer(
+                lookupd, nsqd=nsqd, options=self._producer_options, middleware=around
+            )
+        else:
+            self._producer = Producer(lookupd, nsqd=nsqd, options=self._producer_options)
+        self._consumers = [self._consumer_of(spec) for spec in self.specs]
+        self._used = False
+
+    def _around(self) -> tuple[Middleware, ...]:
+        return self._middleware if self._test is None else (*self._middleware, self._test.recorder)
+
+    def _consumer_of(self, spec: HandlerSpec) -> Consumer:
+        lookupd, nsqd = self._addresses
+        given = {"tag": spec.tag, "max_in_flight": spec.max_in_flight, "concurrency": spec.concurrency}
+        arguments = self._handler_defaults | {name: value for name, value in given.items() if value is not None}
+        options = self._options_of(spec)
+        return Consumer(spec.topic, spec.channel, lookupd=lookupd, nsqd=nsqd, options=options, **arguments)
+
+    def _options_of(self, spec: HandlerSpec) -> ConsumerOptions:
+        return consumer_options(self._consumer_options, spec.options, f"{spec.topic}/{spec.channel}")
+
+    def handler_of(self, spec: HandlerSpec) -> Handler:
+        """Return what is called with a message: middleware, decoding, the function, publishing of the result."""
+        plan = spec.plan
+        call: Handler = spec.function if plan is None else plan.handler(self._options_of(spec).failure)
+        topics = self.publishers.get(spec.function)
+        if topics:
+            call = self._with_publishers(call, tuple(topics))
+        return surround_handler((*self._around(), *spec.middleware), call, spec.channel)
+
+    def _with_publishers(self, call: Handler, topics: tuple[str, ...]) -> Handler:
+        async def handle(message: Message) -> object:
+            result = await call(message)
+            if result is not None:
+                for topic in topics:
+                    await self._publish_result(topic, result)
+            return result
+
+        return handle
+
+    async def _publish_result(self, topic: str, result: object) -> None:
+        if not isinstance(result, OutgoingMessage):
+            await self.publish(topic, result)
+            return
+        await self._producer.publish(
+            topic, result.body, headers=result.headers, tag=result.tag, trace_id=result.trace_id, key=result.key
+        )
+
+    def _add(self, spec: HandlerSpec) -> None:
+        self._consumers.append(self._consumer_of(spec))  # refuses options that are not valid
+        super()._add(spec)
+
+    def _check_changeable(self) -> None:
+        if self._running:
+            raise InvalidState("the app runs already", hint="add handlers before it is started")
+
+    # Running
+
+    def run(self, *, backend: str = "asyncio", backend_options: dict[str, Any] | None = None) -> None:
+        """Run as the main part of a program, until SIGTERM or SIGINT, `stop`, or a consumer that cannot continue.
+
+        Then it drains and closes. After the first signal both signals have their usual effect again.
+
+        Args:
+            backend: ``asyncio`` or ``trio``.
+            backend_options: see `anyio.run`, for example ``{"use_uvloop": True}``.
+
+        Raises:
+            NsqError: as for `serve`.
+        """
+        anyio.run(partial(self.serve, signals=True), backend=backend, backend_options=backend_options)
+
+    async def serve(self, *, signals: bool = False) -> None:
+        """Run inside of a running event loop, until `stop` or a consumer that cannot continue; then drain and close.
+
+        Args:
+            signals: stop on SIGTERM and SIGINT. By default they are left to the program.
+
+        Raises:
+            InvalidSetting: there is no handler, or a publisher for a function that is not a handler.
+            InvalidState: the app runs already.
+            NsqError: why a consumer cannot continue; the others were drained.
+
+        On cancellation, running handlers have ``close_timeout`` seconds to end.
+        """
+        self._begin()
+        await self._main(signals=signals)
+
+    async def start(self) -> Self:
+        """Run in the background; `aclose` ends it, in this task or another one, on asyncio and trio.
+
+        Returns when lifespans are entered and all partitions are subscribed, or after ``start_timeout``.
+
+        Raises:
+            NsqError: as for `serve`.
+        """
+        self._begin()
+        self._tasks = tasks = BackgroundTasks("app", self._drain)
+        try:
+            await tasks.start()
+            tasks.start_soon(self._main)
+            await self._started.wait()
+        except BaseException:
+            await tasks.aclose()
+            raise
+        if self._ended.is_set():
+            await tasks.aclose()
+        return self
+
+    async def aclose(self) -> None:
+        """Drain and close. Does nothing before `start` and when called again.
+
+        Called in a handler, or where `serve` runs the app, it starts to close and returns. Cancellation does not
+        shorten it.
+
+        Raises:
+            BaseException: what ended the app, unless it was reported before.
+        """
+        self.stop()
+        if self._tasks is not None:
+            await self._tasks.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def stop(self) -> None:
+        """End the run after it has drained. May be called from handlers; returns at once."""
+        self._stopping.set()
+
+    def _begin(self) -> None:
+        """Prepare a run."""
+        if not self.specs:
+            raise InvalidSetting("the app has no handler", hint="decorate a function with @app.handler(topic, channel)")
+        for function in self.publishers.keys() - {spec.function for spec in self.specs}:
+            raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
+        if self._running:
+            raise InvalidState("the app runs already")
+        if self._used:
+            self._make_clients()
+        for consumer, spec in zip(self._consumers, self.specs, strict=True):
+            consumer.handler(self.handler_of(spec))
+        self._running = self._used = True
+        self._error = None
+        self._unstarted = len(self._consumers)
+        self._tasks = None
+        self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def _main(self, *, signals: bool = False) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._producer)
+                for lifespan in self.lifespans:
+                    await stack.enter_async_context(lifespan(self))
+                await self._consume(signals=signals)
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._running = False
+            self._started.set()
+            self._ended.set()
+
+    async def _consume(self, *, signals: bool) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                if signals:
+                    tasks.start_soon(stop_on_signals, self.stop, logger)
+                async with anyio.create_task_group() as consuming:
+                    for consumer in self._consumers:
+                        consuming.start_soon(self._run_consumer, consumer)
+                    await self._stopping.wait()
+                    for consumer in self._consumers:
+                        consumer.stop()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _run_consumer(self, consumer: Consumer) -> None:
+        """Run one consumer; its end ends the others."""
+        try:
+            await consumer.start()
+            self._unstarted -= 1
+            if not self._unstarted:
+                self._started.set()
+            await consumer.wait()
+        except NsqError as error:
+            place = {"topic": consumer.topic, "channel": consumer.channel}
+            logger.error("a consumer cannot continue: %s", error, extra=place)  # noqa: TRY400 - its text says where
+            self._error = self._error or error
+        finally:
+            self._stopping.set()
+
+    async def _drain(self) -> None:
+        self._stopping.set()
+        await self._ended.wait()
+
+    # Health and tests
+
+    def health(self) -> Health:
+        """Return whether the app is live and ready, with reasons; may be called at any time, from any thread."""
+        if self._error is not None:
+            return Health(live=False, ready=False, reasons=(f"a consumer cannot continue: {self._error}",))
+        if not self._running:
+            return Health(live=True, ready=False, reasons=("the app does not run",))
+        if self._stopping.is_set():
+            return Health(live=True, ready=False, reasons=("the app is stopping",))
+        reasons = [reason for consumer in self._consumers if (reason := _reason(consumer))]
+        return Health(live=True, ready=not reasons, reasons=tuple(reasons))
+
+    def asgi(self) -> HealthEndpoint:
+        """Return an ASGI application that answers ``/healthz`` and ``/readyz``."""
+        return HealthEndpoint(self.health)
+
+    def test(self, lookupd: str | Sequence[str] = ()) -> AppTest:
+        """Return a context manager for tests of this app; see `AppTest`.
+
+        Args:
+            lookupd: lookup addresses of a test cluster; without them handlers are called directly.
+        """
+        from nsqext.app.testing import AppTest
+
+        return AppTest(self, lookupd)
+
+    def use_test(self, test: AppTest | None) -> None:
+        """Make clients for a test, or those of the app again.
+
+        Raises:
+            InvalidState: the app runs.
+        """
+        self._check_changeable()
+        self._test = test
+        self._make_clients()
+
+
+def _reason(consumer: Consumer) -> str | None:
+    """Return why a consumer is not ready."""
+    name = f"{consumer.topic}/{consumer.channel}"
+    try:
+        statistics = consumer.statistics()
+    except InvalidState:
+        return f"{name}: not started"
+    if statistics.connections:
+        return None
+    failures = statistics.lookup_failures
+    return f"{name}: no partition is connected" + (f", {failures} failed lookups" if failures else "")

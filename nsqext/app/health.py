@@ -1,0 +1,72 @@
+"""Whether an app works, with reasons, and an ASGI application that answers probes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+from attrs import frozen
+
+__all__ = ("Health", "HealthEndpoint")
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@frozen
+class Health:
+    """The state of an app.
+
+    Attributes:
+        live: False when a consumer cannot continue: restart the process.
+        ready: whether it runs, and every consumer has a connection.
+        reasons: why it is not ready; empty where it is.
+    """
+
+    live: bool
+    ready: bool
+    reasons: tuple[str, ...] = ()
+
+
+class HealthEndpoint:
+    """An ASGI application with the routes ``/healthz`` (live) and ``/readyz`` (ready): 200, or 503 with reasons.
+
+    Serve it with any ASGI server, or mount it in a web application.
+
+    Args:
+        health: returns the health: ``app.health``.
+    """
+
+    def __init__(self, health: Callable[[], Health]) -> None:
+        self._health = health
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await _acknowledge_lifespan(receive, send)
+        elif scope["type"] == "http":
+            status, content = self._answer(scope)
+            headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            body = b"" if scope["method"] == "HEAD" else orjson.dumps(content)
+            await send({"type": "http.response.body", "body": body})
+
+    def _answer(self, scope: _Scope) -> tuple[int, dict[str, Any]]:
+        health = self._health()
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path not in ("/healthz", "/readyz"):
+            return 404, {"error": "unknown path: use /healthz or /readyz"}
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, {"error": "use GET"}
+        good = health.live if path == "/healthz" else health.ready
+        return 200 if good else 503, {"ok": good, "reasons": list(health.reasons)}
+
+
+async def _acknowledge_lifespan(receive: _Receive, send: _Send) -> None:
+    while True:
+        event = (await receive())["type"]
+        await send({"type": f"{event}.complete"})
+        if event == "lifespan.shutdown":
+            return

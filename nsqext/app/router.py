@@ -1,0 +1,161 @@
+"""`Router`: collect handlers, publishers and lifespans, for an app to include."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
+
+from attrs import field, frozen
+
+from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
+from nsqext.errors import InvalidSetting
+from nsqext.middleware.base import Middleware, check_middleware
+from nsqext.protocol.names import check_channel, check_tag, check_topic
+
+__all__ = ("HandlerSpec", "LifespanManager", "Router")
+
+HandlerFunction = Callable[..., Awaitable[object]]
+F = TypeVar("F", bound=HandlerFunction)
+LifespanManager = Callable[..., AbstractAsyncContextManager[object]]
+L = TypeVar("L", bound=Callable[..., AsyncIterator[object]])
+
+
+@frozen
+class HandlerSpec:
+    """One handler of a topic.
+
+    Attributes:
+        topic: name of the topic.
+        channel: name of the channel.
+        function: the function.
+        plan: how it is called; None for a handler of messages.
+        tag: see `nsqext.Consumer`; None for the setting of the app.
+        max_in_flight: as above.
+        concurrency: as above.
+        options: options that differ from those of the app.
+        middleware: around this handler, inside of the middleware of the app.
+    """
+
+    topic: str
+    channel: str
+    function: HandlerFunction
+    plan: CallPlan | None
+    tag: str | None = None
+    max_in_flight: int | None = None
+    concurrency: int | None = None
+    options: ConsumerOptions = field(factory=ConsumerOptions)
+    middleware: tuple[Middleware, ...] = ()
+
+
+class Router:
+    """Collects the handlers of a part of a service; `App.include_router` adds them to an app."""
+
+    def __init__(self) -> None:
+        self.specs: list[HandlerSpec] = []
+        self.publishers: dict[HandlerFunction, list[str]] = {}
+        self.lifespans: list[LifespanManager] = []
+
+    def handler(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        tag: str | None = None,
+        max_in_flight: int | None = None,
+        concurrency: int | None = None,
+        options: ConsumerOptions | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[F], F]:
+        """Decorator: let a coroutine function handle the messages of a topic.
+
+        `nsqext.Consumer.handler` says what it receives, and what follows when it returns or raises. One function may
+        handle several topics.
+
+        Args:
+            topic: name of the topic.
+            channel: name of the channel.
+            tag: see `nsqext.Consumer`; by default the settings of the app decide.
+            max_in_flight: as for ``tag``; 200 without a setting.
+            concurrency: as for ``tag``; 1 without a setting.
+            options: everything else; what differs from the defaults takes precedence over the settings of the app.
+            middleware: around this handler, inside of the middleware of the app.
+
+        Raises:
+            InvalidName: a topic, channel or tag that servers refuse.
+            InvalidSetting: not a coroutine function, parameters that cannot be filled, or a bad option.
+            InvalidState: the app runs already.
+        """
+        self._check_changeable()
+        check_topic(topic)
+        check_channel(channel)
+        if tag is not None:
+            check_tag(tag)
+        around = check_middleware(middleware)
+
+        def add(function: F) -> F:
+            call = type(function).__call__
+            if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
+                raise InvalidSetting(
+                    f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
+                )
+            plan = plan_call(function)
+            given = options or ConsumerOptions()
+            self._add(HandlerSpec(topic, channel, function, plan, tag, max_in_flight, concurrency, given, around))
+            return function
+
+        return add
+
+    def _add(self, spec: HandlerSpec) -> None:
+        self.specs.append(spec)
+
+    def _check_changeable(self) -> None:
+        """Raise where nothing can be added any more."""
+
+    def publisher(self, topic: str) -> Callable[[F], F]:
+        """Decorator: publish what a handler returns, before its message is finished.
+
+        None is not published; `nsqext.OutgoingMessage` is published with its headers, tag, trace id and key; everything
+        else is encoded by `nsqext.app.encode_body`. Where the publish fails, the message is handled again.
+
+        Args:
+            topic: name of the topic.
+
+        Raises:
+            InvalidName: a topic that servers refuse.
+        """
+        check_topic(topic)
+
+        def add(function: F) -> F:
+            self._check_changeable()
+            self.publishers.setdefault(function, []).append(topic)
+            return function
+
+        return add
+
+    def lifespan(self, function: L) -> L:
+        """Decorator: let an asynchronous generator function surround the run.
+
+        It is called with the app before the first message is received, and resumed after its ``yield`` when the last
+        handler has ended. Several are entered in their order and left in the reverse order.
+        """
+        self._check_changeable()
+        self.lifespans.append(asynccontextmanager(function))
+        return function
+
+    def include_router(self, router: Router) -> None:
+        """Add the handlers, publishers and lifespans of a router.
+
+        Raises:
+            InvalidSetting: a router includes itself.
+        """
+        self._check_changeable()
+        if router is self:
+            raise InvalidSetting("a router cannot include itself")
+        for spec in router.specs:
+            self._add(spec)
+        for function, topics in router.publishers.items():
+            self.publishers.setdefault(function, []).extend(topics)
+        self.lifespans.extend(router.lifespans)

@@ -1,0 +1,237 @@
+"""Tests of an app: handlers called directly or on a test cluster, and what they published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from struct import pack
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+import anyio
+from attrs import frozen
+
+from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.typed.body import decode_body, encode_body
+from nsqext.errors import InvalidInput, InvalidState
+from nsqext.middleware.base import Middleware, Publishing, SendNext
+from nsqext.protocol.headers import KEY_HEADER, encode_headers
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.types import Receipt
+
+if TYPE_CHECKING:
+    from nsqext.app.router import HandlerSpec, LifespanManager
+    from nsqext.client.consumer.handlers.workers import Handler
+    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.lookup.metadata import Lookup
+
+__all__ = ("AppTest", "Published")
+
+T = TypeVar("T")
+
+
+@frozen
+class Published:
+    """A message that the app published.
+
+    Attributes:
+        topic: name of the topic.
+        message: body, headers, tag, trace id and key.
+    """
+
+    topic: str
+    message: OutgoingMessage
+
+    @property
+    def body(self) -> bytes:
+        """The body."""
+        return self.message.body
+
+    def decode(self, kind: type[T]) -> T:
+        """Return the body decoded; see `nsqext.app.decode_body`."""
+        return decode_body(self.message.body, kind)
+
+
+class _Recorder(Middleware):
+    """Records publishes; the innermost middleware."""
+
+    def __init__(self, *, send: bool) -> None:
+        self.published: list[Published] = []
+        self.changed = anyio.Event()
+        self._send = send
+
+    async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+        """Record the messages once they are stored; in direct tests they are not sent."""
+        if self._send:
+            receipts = await send_next(publishing)
+        else:
+            receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
+        self.published += [Published(publishing.topic, message) for message in publishing.messages]
+        self.changed.set()
+        self.changed = anyio.Event()
+        return receipts
+
+
+class TestedApp(Protocol):
+    """What a test needs of an app."""
+
+    specs: list[HandlerSpec]
+    lifespans: list[LifespanManager]
+
+    def handler_of(self, spec: HandlerSpec) -> Handler:
+        """Return what is called with a message."""
+
+    def use_test(self, test: AppTest | None) -> None:
+        """Make clients for a test, or those of the app again."""
+
+    async def start(self) -> object:
+        """Run in the background."""
+
+    async def aclose(self) -> None:
+        """Drain and close."""
+
+
+class AppTest:
+    """A test of an app, as an asynchronous context manager; `App.test` makes it, and the app can run again afterwards.
+
+    Without addresses, lifespans are entered, `deliver` calls handlers directly, with middleware, decoding and
+    publishers, and what they publish is recorded instead of sent. With the addresses of a test cluster the app runs on
+    it, and what it publishes is recorded and sent.
+
+    Args:
+        app: the app.
+        lookupd: lookup addresses of a test cluster.
+    """
+
+    def __init__(self, app: TestedApp, lookupd: str | Sequence[str] = ()) -> None:
+        self.recorder: _Recorder = _Recorder(send=bool(lookupd))
+        self._app = app
+        self._lookupd = lookupd
+        self._stack = AsyncExitStack()
+        self._number = 0
+
+    @property
+    def addresses(self) -> tuple[str | Sequence[str] | Lookup, str | Sequence[str]]:
+        """Lookup and nsqd addresses of the clients; direct tests never connect."""
+        return (self._lookupd, ()) if self._lookupd else ((), "127.0.0.1:1")
+
+    @property
+    def published(self) -> list[Published]:
+        """What the app published, in order."""
+        return self.recorder.published
+
+    async def __aenter__(self) -> Self:
+        self._app.use_test(self)
+        try:
+            if self._lookupd:
+                await self._app.start()
+            else:
+                for lifespan in self._app.lifespans:
+                    await self._stack.enter_async_context(lifespan(self._app))
+        except BaseException:
+            await self._stack.aclose()
+            self._app.use_test(None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stack.__aexit__(kind, error, trace)
+            await self._app.aclose()
+        finally:
+            self._app.use_test(None)
+
+    async def deliver(
+        self,
+        topic: str,
+        value: object,
+        *,
+        channel: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tag: str | None = None,
+        key: str | None = None,
+        trace_id: int = 0,
+        attempts: int = 1,
+    ) -> list[object]:
+        """Call the handlers of a topic with a message and return what they return, in their order.
+
+        Args:
+            topic: name of the topic.
+            value: the body, see `nsqext.app.encode_body`.
+            channel: call the handlers of this channel only.
+            headers: extend headers.
+            tag: tag.
+            key: key.
+            trace_id: trace id.
+            attempts: how often the message was delivered.
+
+        Raises:
+            InvalidInput: there is no such handler.
+            InvalidState: the test runs on a cluster: publish the message there.
+            BaseException: what a handler raises, `nsqext.Requeue` and `nsqext.Reject` included.
+        """
+        if self._lookupd:
+            raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
+        specs = [spec for spec in self._app.specs if spec.topic == topic and channel in (None, spec.channel)]
+        if not specs:
+            raise InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic)
+        results = []
+        for spec in specs:
+            self._number += 1
+            message = Message(_TestOwner(topic))
+            message.id = pack(">QQ", self._number, trace_id)
+            message.timestamp = time.time_ns()
+            message.attempts = attempts
+            extended = bool(headers or tag is not None or key is not None)
+            message.version = EXT_JSON if extended else EXT_NONE
+            reserved = {} if key is None else {KEY_HEADER: key}
+            message.header = encode_headers(headers, tag=tag, reserved=reserved) if extended else b""
+            message.offset, message.size = -1, 0
+            message.body = encode_body(value)
+            results.append(await self._app.handler_of(spec)(message))
+        return results
+
+    async def wait_published(self, topic: str, count: int = 1) -> list[Published]:
+        """Wait until the app has published messages to a topic, and return them; bound it with `anyio.fail_after`."""
+        while True:
+            found = [one for one in self.published if one.topic == topic]
+            if len(found) >= count:
+                return found
+            await self.recorder.changed.wait()
+
+
+class _TestOwner:
+    """Stands in for the subscription of a message: answers are accepted, nothing is sent."""
+
+    partition = 0
+    node = "test:4150"
+    in_order = False
+    moved = False
+    number = 1
+    ready = 1
+    horizon = float("-inf")
+    msg_timeout = 60.0
+    max_msg_timeout = 900.0
+    ignore_lost = False
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def finish(self, message: Message) -> None:
+        """Accept FIN."""
+
+    def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
+        """Accept REQ."""
+
+    def touch(self, message: Message) -> None:
+        """Accept TOUCH."""
+
+    def record_outcome(self, failed: bool) -> None:
+        """Accept an outcome."""
+
+    def expired(self, message: Message) -> bool:
+        """Return False."""
+        return False

@@ -1,0 +1,329 @@
+"""Handlers for several topics, run together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from secrets import token_hex
+
+import anyio
+import httpx
+import pytest
+
+from nsqext import App, ConnectionOptions, ConsumerOptions, FailureOptions, LookupOptions, Message, ProducerOptions
+from nsqext.app import Health
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topics(cluster: Cluster) -> tuple[str, str]:
+    """Two fresh topics with the channel ``ch``."""
+    names = (f"a_{token_hex(4)}", f"b_{token_hex(4)}")
+    for name in names:
+        cluster.create_topic(name, channels=["ch"])
+    return names
+
+
+async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[str, str]) -> None:
+    first, second = topics
+    app = App(cluster.lookupd)
+    events: list[object] = []
+
+    @app.lifespan
+    async def outer(given: App) -> AsyncIterator[None]:
+        assert given is app
+        events.append("begin")
+        await app.producer.publish(first, b"one")
+        yield
+        await app.producer.publish(first, b"late")
+        events.append("end")
+
+    @app.lifespan
+    async def inner(given: App) -> AsyncIterator[None]:
+        events.append("begin inner")
+        yield
+        events.append("end inner")
+
+    @app.handler(first, "ch")
+    async def pass_on(message: Message) -> None:
+        events.append(message.body)
+        await app.producer.publish(second, b"two")
+
+    @app.handler(second, "ch", concurrency=2)
+    async def take(message: Message) -> None:
+        events.append(message.body)
+        app.stop()
+
+    assert [consumer.topic for consumer in app.consumers] == [first, second]
+    with anyio.fail_after(15):
+        await app.serve()
+    assert events == ["begin", "begin inner", b"one", b"two", "end inner", "end"]
+
+
+async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+
+    @app.handler(topics[0], "ch", options=ConsumerOptions(partitions=(7,)))
+    @app.handler(topics[1], "ch")
+    async def handle(message: Message) -> None:
+        """Never called."""
+
+    with anyio.fail_after(15), pytest.raises(InvalidPartition, match="partition"):
+        await app.serve()
+
+
+async def test_no_lookup_is_one_error() -> None:
+    app = App("127.0.0.1:1", consumer_options=ConsumerOptions(lookup=LookupOptions(request_timeout=0.2)))
+    options = ConsumerOptions(lookup_timeout=0.0)
+    app.handler("orders", "ch", options=options)(nothing)
+    app.handler("bills", "ch", options=options)(nothing)
+    with anyio.fail_after(15), pytest.raises(LookupFailed):
+        await app.serve()
+
+
+async def nothing(message: Message) -> None:
+    """Handle a message."""
+
+
+async def test_cancelling_drains(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    begun = anyio.Event()
+    ended: list[bytes] = []
+
+    @app.lifespan
+    async def publish(given: App) -> AsyncIterator[None]:
+        await given.producer.publish(topics[0], b"x")
+        yield
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        begun.set()
+        await anyio.sleep(0.1)
+        ended.append(message.body)
+
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+    assert ended == [b"x"]
+
+
+async def test_mistakes(cluster: Cluster) -> None:
+    app = App(cluster.lookupd)
+    with pytest.raises(InvalidSetting, match="no handler"):
+        await app.serve()
+    with pytest.raises(InvalidSetting, match="not a coroutine function"):
+        app.handler("orders", "ch")(print)  # type: ignore[type-var]
+    assert app.consumers == ()
+
+
+async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App.from_url(f"nsq://{cluster.lookupd[0]}", timeout=5.0)
+    assert app.producer.options.timeout == 5
+    app.handler(topics[0], "ch")(nothing)
+
+    @app.lifespan
+    async def late(given: App) -> AsyncIterator[None]:
+        with pytest.raises(InvalidState, match="runs already"):
+            app.handler("orders", "ch")
+        with pytest.raises(InvalidState, match="runs already"):
+            app.lifespan(late)
+        app.stop()
+        yield
+
+    with anyio.fail_after(15):
+        await app.serve()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_run_until_a_signal(cluster: Cluster, topics: tuple[str, str], backend: str) -> None:
+    app = App(cluster.lookupd)
+    left: list[str] = []
+
+    @app.lifespan
+    async def publish(given: App) -> AsyncIterator[None]:
+        await given.producer.publish(topics[0], b"x")
+        yield
+        left.append("yes")
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    app.run(backend=backend)
+    assert left == ["yes"]
+
+
+class Wreck(BaseException):
+    """An exception like SystemExit, which asyncio handles in its own way."""
+
+
+async def test_base_exceptions_of_handlers_are_raised(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        raise Wreck
+
+    @app.lifespan
+    async def publish(given: App) -> AsyncIterator[None]:
+        await app.producer.publish(topics[0], b"x")
+        yield
+
+    with anyio.fail_after(15), pytest.raises(Wreck):
+        await app.serve()
+
+
+async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    received: list[bytes] = []
+    arrived = anyio.Event()
+
+    @app.lifespan
+    async def scope(given: App) -> AsyncIterator[None]:
+        async with anyio.create_task_group():  # it is entered and left in one task
+            yield
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        received.append(message.body)
+        arrived.set()
+
+    for body in (b"first", b"second"):
+        arrived = anyio.Event()
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(app.start)
+            with pytest.raises(InvalidState, match="runs already"):
+                await app.start()
+            await app.producer.publish(topics[0], body)
+            await arrived.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(app.aclose)
+            await app.aclose()
+    assert received == [b"first", b"second"]
+
+
+async def test_aclose_raises_what_ended_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topics[0], "ch", options=ConsumerOptions(partitions=(7,)))(nothing)
+    with anyio.fail_after(15), pytest.raises(InvalidPartition):
+        await app.start()
+    assert not app.health().live
+    await app.aclose()
+
+
+async def test_a_handler_closes_its_app(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        await app.aclose()
+
+    with anyio.fail_after(15):
+        async with app:
+            await app.producer.publish(topics[0], b"x")
+            while app.health().reasons != ("the app does not run",):  # noqa: ASYNC110 - it has no event for this
+                await anyio.sleep(0.01)
+
+
+async def test_serve_leaves_signals_to_the_program(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    found: list[object] = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        found.append(signal.getsignal(signal.SIGTERM))
+        app.stop()
+
+    @app.lifespan
+    async def publish(given: App) -> AsyncIterator[None]:
+        await app.producer.publish(topics[0], b"x")
+        yield
+
+    with anyio.fail_after(15):
+        await app.serve()
+    assert found == [before]
+
+
+async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
+    url = "nsq://127.0.0.1:1?connection_auth_secret=hush&connection_tls=true&failure_requeue_delay=3&max_in_flight=7"
+    app = App.from_url(url, lookup_request_timeout=2.0)
+    own = ConsumerOptions(close_timeout=1.0, failure=FailureOptions(jitter=0.0))
+    app.handler("orders", "ch", options=own, concurrency=2)(nothing)
+    consumer = app.consumers[0]
+    for options in (app.producer.options, consumer.options):
+        assert (options.connection.auth_secret, options.connection.tls) == ("hush", True)
+        assert options.lookup.request_timeout == 2
+    assert (consumer.options.close_timeout, consumer.max_in_flight) == (1, 7)
+    assert consumer.options.failure == FailureOptions(requeue_delay=3.0, jitter=0.0)
+
+
+async def test_options_that_would_be_ignored_are_refused() -> None:
+    tls = ConnectionOptions(tls=True)
+    app = App("127.0.0.1:1", producer_options=ProducerOptions(connection=tls))
+    assert app.producer.options.connection == tls
+    app.handler("orders", "ch", options=ConsumerOptions(connection=tls))(nothing)
+    with pytest.raises(InvalidSetting, match="connection options of its own"):
+        options = ConsumerOptions(connection=ConnectionOptions(deflate_level=3))
+        app.handler("orders", "other", options=options)(nothing)
+    with pytest.raises(InvalidSetting, match=r"producer_options.connection and consumer_options.connection differ"):
+        App(
+            "127.0.0.1:1",
+            producer_options=ProducerOptions(connection=tls),
+            consumer_options=ConsumerOptions(connection=ConnectionOptions(deflate_level=3)),
+        )
+    with pytest.raises(InvalidSetting, match="did you mean max_in_flight"):
+        App.from_url("nsq://h", max_inflight=3)
+
+
+async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    app.handler(topics[0], "ch")(nothing)
+    assert app.health() == Health(live=True, ready=False, reasons=("the app does not run",))
+    with anyio.fail_after(15):
+        async with app:
+            assert app.health() == Health(live=True, ready=True)
+            app.consumers[0].stop()
+            while app.health().ready:  # noqa: ASYNC110 - it has no event for this
+                await anyio.sleep(0.01)
+    lost = App("127.0.0.1:1", consumer_options=ConsumerOptions(start_timeout=0.1))
+    lost.handler("orders", "ch")(nothing)
+    with anyio.fail_after(15):
+        async with lost:
+            health = lost.health()
+    assert (health.live, health.ready) == (True, False)
+    assert health.reasons[0].startswith("orders/ch: no partition is connected")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        ("/healthz", "GET", 200),
+        ("/healthz", "POST", 405),
+        ("/readyz", "GET", 503),
+        ("/readyz", "HEAD", 503),
+        ("/", "GET", 404),
+    ],
+)
+async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
+    app = App("127.0.0.1:1")
+    transport = httpx.ASGITransport(app=app.asgi())
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.request(method, path)
+    assert response.status_code == status
+    if (path, method) == ("/readyz", "GET"):
+        assert response.json() == {"ok": False, "reasons": ["the app does not run"]}

@@ -6,9 +6,11 @@ from nsqext.admin.admin import Admin
 from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
+    KeyRange,
     NodeStatus,
     PartitionChannelStats,
     PartitionStats,
+    StoredMessage,
     TopicInfo,
     TopicStats,
 )
@@ -17,9 +19,11 @@ __all__ = (
     "Admin",
     "ChannelStats",
     "ClientStats",
+    "KeyRange",
     "NodeStatus",
     "PartitionChannelStats",
     "PartitionStats",
+    "StoredMessage",
     "TopicInfo",
     "TopicStats",
 )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from nsqext.admin.requests import ClusterRequests
-from nsqext.admin.results import Generation, NodeStatus, PartitionStats, TopicInfo, TopicStats
-from nsqext.admin.stats import read_stats, sum_up
+from nsqext.admin.results import Generation, NodeStatus, PartitionStats, StoredMessage, TopicInfo, TopicStats
+from nsqext.admin.stats import read_message, read_stats, sum_up
 from nsqext.errors import (
     ConnectionFailed,
     InvalidInput,
@@ -23,6 +23,7 @@ from nsqext.errors import (
 )
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.responses import unwrap
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
 from nsqext.types import Address
 
@@ -580,6 +581,61 @@ class Admin:
             name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics])
             for name, partitions in sorted(parts.items())
         }
+
+    async def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
+        """Return the newest messages of a topic of the redesigned NSQ, newest first, without consuming them.
+
+        They are read from the log of the partitions: no channel is created, moved or slowed down.
+
+        Args:
+            topic: the topic.
+            count: how many at most, 1 to 1000, over all partitions that are read.
+            partition: only this partition; None for all.
+
+        Raises:
+            OperationNotSupported: the topic is on the classic generation.
+            InvalidInput: the number or the partition is not valid.
+            TopicNotFound: lookup does not know the topic.
+            PartitionUnavailable: a partition has no leader.
+            ConnectionFailed: a leader does not answer.
+        """
+        wanted = _within("count", count, 1000)
+        where = await self._led(topic)
+        if where.nodes:
+            raise _unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
+        if partition is not None and partition not in where.leaders:
+            raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
+        found: dict[tuple[int, int], StoredMessage] = {}  # by offset: real servers find the first message of a batch
+        limit = anyio.Semaphore(16)
+
+        async def read(http: Address, number: int, position: int) -> None:
+            async with limit:
+                message = await self._stored_message(http, topic, number, position)
+            if message is not None:
+                found[number, message.offset] = message
+
+        parts = (await self.stats(topic)).partitions
+        async with anyio.create_task_group() as tasks:
+            for part in parts:
+                if part.partition is not None and partition in (None, part.partition):
+                    for position in range(part.messages, max(part.messages - wanted, 0), -1):
+                        tasks.start_soon(read, _http(where, part.node), part.partition, position)
+        newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
+        return tuple(newest[:wanted])
+
+    async def _stored_message(self, http: Address, topic: str, partition: int, number: int) -> StoredMessage | None:
+        """Return a message by its number, counted from 1; None when the log does not hold it any more."""
+        params: dict[str, str | int] = {
+            "topic": topic,
+            "partition": partition,
+            "search_mode": "count",
+            "search_pos": number,
+            "needext": "true",
+        }
+        status, body = await self._requests.fetch(http, "/message/get", params)
+        if status != 200:
+            return None
+        return read_message(unwrap(status, body, http), partition, http)
 
 
 def _generation(where: PartitionMap) -> Generation:

@@ -89,7 +89,7 @@ class ClusterRequests:
         Raises:
             ConnectionFailed: the node does not answer, or refuses.
         """
-        status, body = await self._fetch(address, path, params, "GET")
+        status, body = await self.fetch(address, path, params, "GET")
         if status != 200:
             raise ConnectionFailed(f"{path} was answered with {status}: {body[:200]!r}", node=str(address))
         try:
@@ -105,7 +105,7 @@ class ClusterRequests:
             ConnectionFailed: the node does not answer.
             InvalidInput: the node refuses the change.
         """
-        status, answer = await self._fetch(address, path, params, "POST", body)
+        status, answer = await self.fetch(address, path, params, "POST", body)
         if status == 200:
             return
         text = _refusal(answer)
@@ -119,9 +119,14 @@ class ClusterRequests:
             raise PartitionUnavailable(f"{path} was refused with {status} {text}", **where)
         raise InvalidInput(f"{path} was refused with {status} {text}", **where)
 
-    async def _fetch(
-        self, address: Address, path: str, params: Mapping[str, str | int], method: str, body: bytes = b""
+    async def fetch(
+        self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
+        """Return status and body of a node's answer, whatever the status is.
+
+        Raises:
+            ConnectionFailed: the node does not answer.
+        """
         try:
             return await self._client.http.fetch(address, path, params, method, body)
         except LookupFailed as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import field, frozen
 
@@ -14,9 +14,11 @@ __all__ = (
     "ChannelStats",
     "ClientStats",
     "Generation",
+    "KeyRange",
     "NodeStatus",
     "PartitionChannelStats",
     "PartitionStats",
+    "StoredMessage",
     "TopicInfo",
     "TopicStats",
 )
@@ -110,6 +112,27 @@ class ClientStats:
 
 
 @frozen
+class KeyRange:
+    """A range of key hashes of a ``key_failover`` channel on one partition.
+
+    Attributes:
+        low: where it begins, 0 to 1.
+        high: where it ends.
+        client: ``host:port`` of the consumer that receives the keys in it.
+        tag: the consumer's dispatch tag; None for no tag.
+        rate: messages a second that the consumer received recently.
+        waiting: messages that wait for this consumer.
+    """
+
+    low: float
+    high: float
+    client: str
+    tag: str | None
+    rate: float
+    waiting: int
+
+
+@frozen
 class PartitionChannelStats:
     """A channel on one partition.
 
@@ -126,6 +149,8 @@ class PartitionChannelStats:
         lag: messages that are not finished: waiting, in flight and deferred, counted alike on both generations.
         lag_bytes: bytes behind them; None where the server does not report them.
         clients: its consumers.
+        dispatch: dispatch type, ``key_failover`` for example; empty where the server does not report one.
+        key_ranges: which consumer receives which keys, by ``low``; only on ``key_failover`` channels.
     """
 
     depth: int
@@ -139,6 +164,8 @@ class PartitionChannelStats:
     lag: int
     lag_bytes: int | None
     clients: tuple[ClientStats, ...]
+    dispatch: str = ""
+    key_ranges: tuple[KeyRange, ...] = ()
 
 
 @frozen
@@ -224,3 +251,30 @@ class TopicStats:
     def paused(self) -> bool:
         """Whether the topic is paused on every node (classic generation)."""
         return bool(self.partitions) and all(partition.paused for partition in self.partitions)
+
+
+@frozen
+class StoredMessage:
+    """A message in the log of a partition, read without consuming it.
+
+    Attributes:
+        partition: its partition.
+        id: internal id.
+        offset: byte offset in the partition's queue.
+        timestamp: when the server stored it, in nanoseconds since 1970.
+        trace_id: its trace id; 0 without one.
+        body: the body as text; the server puts U+FFFD in place of bytes that are not UTF-8.
+        headers: extend headers without the reserved ones.
+        key: the key that it was published with; None without one.
+        tag: the tag that it was published with; None without one.
+    """
+
+    partition: int
+    id: int
+    offset: int
+    timestamp: int
+    trace_id: int
+    body: str
+    headers: Mapping[str, Any]
+    key: str | None
+    tag: str | None

@@ -9,16 +9,19 @@ from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
     Generation,
+    KeyRange,
     PartitionChannelStats,
     PartitionStats,
+    StoredMessage,
     TopicStats,
 )
 from nsqext.errors import ProtocolError
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
 
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("read_stats", "sum_up")
+__all__ = ("read_message", "read_stats", "sum_up")
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
@@ -79,6 +82,19 @@ def _read_channel(data: Mapping[str, Any], node: Address, partition: int | None)
         lag=lag,
         lag_bytes=int(data["depth_size"]) if "depth_size" in data else None,
         clients=tuple(_read_client(client, node, partition) for client in data.get("clients") or ()),
+        dispatch=str(data.get("dispatch") or ""),
+        key_ranges=tuple(_read_range(found) for found in data.get("key_ranges") or ()),
+    )
+
+
+def _read_range(data: Mapping[str, Any]) -> KeyRange:
+    return KeyRange(
+        low=float(data["low"]),
+        high=float(data["high"]),
+        client=str(data["remote_address"]),
+        tag=str(data["tag"]) if data.get("tag") else None,
+        rate=float(data["rate"]),
+        waiting=int(data["waiting"]),
     )
 
 
@@ -128,3 +144,28 @@ def _sum_channel(name: str, parts: list[PartitionChannelStats]) -> ChannelStats:
         lag=sum(part.lag for part in parts),
         clients=tuple(client for part in parts for client in part.clients),
     )
+
+
+def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
+    """Read the data of ``/message/get``.
+
+    Raises:
+        ProtocolError: the data is not that of ``/message/get``, or the header is not JSON.
+    """
+    try:
+        ext = str(data.get("ext") or "")
+        headers = decode_headers(ext.encode("utf-8", "surrogatepass")) if ext.lstrip().startswith("{") else {}
+        key = headers.get(KEY_HEADER)
+        return StoredMessage(
+            partition=partition,
+            id=int(data["id"]),
+            offset=int(data["offset"]),
+            timestamp=int(data["timestamp"]),
+            trace_id=int(data["trace_id"]),
+            body=str(data["body"]),
+            headers={name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)},
+            key=str(key) if isinstance(key, (str, int)) and not isinstance(key, bool) and key != "" else None,
+            tag=tag_of(headers) if headers else (ext or None),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"/message/get cannot be read: {error!r}", node=str(node), partition=partition) from error

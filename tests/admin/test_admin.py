@@ -291,3 +291,53 @@ async def test_a_closed_client_is_refused(ha: Cluster) -> None:
     await admin.aclose()
     with pytest.raises(InvalidState, match="closed"):
         await admin.topics()
+
+
+async def test_peek_returns_the_newest_messages_and_consumes_nothing(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(topic, partitions=2, extend=True, channels=["ch"])
+        assert await admin.peek(topic) == ()
+        for number in range(4):
+            await producer.publish(topic, b"%d" % number, partition=number % 2)
+        last = await producer.publish(topic, b"\xff<b>", headers={"user": "42"}, key="k1", tag="canary", trace_id=7)
+        newest, *others = await admin.peek(topic, count=3)
+        assert (newest.body, newest.headers, newest.key, newest.tag) == ("\ufffd<b>", {"user": "42"}, "k1", "canary")
+        assert (newest.partition, newest.id, newest.offset) == (last.partition, last.message_id, last.offset)
+        assert newest.trace_id == 7
+        assert [message.body for message in others] == ["3", "2"]
+        one = [message.body for message in await admin.peek(topic, partition=1) if message.id != newest.id]
+        assert one == ["3", "1"]
+        stats = await admin.stats(topic)
+        assert (stats.channels.keys(), stats.channels["ch"].lag) == ({"ch"}, 5)
+        with pytest.raises(InvalidInput, match="no partition 5"):
+            await admin.peek(topic, partition=5)
+
+
+async def test_peek_is_refused_on_the_original_nsq(classic: Cluster) -> None:
+    topic = fresh()
+    async with Admin(classic.lookupd) as admin:
+        await admin.create_topic(topic)
+        with pytest.raises(OperationNotSupported, match="without consuming"):
+            await admin.peek(topic)
+
+
+async def test_stats_tell_the_key_ranges_of_consumers(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(topic, extend=True, channels=["other"])
+        consumers = [Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover") for _ in range(2)]
+        async with consumers[0] as first, consumers[1]:
+            with anyio.fail_after(10):
+                while True:
+                    parts = (await admin.stats(topic)).partitions
+                    found = parts[0].channels.get("keys")
+                    if found is not None and len(found.key_ranges) == 2:
+                        break
+                    await anyio.sleep(0.02)
+            await producer.publish(topic, b"1", key="a")
+            assert first.channel == "keys"
+        low, high = found.key_ranges
+        assert (found.dispatch, low.low, high.high) == ("key_failover", 0.0, 1.0)
+        assert low.high == high.low
+        assert {low.client, high.client} == {client.address for client in found.clients}

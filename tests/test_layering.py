@@ -47,7 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "app": PUBLIC | {"middleware"},
     "spark": PUBLIC | {"sync"},
     "testing": PUBLIC | {"broker", "sync"},
-    "cli": PUBLIC | {"app", "broker", "observability", "spark", "sync", "testing"},
+    "web": PUBLIC | {"broker"},
+    "cli": PUBLIC | {"app", "broker", "observability", "spark", "sync", "testing", "web"},
 }
 
 CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}
@@ -62,6 +63,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},
     "testing": CORE | {"pytest"},
+    "web": CORE | {"jinja2", "markupsafe", "starlette"},
     "cli": CORE | {"rich", "typer"},
 }
 

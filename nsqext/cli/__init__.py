@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "spark": "nsqext.cli.spark",
     "tail": "nsqext.cli.tail",
     "topic": "nsqext.cli.topic",
+    "web": "nsqext.cli.web",
 }
 """Commands and their modules."""
 

@@ -309,7 +309,7 @@ async def test_peek_returns_the_newest_messages_and_consumes_nothing(ha: Cluster
         one = [message.body for message in await admin.peek(topic, partition=1) if message.id != newest.id]
         assert one == ["3", "1"]
         stats = await admin.stats(topic)
-        assert (stats.channels.keys(), stats.channels["ch"].lag) == ({"ch"}, 5)
+        assert {name: channel.lag for name, channel in stats.channels.items()} == {"ch": 5}
         with pytest.raises(InvalidInput, match="no partition 5"):
             await admin.peek(topic, partition=5)
 

@@ -1,0 +1,198 @@
+"""`WebPage`: the application that serves the pages, and the events that keep them current."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import orjson
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nsqext._version import __version__
+from nsqext.admin import Admin
+from nsqext.errors import InvalidInput, NsqError, TopicNotFound
+from nsqext.lookup.options import LookupOptions
+from nsqext.web import drawings
+from nsqext.web.monitor import Monitor, Snapshot
+from nsqext.web.pages import Page, Pages
+from nsqext.web.security import Refused, Security, WebOptions
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+__all__ = ("WebPage",)
+
+_HERE = Path(__file__).parent
+_MOST_STREAMS = 64
+_RETRY = "check that the cluster is up, then reload the page"
+_ADMIN = LookupOptions(request_timeout=15.0)
+
+_Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Page]]
+
+
+def _environment() -> Environment:
+    found = Environment(
+        autoescape=True,
+        loader=FileSystemLoader(_HERE / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {name: getattr(drawings, name) for name in ("age", "count", "moment", "per_second", "size")}
+    found.globals |= {"sparkline": drawings.sparkline, "key_ranges": drawings.key_ranges, "version": __version__}
+    found.globals["ui"] = found.get_template("parts.html").module  # blocks are also rendered alone, without imports
+    return found
+
+
+class WebPage:
+    """The page of a cluster of either generation, as an ASGI application.
+
+    `run` has to run while it serves. It answers requests on any event loop that anyio supports.
+
+    Args:
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        options: settings.
+
+    Raises:
+        InvalidSetting: no address, or an invalid one.
+    """
+
+    def __init__(self, lookupd: str | Sequence[str], options: WebOptions | None = None) -> None:
+        self._options = options or WebOptions()
+        self._lookupd = lookupd if isinstance(lookupd, str) else ", ".join(lookupd)
+        self._security = Security(self._options)
+        self._monitor = Monitor(lookupd, self._options.interval)
+        self._admin = Admin(lookupd, options=_ADMIN)
+        self._environment = _environment()
+        self._streams = 0
+        pages = Pages(self._monitor, self._admin)
+        self._routes = Starlette(
+            routes=[
+                self._route("/", pages.overview),
+                self._route("/topics/{topic}", pages.topic),
+                self._route("/topics/{topic}/messages", pages.messages, live=False),
+                self._route("/topics/{topic}/channels/{channel}", pages.channel),
+                self._route("/nodes/{node}", pages.node),
+                Mount("/static", StaticFiles(directory=_HERE / "static")),
+            ],
+            exception_handlers={HTTPException: self._unknown},
+        )
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Sample the cluster until cancelled, then close the connections."""
+        async with self._admin, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._monitor.run)
+            task_status.started()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        send = self._security.with_headers(send, static=scope["path"].startswith("/static/"))
+        request = Request(scope, receive)
+        try:
+            scope["user_name"] = self._security.check(scope["method"], Headers(scope=scope))
+        except Refused as refused:
+            response = self._error_page(request, refused.status, refused.text, refused.hint)
+            if refused.status == 401:
+                response.headers["WWW-Authenticate"] = 'Basic realm="nsqext", charset="UTF-8"'
+            await response(scope, receive, send)
+        else:
+            await self._routes(scope, receive, send)
+
+    # --- pages ----------------------------------------------------------------------------------------------------
+
+    def _route(self, path: str, build: _Build, *, live: bool = True) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                if live and "text/event-stream" in request.headers.get("accept", ""):
+                    return self._events(request, build)
+                snapshot = await self._monitor.current(newest="done" in request.query_params)
+                page = await build(snapshot, request.path_params, request.query_params)
+            except NsqError as error:
+                return self._nsq_error_page(request, error)
+            return Response(self._render(request, snapshot, page, live=live), media_type="text/html")
+
+        return Route(path, endpoint, methods=["GET"])
+
+    def _values(self, request: Request, snapshot: Snapshot | None) -> dict[str, Any]:
+        user = request.scope.get("user_name", "")
+        return {
+            "snapshot": snapshot,
+            "lookupd": self._lookupd,
+            "write": self._options.write,
+            "user": user,
+            "path": request.url.path,
+            "done": "",
+        }
+
+    def _render(self, request: Request, snapshot: Snapshot, page: Page, *, live: bool) -> str:
+        template = self._environment.get_template(page.template)
+        return template.render(self._values(request, snapshot), title=page.title, live=live, **page.values)
+
+    def _events(self, request: Request, build: _Build) -> Response:
+        if self._streams >= _MOST_STREAMS:
+            return Response("too many pages are open\n", 503, media_type="text/plain")
+        return StreamingResponse(self._stream(request, build), media_type="text/event-stream")
+
+    async def _stream(self, request: Request, build: _Build) -> AsyncIterator[bytes]:
+        """Send the part of a page that changes, whenever it has changed."""
+        self._streams += 1
+        sent = ""
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                snapshot = await self._monitor.following()
+                try:
+                    page = await build(snapshot, request.path_params, request.query_params)
+                except NsqError as error:
+                    yield b"event: gone\ndata: " + orjson.dumps(str(error)) + b"\n\n"
+                    continue
+                template = self._environment.get_template(page.template)
+                context = template.new_context({**self._values(request, snapshot), **page.values})
+                text = "".join(template.blocks["live"](context))
+                if text != sent:
+                    sent = text
+                    yield b"data: " + orjson.dumps(text) + b"\n\n"
+                else:
+                    yield b": unchanged\n\n"
+        finally:
+            self._streams -= 1
+
+    # --- errors ---------------------------------------------------------------------------------------------------
+
+    def _nsq_error_page(self, request: Request, error: NsqError) -> Response:
+        status = 404 if isinstance(error, TopicNotFound) else 400 if isinstance(error, InvalidInput) else 503
+        where = {"topic": error.topic, "partition": error.partition, "node": error.node}
+        hint = error.hint or (_RETRY if status == 503 else "")
+        return self._error_page(request, status, error.message, hint, where, type(error).__name__)
+
+    def _error_page(
+        self,
+        request: Request,
+        status: int,
+        text: str,
+        hint: str,
+        where: Mapping[str, object] | None = None,
+        kind: str = "",
+    ) -> Response:
+        known = {name: value for name, value in (where or {}).items() if value is not None}
+        values = self._values(request, None) | {"status": status, "text": text, "hint": hint, "where": known}
+        html = self._environment.get_template("error.html").render(
+            values, title=f"Error {status}", live=False, kind=kind
+        )
+        return Response(html, status, media_type="text/html")
+
+    async def _unknown(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        text = "the page does not exist" if status == 404 else "the request is not allowed at this address"
+        return self._error_page(request, status, text, "the overview links to every page")

@@ -1,0 +1,249 @@
+"""Sample a cluster's topics, statistics and nodes, and derive rates from successive samples."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import define, evolve, field, frozen
+
+from nsqext.admin import Admin, NodeStatus, TopicInfo, TopicStats
+from nsqext.errors import NsqError
+from nsqext.lookup.options import LookupOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nsqext.admin import ChannelStats
+
+__all__ = ("Monitor", "Rate", "Snapshot")
+
+_KEPT = 60  # points of a sparkline
+_AVERAGED = 5  # points of the rate that is shown as a number
+_WATCHED = 30.0  # seconds after the last request for which sampling continues
+# a frozen node must not delay the numbers of the others for long
+_OPTIONS = LookupOptions(request_timeout=1.5, straggler_timeout=0.5)
+
+
+@frozen
+class Rate:
+    """Messages a second over the last samples.
+
+    Attributes:
+        points: oldest first.
+    """
+
+    points: tuple[float, ...] = ()
+
+    @property
+    def now(self) -> float:
+        """The average of the latest points."""
+        latest = self.points[-_AVERAGED:]
+        return sum(latest) / len(latest) if latest else 0.0
+
+
+_NO_RATE = Rate()
+
+
+@frozen
+class Snapshot:
+    """A cluster at one moment.
+
+    Attributes:
+        taken: when, in seconds since 1970.
+        topics: topics by name, as lookup describes them.
+        stats: their statistics by name.
+        nodes: the nodes that lookup knows.
+        published: rate of received messages by topic.
+        finished: rate of finished messages by topic and channel.
+        error: why a newer sample could not be taken; None for a current one.
+    """
+
+    taken: float
+    topics: Mapping[str, TopicInfo]
+    stats: Mapping[str, TopicStats]
+    nodes: tuple[NodeStatus, ...]
+    published: Mapping[str, Rate]
+    finished: Mapping[tuple[str, str], Rate]
+    error: NsqError | None = None
+
+    def publish_rate(self, topic: str) -> Rate:
+        """Return the rate at which a topic receives messages."""
+        return self.published.get(topic, _NO_RATE)
+
+    def finish_rate(self, topic: str, channel: str) -> Rate:
+        """Return the rate at which the consumers of a channel finish messages."""
+        return self.finished.get((topic, channel), _NO_RATE)
+
+    @property
+    def total_rate(self) -> Rate:
+        """The rate at which all topics receive messages."""
+        return _added([rate.points for rate in self.published.values()])
+
+    @property
+    def total_lag(self) -> int:
+        """Messages that are not finished, over all channels."""
+        return sum(channel.lag for topic in self.stats.values() for channel in topic.channels.values())
+
+
+def _added(series: Sequence[Sequence[float]]) -> Rate:
+    length = max((len(points) for points in series), default=0)
+    padded = [(0.0,) * (length - len(points)) + tuple(points) for points in series]
+    return Rate(tuple(sum(column) for column in zip(*padded, strict=True)))
+
+
+@define
+class _Counter:
+    """A rate derived from counters of the parts of a topic, which appear and vanish as leaders move.
+
+    A counter that is lower once is ignored: a node does not count messages and depth at the same instant. One that is
+    lower twice was reset.
+    """
+
+    parts: dict[object, int] = field(factory=dict)
+    lower: set[object] = field(factory=set)
+    points: deque[float] = field(factory=lambda: deque(maxlen=_KEPT))
+
+    def add(self, parts: dict[object, int], elapsed: float) -> None:
+        grown = 0
+        known = bool(self.parts)
+        for part, count in parts.items():
+            old = self.parts.get(part, count)
+            if count < old and part not in self.lower:
+                self.lower.add(part)
+                continue
+            self.lower.discard(part)
+            self.parts[part] = count
+            grown += max(count - old, 0)
+        if known and elapsed > 0:
+            self.points.append(grown / elapsed)
+
+    @property
+    def rate(self) -> Rate:
+        return Rate(tuple(self.points))
+
+
+class Monitor:
+    """Samples a cluster while a page is open, and shares the samples with every viewer.
+
+    Args:
+        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side.
+        interval: seconds between two samples.
+    """
+
+    def __init__(self, lookupd: str | Sequence[str], interval: float) -> None:
+        self._admin = Admin(lookupd, options=_OPTIONS)
+        self._interval = interval
+        self._latest: Snapshot | None = None
+        self._published: dict[str, _Counter] = {}
+        self._finished: dict[tuple[str, str], _Counter] = {}
+        self._sampled = float("-inf")
+        self._viewed = float("-inf")
+        self._sampling = anyio.Lock()
+        self._wanted = anyio.Event()
+        self._changed = anyio.Event()
+
+    async def run(self) -> None:
+        """Sample until cancelled, with a pause while nobody looks; closes the connections at the end."""
+        try:
+            while True:
+                if time.monotonic() - self._viewed > _WATCHED:
+                    self._wanted = anyio.Event()
+                    await self._wanted.wait()
+                await self._sample()
+                await anyio.sleep(self._interval)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._admin.aclose()
+
+    async def current(self, *, newest: bool = False) -> Snapshot:
+        """Return the latest sample; take one when it is too old.
+
+        Args:
+            newest: take one in any case, because the cluster was changed.
+
+        Raises:
+            NsqError: there is no sample yet, and none can be taken.
+        """
+        self._view()
+        if newest or time.monotonic() - self._sampled > 3 * self._interval:
+            await self._sample()
+        if self._latest is None:
+            raise NsqError("the cluster was not sampled yet")
+        if self._latest.error is not None and not self._latest.taken:
+            raise self._latest.error
+        return self._latest
+
+    async def following(self) -> Snapshot:
+        """Wait for the next sample and return it."""
+        self._view()
+        await self._changed.wait()
+        return await self.current()
+
+    async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
+        """Return the in-sync replicas by partition, the leader first; empty while they cannot be asked for."""
+        with anyio.move_on_after(_OPTIONS.request_timeout):
+            try:
+                return await self._admin.replicas(topic)
+            except NsqError:
+                return {}
+        return {}
+
+    def _view(self) -> None:
+        self._viewed = time.monotonic()
+        self._wanted.set()
+
+    async def _sample(self) -> None:
+        """Take a sample; several callers at the same time share one."""
+        begun = time.monotonic()
+        async with self._sampling:
+            if self._sampled >= begun:
+                return
+            try:
+                self._latest = await self._read()
+            except NsqError as error:
+                old = self._latest or Snapshot(0.0, {}, {}, (), {}, {})
+                self._latest = evolve(old, error=error)
+                self._sampled = time.monotonic()
+            changed, self._changed = self._changed, anyio.Event()
+            changed.set()
+
+    async def _read(self) -> Snapshot:
+        topics = await self._admin.topics()
+        stats = await self._admin.all_stats()
+        nodes = await self._admin.nodes()
+        now = time.monotonic()
+        elapsed, self._sampled = now - self._sampled, now
+        for name, topic in stats.items():
+            if name not in topics:
+                continue
+            parts: dict[object, int] = {
+                part.node if part.partition is None else part.partition: part.messages for part in topic.partitions
+            }
+            self._published.setdefault(name, _Counter()).add(parts, elapsed)
+            for channel in topic.channels:
+                done: dict[object, int] = {
+                    part.node if part.partition is None else part.partition: part.messages - part.channels[channel].lag
+                    for part in topic.partitions
+                    if channel in part.channels
+                }
+                self._finished.setdefault((name, channel), _Counter()).add(done, elapsed)
+        self._forget(topics, stats)
+        return Snapshot(
+            taken=time.time(),
+            topics=topics,
+            stats={name: stats[name] for name in topics if name in stats},
+            nodes=nodes,
+            published={name: counter.rate for name, counter in self._published.items()},
+            finished={key: counter.rate for key, counter in self._finished.items()},
+        )
+
+    def _forget(self, topics: Mapping[str, TopicInfo], stats: Mapping[str, TopicStats]) -> None:
+        for name in [name for name in self._published if name not in topics]:
+            del self._published[name]
+        for name, channel in list(self._finished):
+            known: Mapping[str, ChannelStats] = stats[name].channels if name in stats else {}
+            if name not in topics or (channel not in known and channel not in topics[name].channels):
+                del self._finished[name, channel]

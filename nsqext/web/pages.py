@@ -1,0 +1,216 @@
+"""What each page shows: a template and its values, from a snapshot of the cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import frozen
+
+from nsqext.errors import InvalidInput, NsqError, TopicNotFound
+from nsqext.protocol.names import check_channel, check_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqext.admin import Admin, NodeStatus, PartitionStats
+    from nsqext.types import Address
+    from nsqext.web.monitor import Monitor, Snapshot
+
+__all__ = ("NodeRow", "Page", "Pages", "PartitionRow")
+
+_PEEKED = 20
+_MOST_PEEKED = 200
+
+
+@frozen
+class Page:
+    """A page that is about to be rendered.
+
+    Attributes:
+        template: name of its template.
+        title: its title.
+        values: what the template shows.
+    """
+
+    template: str
+    title: str
+    values: Mapping[str, Any]
+
+
+@frozen
+class NodeRow:
+    """A node as tables show it.
+
+    Attributes:
+        address: its TCP address.
+        name: its name in an embedded cluster; empty for other clusters.
+        state: ``up``, ``down``, or ``frozen`` in an embedded cluster.
+        status: what lookup reports; None for a node that lookup does not know at the moment.
+        leads: topics and partitions that it leads.
+    """
+
+    address: str
+    name: str
+    state: Literal["up", "down", "frozen"]
+    status: NodeStatus | None
+    leads: tuple[tuple[str, int], ...]
+
+
+@frozen
+class PartitionRow:
+    """A partition as the page of its topic shows it.
+
+    Attributes:
+        number: its number; None for a node's share of a topic of the classic generation.
+        leader: TCP address of the leader; None without a leader.
+        replicas: TCP addresses of the other in-sync replicas.
+        stats: what the leader reports; None while it does not answer.
+    """
+
+    number: int | None
+    leader: Address | None
+    replicas: tuple[str, ...]
+    stats: PartitionStats | None
+
+
+class Pages:
+    """Builds the pages.
+
+    Args:
+        monitor: samples the cluster.
+        admin: reads stored messages.
+    """
+
+    def __init__(self, monitor: Monitor, admin: Admin) -> None:
+        self._monitor = monitor
+        self._admin = admin
+
+    def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
+        """Return the nodes, by address."""
+        leads: dict[str, list[tuple[str, int]]] = {}
+        for topic in snapshot.topics.values():
+            for number, leader in topic.leaders.items():
+                leads.setdefault(str(leader), []).append((topic.name, number))
+        return tuple(
+            NodeRow(
+                address=str(node.tcp),
+                name="",
+                state="up" if node.reachable else "down",
+                status=node,
+                leads=tuple(sorted(leads.get(str(node.tcp), ()))),
+            )
+            for node in snapshot.nodes
+        )
+
+    async def overview(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of all topics and nodes."""
+        return Page("overview.html", "Overview", {"nodes": self.node_rows(snapshot)})
+
+    async def topic(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of a topic.
+
+        Raises:
+            TopicNotFound: lookup does not know it.
+        """
+        name = _known_topic(snapshot, path["topic"])
+        info, stats = snapshot.topics[name], snapshot.stats.get(name)
+        parts = {part.partition: part for part in stats.partitions} if stats else {}
+        rows: list[PartitionRow] = []
+        if info.generation == "classic":
+            rows = [PartitionRow(None, part.node, (), part) for part in (stats.partitions if stats else ())]
+        else:
+            replicas = await self._monitor.replicas(name)
+            number_of = max(info.meta.partition_num if info.meta else 0, *(part + 1 for part in info.leaders), 0)
+            for number in range(number_of):
+                leader = info.leaders.get(number)
+                others = tuple(found for found in replicas.get(number, ()) if found != str(leader))
+                rows.append(PartitionRow(number, leader, others, parts.get(number)))
+        channels = sorted({*info.channels, *(stats.channels if stats else ())})
+        values = {
+            "topic": info,
+            "stats": stats,
+            "partitions": rows,
+            "channels": channels,
+            "names": {node.address: node.name for node in self.node_rows(snapshot)},
+        }
+        return Page("topic.html", name, values)
+
+    async def channel(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of a channel.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            InvalidInput: the topic has no such channel.
+        """
+        name = _known_topic(snapshot, path["topic"])
+        channel = check_channel(path["channel"])
+        info, stats = snapshot.topics[name], snapshot.stats.get(name)
+        found = stats.channels.get(channel) if stats else None
+        if found is None and channel not in info.channels:
+            raise InvalidInput(f"the topic has no channel {channel}", topic=name, hint="it may have been deleted")
+        partitions = [part for part in stats.partitions if channel in part.channels] if stats else []
+        clients = found.clients if found else ()
+        values = {
+            "topic": info,
+            "name": channel,
+            "channel": found,
+            "partitions": partitions,
+            "clients": sorted(clients, key=lambda one: (one.client_id, one.address, one.partition or 0)),
+            "kinds": sorted({part.channels[channel].dispatch for part in partitions} - {""}),
+            "addresses": sorted({part.client for p in partitions for part in p.channels[channel].key_ranges}),
+        }
+        return Page("channel.html", f"{channel} of {name}", values)
+
+    async def messages(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of a topic's newest messages.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic.
+            NsqError: they cannot be read.
+        """
+        name = _known_topic(snapshot, path["topic"])
+        count = min(_number("count", query.get("count") or str(_PEEKED)), _MOST_PEEKED)
+        partition = _number("partition", query["partition"]) if query.get("partition") else None
+        found = await self._admin.peek(name, count=count, partition=partition)
+        values = {"topic": snapshot.topics[name], "messages": found, "count": count, "partition": partition}
+        return Page("messages.html", f"Messages of {name}", values)
+
+    async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of a node.
+
+        Raises:
+            NsqError: lookup does not know it.
+        """
+        wanted = path["node"]
+        for node in self.node_rows(snapshot):
+            if node.address == wanted:
+                break
+        else:
+            raise NsqError(
+                "lookup does not know the node", node=wanted, hint="it may be down; the overview lists all nodes"
+            )
+        topics = sorted({*(node.status.topics if node.status else ()), *(name for name, _ in node.leads)})
+        clients = sorted(
+            (
+                (name, channel.name, client)
+                for name, topic in snapshot.stats.items()
+                for channel in topic.channels.values()
+                for client in channel.clients
+                if str(client.node) == wanted
+            ),
+            key=lambda one: (one[0], one[1], one[2].address),
+        )
+        return Page("node.html", node.name or node.address, {"node": node, "topics": topics, "clients": clients})
+
+
+def _known_topic(snapshot: Snapshot, name: str) -> str:
+    check_topic(name)
+    if name not in snapshot.topics:
+        raise TopicNotFound("lookup does not know the topic", topic=name, hint="the overview lists all topics")
+    return name
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 7):
+        raise InvalidInput(f"{name}={text!r} is not a number")
+    return int(text)

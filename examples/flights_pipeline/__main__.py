@@ -1,7 +1,7 @@
 """Run the pipeline: ``python -m examples.flights_pipeline``.
 
 On a cluster of its own, in this process; with ``--lookupd HOST:PORT`` on that one, with two topics that are deleted in
-the end. Ends with 1 if anything was lost, came twice, or adds up to other figures than pandas finds in the CSV file.
+the end. The exit code is 1 if a flight is lost or duplicated, or a figure differs from that of pandas.
 """
 
 from __future__ import annotations

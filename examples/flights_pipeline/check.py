@@ -1,4 +1,4 @@
-"""What came out, compared with what went in: pandas computes the same from the CSV file, without NSQ and Spark."""
+"""Compares the results with the CSV file: pandas computes the same figures without NSQ and Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_table(numbers: Set[int]) -> pd.DataFrame:
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Give the columns of a table one type, wherever it comes from: numbers that may be missing, times in UTC, text."""
+    """Give the columns of a table one type, whatever its source: numbers that may be missing, times in UTC, text."""
     types = {name: _NUMBERS for name in table if pd.api.types.is_numeric_dtype(table[name])}
     table = table.astype(types)
     times = pd.to_datetime(table["time_hour"], utc=True).dt.tz_localize(None).astype(_TIME)

@@ -88,7 +88,7 @@ def _value(name: str, cell: str) -> int | str | None:
 
 
 def closing_word(last: Flight) -> nsqext.OutgoingMessage:
-    """Return a message which says that nothing comes any more.
+    """Return the message after the last flight.
 
     The hours of a stream close when something later is seen, so the last ones would stay open for ever. The message is
     later than all flights; it is none itself and belongs to no airline.

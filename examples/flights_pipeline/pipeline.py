@@ -62,7 +62,7 @@ class Report:
     Attributes:
         published: number of flights.
         times: how long it took.
-        arrivals: the flights that came out, compared with those that went in.
+        arrivals: the flights in Parquet, compared with the published ones.
         flow: what the streams did.
         delays: number of delays, one for each airline and scheduled hour.
         differences: how many of them are not what pandas computes.
@@ -86,7 +86,7 @@ class Report:
 
 
 def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], progress: Progress) -> Report:
-    """Publish flights, let them flow, and check what came of them.
+    """Publish flights, run the streams, and check the results.
 
     Args:
         session: knows the source ``nsqext``.
@@ -113,7 +113,7 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
         began = time.perf_counter()
         flow = _flow([streams.departures(), streams.delays()], progress, len(flights))
         portal.call(publish_closing_word, setting.lookupd, plan.name, flights[-1])
-        # this second run goes on where the first one ended
+        # the second run continues where the first one ended
         flow += _flow([streams.delays()], progress, 1)
         flow += _flow([streams.archive()], progress, None)
         streaming = time.perf_counter() - began

@@ -38,7 +38,7 @@ async def publish_flights(
 
 
 async def publish_closing_word(lookupd: str | Sequence[str], topic: str, last: Flight) -> None:
-    """Publish that nothing comes after the last flight.
+    """Publish a message after the last flight, which ends the last windows.
 
     Raises:
         PublishFailed: it was not stored.

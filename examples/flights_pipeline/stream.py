@@ -112,7 +112,7 @@ class Flow:
 
     Attributes:
         read: messages that they read.
-        late: rows that they left out, because these came too late for their hour.
+        late: rows that were dropped because they were received too late for their hour.
     """
 
     read: int = 0
@@ -136,9 +136,9 @@ class Streams:
     def delays(self) -> StreamingQuery:
         """Add up the delays, and publish them to their topic, keyed by airline.
 
-        Each message has an id that follows from what it is about, so that readers know one that came twice. The ids of
-        the sink are numbers of rows, which would do if rows always came in the same order; behind a shuffle they need
-        not.
+        Each message has an id that is computed from its airline and hour, so that readers can remove duplicates. The
+        ids of the sink are numbers of rows, which are stable only if the rows have the same order again; after a
+        shuffle they need not.
         """
         sums = sum_up(self._flights(DELAYS))
         identity = f.concat_ws("/", "carrier", "time_hour")

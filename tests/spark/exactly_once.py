@@ -1,8 +1,8 @@
-"""Kills a streaming query again and again, and counts: ``python -m tests.spark.exactly_once --kills 10``.
+"""Kills a streaming query repeatedly, and compares its output: ``python -m tests.spark.exactly_once --kills 10``.
 
 A driver streams topics of all kinds into Parquet, while messages are published and nodes are killed and leaders moved
-at random. The whole driver (Python, Java, workers) is ended by kill -9 at random moments and started again. In the end
-every message has to be there, once.
+at random. The whole driver (Python, Java, workers) is ended by kill -9 at random moments and started again. At the end
+every message must be in the output once.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _DRIVER = "tests.spark.exactly_once_driver"
 _RATE = 400
 _PATIENCE = 150.0
 _SMALL = {"maxOffsetsPerTrigger": "700", "maxRecordsPerPartition": "200"}
-"""Batches that are soon done, of many tasks."""
+"""Small batches of many tasks."""
 _AT_LAST = {"maxOffsetsPerTrigger": "50000", "maxRecordsPerPartition": "50000"}
-"""Batches for what is left when all is quiet."""
+"""Batches for the remaining messages after the last fault."""
 
 
 def say(text: str) -> None:
@@ -56,7 +56,7 @@ def say(text: str) -> None:
 
 @define
 class Publishing:
-    """Publishes numbered messages from a thread, and notes what became of each.
+    """Publishes numbered messages from a thread, and records the outcome of each.
 
     Attributes:
         lookupd: lookup addresses.
@@ -74,7 +74,7 @@ class Publishing:
     refused: set[str] = field(factory=set)
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until told to stop."""
+        """Publish until ``stop`` is set."""
         names = sorted(self.topics)
         options = ProducerOptions(on_unknown="raise")
         with Producer(self.lookupd, options=options) as producer:
@@ -111,7 +111,7 @@ class Trouble:
     moved: int = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Make trouble until told to stop; everything works again then."""
+        """Cause faults until ``stop`` is set; then repair everything."""
         while not stop.wait(self.chance.uniform(1, 4)):
             topic = self.chance.choice(sorted(self.topics))
             partition = self.chance.randrange(self.topics[topic])
@@ -207,7 +207,7 @@ def kill_session(session: int) -> None:
 
 @define
 class Result:
-    """What came of it: numbers, and what is wrong."""
+    """Result of a run: numbers, and errors."""
 
     numbers: dict[str, int]
     wrong: list[str]
@@ -230,7 +230,7 @@ def running(*programs: Callable[[threading.Event], None]) -> Iterator[None]:
 def run(
     kills: int, seed: int, folder: Path, servers: Servers, finish: Callable[[Driver], None] = Driver.finish
 ) -> Result:
-    """Publish, make trouble, kill; then compare.
+    """Publish, cause faults, kill; then compare.
 
     Args:
         kills: how often the driver is killed.

@@ -32,7 +32,7 @@ class Servers:
         cluster: the embedded cluster; None where it is a real one.
         topics: those that were made at a real cluster.
         first: number of the first message of a new partition.
-        channel: a channel that every topic has from the beginning, and that nobody consumes.
+        channel: a channel that every topic has from the beginning, without consumers.
     """
 
     lookupd: Sequence[str]
@@ -91,7 +91,7 @@ async def _make(lookupd: Sequence[str], plan: TopicPlan, topics: list[str]) -> N
 
 
 async def _nudge(admin: Admin, topics: list[str]) -> None:
-    """Make further topics: a real cluster attends to one when the next one comes, and once in a minute otherwise."""
+    """Create further topics: a real cluster assigns a topic when the next one is created, or once in a minute."""
     while True:
         await anyio.sleep(_PAUSE)
         topics.append(f"nudge_{token_hex(4)}")

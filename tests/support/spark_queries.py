@@ -87,7 +87,7 @@ class Reading:
 
 def finish(query: StreamingQuery) -> None:
     """Wait until a query has ended by itself."""
-    assert query.awaitTermination(_DEADLINE), "the query goes on"
+    assert query.awaitTermination(_DEADLINE), "the query did not end"
     assert query.exception() is None
 
 

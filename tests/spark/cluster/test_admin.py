@@ -1,4 +1,4 @@
-"""What a query is told about topics, by the embedded cluster or a real one."""
+"""Bounds, leaders and anchor channels, on the embedded cluster or a real one."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
 
 
 async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str, str]) -> None:
-    """The real server shows them to channels some seconds later, where nothing comes behind them."""
+    """The real server shows them to channels some seconds later, if no message follows."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         end = (await admin.bounds.of(topic, 1)).end
@@ -262,7 +262,7 @@ async def test_an_anchor_behind_the_end_is_refused(
 
 
 async def test_an_anchor_whose_maker_ended_too_early(servers: Servers, topics: dict[str, str]) -> None:
-    """It was made, and not yet moved: whoever comes next does not take the place where it stands for a beginning."""
+    """The channel was created, but not moved: its position is not used as a start."""
     topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
     async with Admin(access(servers.lookupd)) as admin:
@@ -276,7 +276,7 @@ async def test_an_anchor_whose_maker_ended_too_early(servers: Servers, topics: d
         await admin.delete_anchor(topic, 0, channel)
 
 
-async def test_what_there_is_not(servers: Servers, topics: dict[str, str]) -> None:
+async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str, str]) -> None:
     async with Admin(access(servers.lookupd)) as admin:
         for asked in (admin.leaders.partitions, admin.leaders.meta):
             with pytest.raises(TopicNotFound, match="no_such_topic"):
@@ -290,7 +290,7 @@ async def test_what_there_is_not(servers: Servers, topics: dict[str, str]) -> No
 # On the embedded one
 
 
-async def test_what_could_be_taken_back_is_not_in_the_end() -> None:
+async def test_messages_that_are_not_committed_are_not_in_the_end() -> None:
     """A replica that is silent keeps a message from being acknowledged; its leader has written it all the same."""
     topic = f"t_{token_hex(4)}"
     with Cluster(nodes=3, options=ClusterOptions(lease=30.0)) as cluster:
@@ -358,7 +358,7 @@ async def test_a_leader_that_has_become_another(cluster: Cluster) -> None:
 
 
 async def test_partitions_are_never_left_out(cluster: Cluster) -> None:
-    """A partition that nobody leads at the moment would be missed in silence."""
+    """A partition without a leader must not be omitted silently."""
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, 3, channels=["other"])
     leader = cluster.leader(topic, 1)
@@ -394,7 +394,7 @@ async def test_the_original_nsq_has_no_ranges() -> None:
 
 
 async def test_lookup_that_forgets_or_falls_silent(cluster: Cluster) -> None:
-    """What is known stays known; who knows nothing is told so, in time."""
+    """Known leaders stay known; without any, the call raises in time."""
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["other"])
     async with Admin(access(cluster.lookupd)) as admin:
@@ -424,7 +424,7 @@ def test_each_channel_has_a_mark_of_its_own() -> None:
     assert all(len(name) <= 64 and name.endswith(".setup") for name in marks)
 
 
-def test_names_of_scratch_channels() -> None:
+def test_names_of_ephemeral_channels() -> None:
     names = {ephemeral_name(prefix) for prefix in (None, "mine", "x" * 64) for _ in range(5)}
     assert len(names) == 15
     assert all(len(name) <= 64 and name.endswith("#ephemeral") for name in names)

@@ -70,7 +70,7 @@ async def test_nodes_that_do_not_lead() -> None:
                 await nodes.stats(leader, "t", 3)
         node.tell_path("/stats", {"topics": [{**told, "is_leader": True}]})
         stats = await nodes.stats(leader, "t", 3)
-        assert (stats.written, stats.committed) == (1, 0), "nobody tells what is stored for good"
+        assert (stats.written, stats.committed) == (1, 0), "the number of committed messages is unknown"
 
 
 @pytest.mark.anyio

@@ -120,7 +120,7 @@ print("done")
 
 
 def test_processes_that_fork_and_end() -> None:
-    """The child has a loop of its own, and the loop's thread keeps nobody alive."""
+    """The child has a loop of its own, and the thread of the loop does not keep the process alive."""
     told = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=30
     )

@@ -37,7 +37,7 @@ COUNT = 100
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster that tests may do with as they like."""
+    """A cluster of this file."""
     with Cluster(nodes=2) as cluster:
         yield cluster
 
@@ -148,7 +148,7 @@ def test_filters_leave_out_what_cannot_match(
         ),
     ],
 )
-def test_what_cannot_be_read(
+def test_invalid_reads_raise(
     cluster: Cluster, topic: str, given: dict[str, str], kind: type[Exception], text: str
 ) -> None:
     texts = {name: value.replace("T", topic) for name, value in given.items()}
@@ -256,7 +256,7 @@ async def _start(access: Any, topic: str) -> int:
         return (await admin.bounds.of(topic, 0)).start
 
 
-def test_a_start_before_what_is_kept(small: tuple[Cluster, str, int, int]) -> None:
+def test_a_start_before_the_first_retained_message(small: tuple[Cluster, str, int, int]) -> None:
     cluster, name, start, end = small
     assert start > 0
     asked = {"startingOffsets": f'{{"{name}": {{"0": {start - 1}}}}}'}
@@ -266,7 +266,7 @@ def test_a_start_before_what_is_kept(small: tuple[Cluster, str, int, int]) -> No
     assert planned(options(cluster, name)) == [(0, start, end)]
 
 
-def test_messages_that_go_while_they_are_read(
+def test_messages_that_are_removed_during_a_read(
     small: tuple[Cluster, str, int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster, name, start, end = small
@@ -282,7 +282,7 @@ def test_messages_that_go_while_they_are_read(
 
 
 def test_a_range_behind_the_end_is_never_short(cluster: Cluster, topic: str) -> None:
-    """It is never asked for by a plan, and read to its end or not at all."""
+    """A plan never contains one; it is read completely or not at all."""
     impatient = options(cluster, topic, readTimeoutMs=600)
     with pytest.raises(RangeIncomplete, match=r"message 100 of the range 90\.\.101"):
         list(read_ranges(impatient, [Range(topic, 0, 90, 101)]))

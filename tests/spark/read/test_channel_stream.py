@@ -65,7 +65,7 @@ def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def read_on(source: NsqChannelReader, start: dict[str, Any], count: int) -> tuple[list[int], dict[str, Any]]:
-    """Read batch after batch until so many messages have come."""
+    """Read batches until ``count`` messages are received."""
     found: list[int] = []
     deadline = time.monotonic() + _DEADLINE
     while len(found) < count and time.monotonic() < deadline:
@@ -74,7 +74,7 @@ def read_on(source: NsqChannelReader, start: dict[str, Any], count: int) -> tupl
     return found, start
 
 
-def test_batches_are_finished_when_spark_asks_for_the_next(original: Cluster, topic: str) -> None:
+def test_a_batch_is_finished_when_spark_requests_the_next_one(original: Cluster, topic: str) -> None:
     publish(original, topic, 25)
     source = reader(original, topic, maxOffsetsPerTrigger="10")
     try:
@@ -96,7 +96,7 @@ def test_batches_are_finished_when_spark_asks_for_the_next(original: Cluster, to
         late.stop()
 
 
-def test_what_was_not_done_comes_again(original: Cluster, topic: str) -> None:
+def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, topic: str) -> None:
     publish(original, topic, 10)
     source = reader(original, topic, maxOffsetsPerTrigger="5")
     found, middle = read_on(source, source.initialOffset(), 5)
@@ -112,7 +112,7 @@ def test_what_was_not_done_comes_again(original: Cluster, topic: str) -> None:
         restarted.stop()
 
 
-def test_messages_are_kept_for_as_long_as_the_batch_takes(original: Cluster, topic: str) -> None:
+def test_messages_in_flight_are_touched(original: Cluster, topic: str) -> None:
     publish(original, topic, 3)
     source = reader(original, topic)
     try:
@@ -135,7 +135,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_nothing_that_comes_later_is_read_once_the_end_is_frozen(original: Cluster, topic: str) -> None:
+def test_available_now_excludes_later_messages(original: Cluster, topic: str) -> None:
     publish(original, topic, 8)
     source = reader(original, topic, maxOffsetsPerTrigger="5")
     try:
@@ -145,7 +145,7 @@ def test_nothing_that_comes_later_is_read_once_the_end_is_frozen(original: Clust
         assert sorted(found) == list(range(8))
         batches, same = source.read(end)
         assert (values(batches), same) == ([], end)
-        # it is at its end, and keeps nothing from its successor, although its process goes on
+        # the query has ended, and holds no message back from its successor, although its process continues
         publish(original, topic, 4, first=200)
         late = reader(original, topic)
         try:
@@ -158,7 +158,7 @@ def test_nothing_that_comes_later_is_read_once_the_end_is_frozen(original: Clust
         source.stop()
 
 
-def test_rows_tell_what_is_known_in_a_channel(original: Cluster, topic: str) -> None:
+def test_columns_of_a_consumed_channel(original: Cluster, topic: str) -> None:
     publish(original, topic, 1)
     source = reader(original, topic, includeHeaders="true")
     try:

@@ -208,13 +208,13 @@ def test_without_it_a_partition_that_was_rolled_back_goes_back_and_on() -> None:
     assert end_of(back, {("a", 0): PartitionState(0, 6, 4)}, strict=False) == {"a": {0: 6}}
 
 
-def test_without_it_a_topic_that_was_made_anew_begins_again() -> None:
+def test_without_it_a_topic_that_was_made_recreated_begins_again() -> None:
     start: Offsets = {"a": {0: 5}}
-    anew = {("a", 0): PartitionState(0, 3)}
-    back = end_of(start, anew, strict=False)
+    recreated = {("a", 0): PartitionState(0, 3)}
+    back = end_of(start, recreated, strict=False)
     assert back == {"a": {0: 0}}
-    assert plan_ranges(start, back, anew, fail_on_data_loss=False) == []
-    assert end_of(back, anew, strict=False) == {"a": {0: 3}}
+    assert plan_ranges(start, back, recreated, fail_on_data_loss=False) == []
+    assert end_of(back, recreated, strict=False) == {"a": {0: 3}}
 
 
 def test_without_it_reading_begins_with_what_is_kept() -> None:
@@ -226,7 +226,7 @@ def test_without_it_reading_begins_with_what_is_kept() -> None:
 
 
 def test_a_logged_batch_is_read_as_it_was_logged() -> None:
-    """After a restart, when more messages have come and a partition is new."""
+    """After a restart, with more messages and a new partition."""
     found = {("a", 0): PartitionState(0, 90, 3), ("a", 1): PartitionState(0, 9, 0)}
     assert plan_ranges({"a": {0: 3}}, {"a": {0: 8}}, found, fail_on_data_loss=True) == [Range("a", 0, 3, 8)]
 

@@ -1,4 +1,4 @@
-"""Ranges are read whole, whatever happens meanwhile."""
+"""Ranges are read completely, through faults of the servers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def read(reader: RangeReader) -> list[int]:
     return numbers
 
 
-def scratch_channels(cluster: Cluster, topic: str) -> set[str]:
+def ephemeral_channels(cluster: Cluster, topic: str) -> set[str]:
     """Channels of readers that are there, at all nodes."""
 
     def look(core: object) -> set[str]:
@@ -114,7 +114,7 @@ def scratch_channels(cluster: Cluster, topic: str) -> set[str]:
 
 async def gone(cluster: Cluster, topic: str) -> None:
     """Return when no reader's channel is left."""
-    await until(lambda: not scratch_channels(cluster, topic))
+    await until(lambda: not ephemeral_channels(cluster, topic))
 
 
 @pytest.mark.parametrize("kind", ["plain", "extend", "ordered", "ordered and extend"])
@@ -138,7 +138,7 @@ async def test_blocks_are_bounded_by_rows_and_bytes(cluster: Cluster, monkeypatc
 
 
 async def test_nothing_to_read(cluster: Cluster) -> None:
-    """An empty range asks nobody, so that it may be anywhere."""
+    """An empty range sends no request, so that its topic need not exist."""
     reader = SingleReader(access(cluster), Range("no_such_topic", 9, 77, 77))
     assert await read(reader) == []
 
@@ -171,7 +171,7 @@ async def test_an_ordered_partition_in_pieces(cluster: Cluster) -> None:
     assert [number for start in sorted(found) for number in found[start]] == list(range(COUNT))
 
 
-async def test_messages_that_come_while_others_are_read(cluster: Cluster) -> None:
+async def test_publishing_during_a_read(cluster: Cluster) -> None:
     topic = await made(cluster)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish, cluster, topic, COUNT)
@@ -218,7 +218,7 @@ async def test_the_leader_moves(cluster: Cluster) -> None:
 
 
 async def test_the_leader_falls_silent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection stays, and nothing comes: the reader does not wait for heartbeats to be missed."""
+    """The connection stays open without messages: the reader does not wait for missed heartbeats."""
     monkeypatch.setattr(ranges, "_STALL", 0.5)
     topic = await made(cluster, replicas=3)
     leader = cluster.leader(topic)
@@ -236,7 +236,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_a_message(cluster: Clus
 
 
 async def test_bytes_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in the stream can be believed any more after that, and no wrong message comes out of it."""
+    """The byte stream is corrupt after that; no wrong message is returned."""
     monkeypatch.setattr(ranges, "_STALL", 0.5)
     topic = await made(cluster)
     async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
@@ -255,7 +255,7 @@ async def test_a_topic_that_is_upgraded(cluster: Cluster, monkeypatch: pytest.Mo
     assert await read(SingleReader(access(cluster), Range(topic, 0, 5, COUNT + 5))) == list(range(5, COUNT + 5))
 
 
-async def test_a_range_that_is_not_there_yet(cluster: Cluster) -> None:
+async def test_a_range_of_later_messages(cluster: Cluster) -> None:
     topic = await made(cluster)
     async with anyio.create_task_group() as tasks:
         reader = SingleReader(access(cluster), Range(topic, 0, COUNT + 1, COUNT + 3))
@@ -288,7 +288,7 @@ async def _until_error(reader: RangeReader, kind: type[NsqError]) -> NsqError:
     return caught.value
 
 
-async def test_nobody_leads_the_partition(cluster: Cluster) -> None:
+async def test_a_partition_without_a_leader(cluster: Cluster) -> None:
     topic = await made(cluster)
     leader = cluster.leader(topic)
     await anyio.to_thread.run_sync(cluster.kill, leader)
@@ -299,7 +299,7 @@ async def test_nobody_leads_the_partition(cluster: Cluster) -> None:
         cluster.restart(leader)
 
 
-async def test_a_topic_or_partition_that_there_is_not(cluster: Cluster) -> None:
+async def test_an_unknown_topic_or_partition(cluster: Cluster) -> None:
     async with SingleReader(access(cluster), Range("no_such_topic", 0, 0, 1)) as reader:
         with pytest.raises(TopicNotFound, match="no_such_topic"):
             await reader.next_block()
@@ -318,7 +318,7 @@ async def test_a_topic_that_takes_registered_channels_only(cluster: Cluster) -> 
             await reader.next_block()
 
 
-async def test_messages_that_are_not_kept_any_more() -> None:
+async def test_messages_that_are_not_retained() -> None:
     with Cluster(nodes=1, options=ClusterOptions(memory_bound=400_000)) as small:
         topic = await made(small)
         async with Admin(access(small)) as admin:
@@ -333,8 +333,8 @@ async def test_messages_that_are_not_kept_any_more() -> None:
         assert await read(reader) == list(range(start, 8 * COUNT))
 
 
-async def test_a_partition_that_was_written_anew(cluster: Cluster) -> None:
-    """Counts go on and bytes do not: that is another partition, and its messages are not those of the range."""
+async def test_a_log_that_was_rewritten(cluster: Cluster) -> None:
+    """Counts continue and byte offsets do not: it is another log, whose messages are not those of the range."""
     topic = await made(cluster)
     async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25) as reader:
         assert await reader.next_block() is not None
@@ -350,13 +350,15 @@ async def test_a_partition_that_was_written_anew(cluster: Cluster) -> None:
 # How it behaves
 
 
-async def test_a_slow_user_bounds_what_is_held(cluster: Cluster) -> None:
+async def test_memory_is_bounded_if_the_caller_is_slow(cluster: Cluster) -> None:
     topic = await made(cluster)
     async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25) as reader:
         first = await reader.next_block()
         await until(lambda: reader._paused)
-        await anyio.sleep(0.3)  # whatever else would come, would come now
-        assert reader._reassembler.count <= 3 * 25 + 20, "a block in hand, one that waits, and what was in flight"
+        await anyio.sleep(0.3)  # time for messages that should not be received
+        assert reader._reassembler.count <= 3 * 25 + 20, (
+            "a block that is processed, one that waits, and messages in flight"
+        )
         assert first is not None
         numbers = [number async for block in reader for number in range(block.first, block.first + len(block))]
     assert numbers == list(range(25, COUNT))
@@ -376,7 +378,7 @@ async def test_leaving_early_leaves_nothing_behind(cluster: Cluster) -> None:
     reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), block_rows=10, channel="mine")
     async with reader:
         await reader.next_block()
-        names = scratch_channels(cluster, topic)
+        names = ephemeral_channels(cluster, topic)
         assert [name.startswith("mine_") for name in names] == [True]
     await gone(cluster, topic)
 

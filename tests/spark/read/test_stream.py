@@ -1,4 +1,4 @@
-"""What a planner makes of what the servers say."""
+"""Micro-batches that a planner derives from the state of the servers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
     start, steps = await planner.initial(), 0
     while (end := await planner.latest(start, 30)) != start:
         start, steps = end, steps + 1
-    # partitions that came between are new to the query, and begin with it
+    # partitions that were created in between begin with the query
     assert (start, steps) == ({"orders": {0: 50, 1: 30, 2: 0}}, 3)
     assert await planner.latest(start, None) == start
 
@@ -130,7 +130,7 @@ async def test_a_new_leader_that_learns_a_little_later_how_far_the_log_goes() ->
 
 
 @anyio_only
-async def test_messages_that_the_servers_show_late_are_not_taken_for_lost() -> None:
+async def test_messages_that_become_readable_late_are_not_lost() -> None:
     servers = two()
     planner = batches(servers)
     start = await planner.latest(await planner.initial(), None)
@@ -143,7 +143,7 @@ async def test_messages_that_the_servers_show_late_are_not_taken_for_lost() -> N
 
 
 @anyio_only
-async def test_a_topic_that_is_left_out_for_a_while_goes_on_where_it_was() -> None:
+async def test_a_topic_that_is_removed_and_added_again_continues() -> None:
     servers = two()
     servers.logs["bills", 0] = Log(0, 9)
     both = batches(servers, subscribe="orders,bills")
@@ -160,7 +160,7 @@ async def test_a_topic_that_is_left_out_for_a_while_goes_on_where_it_was() -> No
 
 
 @anyio_only
-async def test_a_topic_that_is_gone() -> None:
+async def test_a_topic_that_was_deleted() -> None:
     servers = two()
     servers.logs["bills", 0] = Log(0, 9)
     for given in ({}, {"failOnDataLoss": "false"}):
@@ -219,7 +219,7 @@ async def test_an_anchor_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @anyio_only
-async def test_a_topic_that_was_made_anew() -> None:
+async def test_a_topic_that_was_recreated() -> None:
     servers = two()
     planner = batches(servers, failOnDataLoss="false")
     start = await planner.latest(await planner.initial(), None)
@@ -304,7 +304,7 @@ async def test_new_topics_that_match_a_pattern(monkeypatch: pytest.MonkeyPatch) 
 
 
 @anyio_only
-async def test_servers_are_not_flooded_with_questions_while_nothing_comes() -> None:
+async def test_an_idle_query_pauses_between_requests() -> None:
     servers = two()
     planner = batches(servers)
     start = await planner.latest(await planner.initial(), None)
@@ -329,7 +329,7 @@ async def test_the_more_partitions_the_longer_the_pauses(monkeypatch: pytest.Mon
 
 
 @anyio_only
-async def test_an_old_checkpoint_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_old_checkpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     servers = two()
     servers.logs["orders", 0].anchor = 20
     servers.logs["orders", 1].anchor = 20
@@ -349,7 +349,7 @@ def test_a_reader_can_be_sent_to_other_processes() -> None:
         by_size.latestOffset({"v": 1, "topics": {}}, ReadMaxFiles(1))
 
 
-def test_a_reader_tells_at_once_what_cannot_be() -> None:
+def test_invalid_starts_raise_at_once() -> None:
     with pytest.raises(InvalidSetting, match="resetChannel cannot start at the latest"):
         NsqStreamReader(options(resetChannel="true", startingOffsets="latest"))
     with pytest.raises(InvalidSetting, match="startingOffsets"):

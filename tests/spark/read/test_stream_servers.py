@@ -110,7 +110,7 @@ async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:
         assert await planner.initial() == end == {"orders": {0: 8}}
 
 
-async def test_a_task_that_begins_while_nobody_leads(cluster: Cluster) -> None:
+async def test_a_task_that_starts_without_a_leader(cluster: Cluster) -> None:
     cluster.create_topic("orders", channels=["other"])
     await publish(cluster.lookupd, "orders")
     leader = cluster.leader("orders")
@@ -130,7 +130,7 @@ async def test_a_task_that_begins_while_nobody_leads(cluster: Cluster) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_task)
-        await anyio.sleep(0.3)  # time to learn that nobody leads
+        await anyio.sleep(0.3)  # time to learn that there is no leader
         await anyio.to_thread.run_sync(cluster.restart, leader)
     assert read == list(range(COUNT))
 
@@ -152,7 +152,7 @@ async def test_a_partition_that_is_added(cluster: Cluster) -> None:
         assert await planner.initial() == {"orders": {0: 0, 1: 0}}
 
 
-async def test_a_topic_that_was_made_anew(cluster: Cluster) -> None:
+async def test_a_topic_that_was_recreated(cluster: Cluster) -> None:
     cluster.create_topic("orders", channels=["other"])
     await publish(cluster.lookupd, "orders")
     async with planning(cluster.lookupd, "orders") as planner:
@@ -170,7 +170,7 @@ async def test_a_topic_that_was_made_anew(cluster: Cluster) -> None:
         assert await planner.ranges(back, end) == [Range("orders", 0, 0, 5)]
 
 
-async def test_messages_are_kept_by_the_anchor_and_gone_without_it() -> None:
+async def test_the_anchor_retains_messages() -> None:
     with Cluster(1, options=ClusterOptions(memory_bound=400_000)) as cluster:
         cluster.create_topic("orders")
         body = b"x" * 1000

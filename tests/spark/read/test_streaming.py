@@ -149,14 +149,14 @@ def test_messages_that_are_gone_end_the_query(spark: SparkSession, servers: Serv
     reading.run()
     servers.cluster.delete_topic(topic)
     servers.cluster.create_topic(topic, channels=["ready"])
-    servers.publish(topic, bodies("anew", 4))
+    servers.publish(topic, bodies("new", 4))
     with pytest.raises(StreamingQueryException, match="10 messages were read, but the partition has only 4"):
         reading.run()
     reading.options = options | {"failOnDataLoss": "false"}
     reading.run()
     batches = [times[-1] for times in reading.batches.values()]
     assert [len(batch) for batch in batches] == [10, 0, 4]
-    assert batches[-1] == [(topic, 0, number, body) for number, body in enumerate(bodies("anew", 4))]
+    assert batches[-1] == [(topic, 0, number, body) for number, body in enumerate(bodies("new", 4))]
 
 
 @pytest.mark.parametrize(

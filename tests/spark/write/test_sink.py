@@ -144,6 +144,45 @@ def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
     assert sorted(bytes(row.value).decode() for row in dedupe(stored).collect()) == lines
 
 
+def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """Topic to topic: sums by window and key, with ids of their own, after a micro-batch that was published in part."""
+    source, target = servers.make_topic("orders", 2), servers.make_topic("sums", 1, extend=True)
+    flag = tmp_path / "fail"
+    flag.touch()
+
+    def stumbling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield spoiled(batch) if flag.exists() and batch.num_rows > 1 else batch
+
+    def run() -> None:
+        orders = spark.readStream.format("nsqext").options(**servers.options, subscribe=source, channel="sums")
+        rows = orders.option("startingOffsets", "earliest").load()
+        number = sf.col("value").cast("string").cast("int")
+        sums = rows.groupBy((number % 7).alias("key")).agg(sf.count("*").alias("count"))
+        identity = sf.concat_ws("/", "key", "count")
+        messages = sums.coalesce(1).select(
+            sf.to_json(sf.struct("key", "count")).alias("value"),
+            sf.create_map(sf.lit("nsqext_id"), identity).alias("headers"),
+        )
+        kind = "value string, headers map<string,string>"
+        writer = messages.mapInArrow(stumbling, kind).writeStream.format("nsqext").outputMode("update")
+        writer = writer.options(**servers.options, topic=target, ackBatchBytes="1")
+        writer.option("checkpointLocation", str(tmp_path / "sums")).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    for partition in range(2):
+        servers.publish(source, [b"%d" % number for number in range(partition, 70, 2)], partition)
+    with pytest.raises(PySparkException, match="the value is null"):
+        run()
+    flag.unlink()
+    run()
+    stored = load(spark, servers, target, includeHeaders="true").cache()
+    assert stored.count() > 7, "the failed batch had published some sums"
+    found = sorted(bytes(row.value).decode() for row in dedupe(stored).collect())
+    assert found == [f'{{"key":{key},"count":10}}' for key in range(7)]
+
+
 def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:
     topic = servers.make_topic("wrong", 1)
     rows = spark.createDataFrame(

@@ -253,6 +253,17 @@ class App(Router):
             await tasks.aclose()
         return self
 
+    async def wait(self) -> None:
+        """After `start`: wait until `stop` is called or a consumer cannot continue; then drain and close.
+
+        Raises:
+            NsqError: why a consumer cannot continue.
+        """
+        try:
+            await self._stopping.wait()
+        finally:
+            await self.aclose()
+
     async def aclose(self) -> None:
         """Drain and close. Does nothing before `start` and when called again.
 

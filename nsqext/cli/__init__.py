@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "key-ranges": "nsqext.cli.key_ranges",
     "lookup": "nsqext.cli.lookup",
     "pub": "nsqext.cli.pub",
+    "run": "nsqext.cli.run",
     "spark": "nsqext.cli.spark",
     "tail": "nsqext.cli.tail",
     "topic": "nsqext.cli.topic",

@@ -1,4 +1,4 @@
-"""Writes the table of errors, from the classes, their flags and the codes that lead to them."""
+"""Write the table of errors from the classes, their flags and their codes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _FLAGS = ("retryable", "refresh_lookup", "overload", "closes_connection", "maybe
 
 
 def classes(base: type[NsqError] = NsqError) -> Iterator[type[NsqError]]:
-    """Name the classes of the tree, each before those below it."""
+    """Yield the classes of the tree, each before its subclasses."""
     for found in base.__subclasses__():
         yield found
         yield from classes(found)
 
 
 def row(found: type[NsqError]) -> str:
-    """Return the line of a class."""
+    """Return the row of a class, with a link to its section of the troubleshooting page."""
     codes = ", ".join(f"`{code}`" for code, of in SERVER_ERRORS.items() if of is found)
     flags = " | ".join("yes" if getattr(found, flag) else "" for flag in _FLAGS)
-    return f"| `{found.__name__}` | {codes} | {flags} |"
+    return f"| [`{found.__name__}`](../troubleshooting.md#{found.__name__.lower()}) | {codes} | {flags} |"
 
 
 def table() -> str:
@@ -38,7 +38,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """Return the page with the table as it has to be."""
+    """Return the page with the current table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

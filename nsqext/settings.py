@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import attrs
 
 from nsqext.errors import InvalidSetting
+from nsqext.errors.redaction import is_secret_name, redact_url
 
 __all__ = (
     "PREFIX",
@@ -22,7 +23,6 @@ __all__ = (
     "Reader",
     "Setting",
     "load",
-    "redacted",
     "settings_of",
     "suggest",
     "unknown_arguments",
@@ -36,7 +36,6 @@ Reader = Callable[[str], Any]
 
 PREFIX = "NSQEXT_"
 _OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_")
-_SECRETS = frozenset({"connection_auth_secret", "lookup_auth_secret"})
 _ADDRESSES = ("lookupd", "nsqd")
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -150,25 +149,6 @@ def _setting(
     return Setting(name, member.name, group, kind, member.default, _reader(kind, name, readers), owner)
 
 
-def redacted(url: str, known: Container[str] = ()) -> str:
-    """Return a URL without secrets, for error messages.
-
-    Args:
-        url: the URL.
-        known: settings whose values are shown, unless they are secrets; a misspelt name may hold a secret.
-    """
-    parts = urlsplit(url)
-    if _cuts_secret(parts):
-        return f"{parts.scheme}://***"
-    place = parts.netloc.rpartition("@")[2]
-    shown = f"***@{place}" if "@" in parts.netloc else place
-    query = "&".join(
-        f"{name}={value if name in known and not _is_secret(name) else '***'}"
-        for name, value in parse_qsl(parts.query, keep_blank_values=True)
-    )
-    return f"{parts.scheme}://{shown}{'?' if query else ''}{query}"
-
-
 def suggest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to an unknown one; None where no name is similar."""
     from difflib import get_close_matches
@@ -212,11 +192,6 @@ def unknown_arguments(
     return TypeError(f"{owner}() has no argument {name!r}: {hint}")
 
 
-def _is_secret(name: str) -> bool:
-    """Return whether the name of a setting is that of a secret, or resembles one."""
-    return name in _SECRETS or any(word in name.lower() for word in ("secret", "password", "token"))
-
-
 def _cuts_secret(parts: SplitResult) -> bool:
     """Return whether a secret contains a character that ends the host, so that the rest of it is parsed as a path."""
     behind = parts.path + parts.fragment + parts.query.partition("=")[0]
@@ -229,14 +204,14 @@ def _text_of(value: str, setting: Setting, place: str) -> object:
     try:
         return setting.read(value)
     except ValueError as error:
-        shown = "***" if setting.name in _SECRETS else repr(value)
+        shown = "***" if is_secret_name(setting.name) else repr(value)
         raise InvalidSetting(f"{place}: {setting.name}={shown} cannot be parsed: {error}") from None
 
 
 def _from_url(url: str, known: Container[str]) -> dict[str, str]:
     """Return the settings of a URL as text."""
     parts = _split(url)
-    shown = redacted(url, known)
+    shown = redact_url(url, known)
     kind, port = _SCHEMES[parts.scheme]
     userinfo, _, hosts = parts.netloc.rpartition("@")
     given: dict[str, str] = {}
@@ -264,10 +239,11 @@ def _split(url: str) -> SplitResult:
         raise InvalidSetting(
             f"a URL with the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
         )
+    shown = redact_url(url, ())
     if _cuts_secret(parts):
-        raise InvalidSetting(f"{redacted(url)}: no host behind the secret", hint="percent-encode /, ?, # and @ in it")
+        raise InvalidSetting(f"{shown}: no host behind the secret", hint="percent-encode /, ?, # and @ in it")
     if parts.path.strip("/") or parts.fragment:
-        raise InvalidSetting(f"{redacted(url)}: a URL of settings has neither path nor fragment")
+        raise InvalidSetting(f"{shown}: a URL of settings has neither path nor fragment")
     return parts
 
 
@@ -360,7 +336,7 @@ def load(
     url = url or environ.get(f"{PREFIX}URL")
     if url:
         known = {*own, *foreign}
-        collector.add(_from_url(url, known), redacted(url, known), text=True)
+        collector.add(_from_url(url, known), redact_url(url, known), text=True)
     collector.add(_from_environment(environ), "environment", text=True)
     return Loaded(
         collector.addresses.get("lookupd", ()),

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import attrs
@@ -21,7 +21,10 @@ import nsqext
 from nsqext import ConnectionOptions, ConsumerOptions, LookupOptions, Position, ProducerOptions, sync
 from nsqext.client.from_url import consumer_settings, load_consumer, load_producer, producer_settings
 from nsqext.errors import InvalidSetting
-from nsqext.settings import Setting, redacted
+from nsqext.errors.redaction import redact_url
+
+if TYPE_CHECKING:
+    from nsqext.settings import Setting
 
 EMPTY: Mapping[str, str] = {}
 
@@ -165,8 +168,28 @@ def test_secrets_are_read_and_never_shown() -> None:
     assert options.connection.auth_secret == "hu/sh"
     assert "hu/sh" not in repr(options)
     url = "nsq://:hush@h:1?timeout=1&connection_auth_secret=hush"
-    assert redacted(url, producer_settings()) == "nsq://***@h:1?timeout=1&connection_auth_secret=***"
-    assert redacted(url) == "nsq://***@h:1?timeout=***&connection_auth_secret=***"
+    assert redact_url(url, producer_settings()) == "nsq://***@h:1?timeout=1&connection_auth_secret=***"
+    assert redact_url(url, ()) == "nsq://***@h:1?timeout=***&connection_auth_secret=***"
+    assert redact_url(url) == "nsq://***@h:1?timeout=1&connection_auth_secret=***"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("h:4161", "h:4161"),
+        ("https://h/nsq?a=1", "https://h/nsq?a=1"),
+        ("https://user:hush@h/nsq", "https://***@h/nsq"),
+        ("nsq://user:hu/s@h@h:4161", "nsq://***@h:4161"),
+        ("nsq://:hush", "nsq://***"),
+        ("https://h/?password=hu@sh", "https://h/?password=***"),
+        ("https://h/?auth_%73ecret=hush&b=2", "https://h/?auth_%73ecret=***&b=2"),
+        ("https://h/?b=2;authtoken=hush", "https://h/?b=2;authtoken=***"),
+        ("user:hush@h:4161", "***@h:4161"),
+    ],
+)
+def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+    assert "hu" not in redact_url(url, ())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from nsqext.types import Address
 
 __all__ = ("ListenError", "Ports", "listen", "listen_early", "peer_name", "split_address")
 
+make_socket = socket.socket
+"""Seam: the simulation of `nsqext.testing` puts sockets in memory in its place."""
+
 _LAST_PORT = 65535
 _BACKLOG = 1024
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -80,7 +83,7 @@ def _open(address: str) -> socket.socket:
 
 
 def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    made = make_socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -129,7 +132,7 @@ class Ports:
             InvalidSetting: another process uses it.
         """
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        kept = socket.socket(family, socket.SOCK_STREAM)
+        kept = make_socket(family, socket.SOCK_STREAM)
         try:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind((address.host, address.port))

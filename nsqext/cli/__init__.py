@@ -1,11 +1,16 @@
 """The command line: ``nsqext COMMAND …`` or ``python -m nsqext COMMAND …``.
 
-Each command is a module of its own, imported when it is asked for; its ``run`` is a function with typer's annotations.
-``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start without typer.
+Each command is a module, imported when the command is called: its ``run`` is a function with typer's annotations, or
+its ``app`` a group of commands. ``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start
+without typer.
+
+Exit codes: 0 done; 1 a check failed or a program could not start; 2 anything else that failed, with one line on
+standard error; 130 ended by ^C.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,20 +19,22 @@ from typing import NoReturn
 
 __all__ = ("COMMANDS", "PROGRAMS", "main")
 
-COMMANDS: dict[str, str] = {
-    "bench": "nsqext.cli.bench",
-    "broker": "nsqext.cli.broker",
-    "demo": "nsqext.cli.demo",
-    "key-ranges": "nsqext.cli.key_ranges",
-    "lookup": "nsqext.cli.lookup",
-    "pub": "nsqext.cli.pub",
-    "run": "nsqext.cli.run",
-    "spark": "nsqext.cli.spark",
-    "tail": "nsqext.cli.tail",
-    "topic": "nsqext.cli.topic",
-    "web": "nsqext.cli.web",
+COMMANDS: dict[str, tuple[str, str]] = {
+    "pub": ("nsqext.cli.pub", "Publish messages: arguments, lines, files, CSV or JSON lines."),
+    "tail": ("nsqext.cli.tail", "Print the messages of a topic."),
+    "topic": ("nsqext.cli.topic", "List, show, create, change and delete topics."),
+    "channel": ("nsqext.cli.channel", "List, create, change, move and delete channels."),
+    "stats": ("nsqext.cli.stats", "Show depth, lag, messages and consumers of topics and channels."),
+    "lookup": ("nsqext.cli.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
+    "key-ranges": ("nsqext.cli.key_ranges", "Show ranges, rates and the replay set of a key_failover channel."),
+    "bench": ("nsqext.cli.bench", "Publish messages, then consume them, and report the rates."),
+    "demo": ("nsqext.cli.demo", "Publish and consume a day of flights, and count what arrived."),
+    "spark": ("nsqext.cli.spark", "List and delete the anchor channels of Spark's streaming queries."),
+    "broker": ("nsqext.cli.broker", "Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation."),
+    "web": ("nsqext.cli.web", "Serve pages of topics, channels, consumers and nodes."),
+    "run": ("nsqext.cli.run", "Run an app in worker processes, restarted when they end."),
 }
-"""Commands and their modules."""
+"""Modules and one-line descriptions of the commands."""
 
 PROGRAMS: dict[str, str] = {
     "nsqd": "nsqext.cli.nsqd",
@@ -35,9 +42,25 @@ PROGRAMS: dict[str, str] = {
 }
 """Stand-ins for the original programs; ``main(arguments)`` of these modules gets the arguments as they are."""
 
+_EXTRAS = {
+    "typer": "cli",
+    "rich": "cli",
+    "starlette": "broker",
+    "uvicorn": "broker",
+    "re2": "broker",
+    "cramjam": "broker",
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "uvloop": "speed",
+    "prometheus_client": "prometheus",
+    "opentelemetry": "otel",
+}
+"""The extra of the package that installs a module."""
+
 
 def _fail(text: str) -> NoReturn:
-    print(f"nsqext: {text}", file=sys.stderr)
+    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    print(f"nsqext: {shown}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -46,20 +69,19 @@ def _end_early(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _typer_app(names: Sequence[str]) -> Callable[..., object]:
-    try:
-        import typer
-    except ModuleNotFoundError:
-        _fail("the command line needs typer and rich: pip install 'nsqext[cli]'")
+def _typer_app(chosen: str | None) -> Callable[..., object]:
+    """Return the program: with one command, or for its list of commands with their descriptions only."""
+    import typer
+
     app = typer.Typer(
         name="nsqext",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` stand in for the original programs.",
     )
 
-    def tell(asked: bool) -> None:
+    def print_version(asked: bool) -> None:
         if asked:
             from nsqext._version import __version__
 
@@ -69,21 +91,40 @@ def _typer_app(names: Sequence[str]) -> Callable[..., object]:
     @app.callback()
     def _group(
         version: bool = typer.Option(
-            False, "--version", callback=tell, is_eager=True, help="Tell the version and end."
+            False, "--version", callback=print_version, is_eager=True, help="Print the version and end."
         ),
     ) -> None:
         """Keep a single command a command of its own."""
 
-    for name in names:
-        app.command(name)(import_module(COMMANDS[name]).run)
+    for name, (path, summary) in COMMANDS.items():
+        if name != chosen:
+            app.command(name, help=summary)(_described)
+            continue
+        module = import_module(path)
+        group = getattr(module, "app", None)
+        if group is None:
+            app.command(name)(module.run)
+        else:
+            app.add_typer(group, name=name, help=summary, no_args_is_help=True)
     return app
+
+
+def _described() -> None:
+    """Stand for a command whose module is not imported."""
+
+
+def _chosen(words: Sequence[str]) -> str | None:
+    """Return the command that is called, or that the shell completes."""
+    if not words and "_NSQEXT_COMPLETE" in os.environ:
+        words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()[1:]
+    return words[0] if words and words[0] in COMMANDS else None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        arguments: the words behind ``nsqext``; those of the process by default.
+        arguments: the words after ``nsqext``; those of the process by default.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     program = PROGRAMS.get(words[0]) if words else None
@@ -92,10 +133,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(number, _end_early)
         import_module(program).main(words[1:])
         return
-    chosen = [words[0]] if words and words[0] in COMMANDS else list(COMMANDS)
     from nsqext.errors import NsqError
 
     try:
-        _typer_app(chosen)(words)
+        _typer_app(_chosen(words))(words)
     except (NsqError, OSError) as error:
         _fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this command needs {error.name}: pip install 'nsqext[{extra}]'")

@@ -1,68 +1,224 @@
-"""``nsqext topic``: create and delete topics, and create channels."""
+"""``nsqext topic``: list, show, create, change and delete topics."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext import Admin
-from nsqext.cli.common import Lookupd, Url, lookup_addresses, perform, show
-from nsqext.errors import InvalidSetting
+from nsqext.cli.common import Connection, connected, examples, perform
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
-__all__ = ("Action", "run")
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext.admin import Admin, TopicInfo
+    from nsqext.types import TopicMeta
+
+__all__ = ("app", "confirm", "count", "describe_meta", "topic_record")
+
+app = typer.Typer()
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
 
 
-class Action(StrEnum):
-    """What to do."""
+def topic_record(info: TopicInfo) -> dict[str, Any]:
+    """Return a topic for tables and JSON."""
+    meta = info.meta
+    return {
+        "topic": info.name,
+        "generation": info.generation,
+        "partitions": meta.partition_num if meta else None,
+        "replicas": meta.replica if meta else None,
+        "extend": meta.extend_support if meta else False,
+        "ordered": meta.ordered if meta else False,
+        "channels": list(info.channels),
+        "leaders": {str(number): str(node) for number, node in info.leaders.items()},
+        "nodes": [str(node) for node in info.nodes],
+    }
 
-    CREATE = "create"
-    DELETE = "delete"
-    CHANNEL = "channel"
 
-
-def run(
-    action: Annotated[Action, typer.Argument(help="What to do.")],
-    name: Annotated[str, typer.Argument(help="The topic.")],
-    channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
-    partitions: Annotated[int, typer.Option(help="create: number of partitions.")] = 1,
-    replicas: Annotated[int, typer.Option(help="create: replicas of each.")] = 1,
-    extend: Annotated[bool, typer.Option("--extend", help="create: messages may carry headers and tags.")] = False,
-    ordered: Annotated[bool, typer.Option("--ordered", help="create: for ordered consumption.")] = False,
-    multipart: Annotated[bool, typer.Option("--multipart", help="create: partitions may share nodes.")] = False,
-    lookupd: Lookupd = None,
-    url: Url = None,
-) -> None:
-    """Create a topic (with channels), delete one, or create channels of one.
-
-    A redesigned cluster refuses publishes to a topic without channels: create without --channel creates the channel
-    "default". Nodes of a real cluster may need a minute until they accept messages for a new topic.
-    """
-    channels = channel or []
-    if action is Action.CHANNEL and not channels:
-        raise InvalidSetting("no channel is given", hint="give --channel NAME")
-    if action is Action.DELETE and channels:
-        raise InvalidSetting("--channel is for create and channel")
-    addresses = lookup_addresses(url, lookupd)
+@app.command("list")
+@examples("nsqext topic list --lookupd 127.0.0.1:4161", "nsqext topic list --json | jq -r .topic")
+@connected
+def list_topics(connection: Connection) -> None:
+    """List every topic with its partitions and channels."""
 
     async def act() -> None:
-        async with Admin(addresses) as admin:
-            if action is Action.DELETE:
-                await admin.delete_topic(name)
-                show({"topic": name, "deleted": True}, f"{name} is deleted")
-                return
-            created = channels
-            if action is Action.CREATE:
-                await admin.create_topic(
-                    name, partitions=partitions, replicas=replicas, extend=extend, ordered=ordered, multipart=multipart
-                )
-                show({"topic": name, "created": True}, f"{name} is created")
-                if not channels and (await admin.topic(name)).generation == "ha":
-                    created = [DEFAULT_CHANNEL]
-            for one in created:
-                await admin.create_channel(name, one)
-                show({"topic": name, "channel": one, "created": True}, f"channel {one} of {name} is created")
+        async with connection.admin() as admin:
+            records = [topic_record(info) for info in (await admin.topics()).values()]
+        connection.table(
+            ("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"),
+            records,
+        )
 
     perform(act)
+
+
+@app.command("show")
+@examples("nsqext topic show orders")
+@connected
+def show_topic(connection: Connection, topic: Topic) -> None:
+    """Show a topic: its options, channels, and the leader and in-sync replicas of each partition."""
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            info = await admin.topic(topic)
+            replicas = await admin.replicas(topic) if info.generation == "ha" else {}
+        partitions = [
+            {"partition": number, "leader": str(node), "in_sync": list(replicas.get(number, ()))}
+            for number, node in info.leaders.items()
+        ] or [{"node": str(node)} for node in info.nodes]
+        record = topic_record(info) | {"in_sync": {str(number): list(nodes) for number, nodes in replicas.items()}}
+        connection.show(record, describe(info))
+        if connection.for_people:
+            connection.table(tuple(partitions[0]) if partitions else (), partitions)
+
+    perform(act)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is needed."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def describe_meta(meta: TopicMeta) -> list[str]:
+    """Return the options of a topic of the redesigned NSQ in words."""
+    words = [count(meta.partition_num, "partition"), count(meta.replica, "replica")]
+    return words + [word for word, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds]
+
+
+def describe(info: TopicInfo) -> str:
+    """Return a topic in one line."""
+    parts = describe_meta(info.meta) if info.meta else [f"on {count(len(info.nodes), 'node')}"]
+    channels = ", ".join(info.channels) or "none"
+    return f"{info.name}: {', '.join(parts)}; channels: {channels}"
+
+
+@app.command("create")
+@examples(
+    "nsqext topic create orders --partitions 4 --replicas 2 --extend --channel billing",
+    "nsqext topic create orders --if-not-exists",
+)
+@connected
+def create(
+    connection: Connection,
+    topic: Topic,
+    channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
+    partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Replicas of each partition.")] = 1,
+    extend: Annotated[bool, typer.Option("--extend", help="Messages may carry headers, tags and keys.")] = False,
+    ordered: Annotated[bool, typer.Option("--ordered", help="For ordered consumption.")] = False,
+    multipart: Annotated[bool, typer.Option("--multipart", help="Partitions may share nodes.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds until every partition has to accept publishes.")] = 90.0,
+) -> None:
+    """Create a topic with channels, and wait until it accepts publishes.
+
+    A redesigned cluster refuses publishes to a topic without channels: without --channel the channel "default" is
+    created. The nodes of a real cluster may take a minute until they accept publishes. The original NSQ has neither
+    partitions nor options.
+    """
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            await admin.create_topic(
+                topic,
+                partitions=partitions,
+                replicas=replicas,
+                extend=extend,
+                ordered=ordered,
+                multipart=multipart,
+                exist_ok=if_not_exists,
+                wait=wait,
+            )
+            connection.show({"topic": topic, "created": True}, f"{topic} is created")
+            info = await admin.topic(topic)
+            needed = [DEFAULT_CHANNEL] if info.generation == "ha" and not info.channels else []
+            for name in channel or needed:
+                await admin.create_channel(topic, name)
+                connection.show(
+                    {"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created"
+                )
+
+    perform(act)
+
+
+def _change(connection: Connection, topic: str, done: str, change: Callable[[Admin], Awaitable[None]]) -> None:
+    async def act() -> None:
+        async with connection.admin() as admin:
+            await change(admin)
+        connection.show({"topic": topic, done: True}, f"{topic} is {done}")
+
+    perform(act)
+
+
+@app.command("delete")
+@examples("nsqext topic delete orders --yes")
+@connected
+def delete(
+    connection: Connection,
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is not an error.")] = False,
+) -> None:
+    """Delete a topic with all its messages and channels."""
+    confirm(f"Delete the topic {topic} with all its messages and channels?", yes=yes)
+    _change(connection, topic, "deleted", lambda admin: admin.delete_topic(topic, missing_ok=if_exists))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask at a terminal before something is destroyed; pipes and scripts are not asked."""
+    import sys
+
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
+
+
+@app.command("upgrade")
+@examples("nsqext topic upgrade orders")
+@connected
+def upgrade(connection: Connection, topic: Topic) -> None:
+    """Give a topic extend support: headers, tags and keys. It cannot be undone."""
+    _change(connection, topic, "upgraded", lambda admin: admin.upgrade_topic(topic))
+
+
+@app.command("expand")
+@examples("nsqext topic expand orders --partitions 8")
+@connected
+def expand(
+    connection: Connection,
+    topic: Topic,
+    partitions: Annotated[int, typer.Option(help="The new number of partitions.")],
+) -> None:
+    """Raise the number of partitions of a topic."""
+    _change(connection, topic, "expanded", lambda admin: admin.expand_topic(topic, partitions))
+
+
+@app.command("pause")
+@examples("nsqext topic pause orders")
+@connected
+def pause(connection: Connection, topic: Topic) -> None:
+    """Stop a topic of the original NSQ from passing messages to its channels."""
+    _change(connection, topic, "paused", lambda admin: admin.pause_topic(topic))
+
+
+@app.command("unpause")
+@examples("nsqext topic unpause orders")
+@connected
+def unpause(connection: Connection, topic: Topic) -> None:
+    """Let a paused topic pass messages to its channels again."""
+    _change(connection, topic, "unpaused", lambda admin: admin.unpause_topic(topic))
+
+
+@app.command("empty")
+@examples("nsqext topic empty orders --yes")
+@connected
+def empty(
+    connection: Connection,
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+) -> None:
+    """Discard the messages that wait in a topic and in all its channels."""
+    confirm(f"Discard the messages that wait in {topic} and all its channels?", yes=yes)
+    _change(connection, topic, "emptied", lambda admin: admin.empty_topic(topic))

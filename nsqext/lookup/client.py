@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -40,12 +43,16 @@ if TYPE_CHECKING:
 
 __all__ = ("LookupClient", "failure")
 
+logger: logging.Logger = logging.getLogger("nsqext.lookup")
+
 T = TypeVar("T")
 
 _RELIST_SOON = 5.0
 """Seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it."""
 _MAX_PARSED = 4096
-"""Responses that are kept to recognize unchanged ones."""
+"""Parsed responses that are kept, with a digest that recognizes unchanged ones."""
+_REASONS = 5
+"""Errors of lookup nodes that one error quotes."""
 
 
 @define(eq=False)
@@ -146,13 +153,14 @@ class LookupClient:
         epoch = self._nodes[address].epoch if address in self._nodes else 0
         key = (topic, access, address)
         known = self._parsed.get(key)
-        if known is not None and status == 200 and known[0] == body:
+        digest = blake2b(body, digest_size=16).digest()
+        if known is not None and status == 200 and known[0] == digest:
             return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
         answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes)
         if status == 200:
             if len(self._parsed) >= _MAX_PARSED:
                 self._parsed.clear()
-            self._parsed[key] = (body, answer)
+            self._parsed[key] = (digest, answer)
         return answer
 
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
@@ -282,26 +290,26 @@ class LookupClient:
         """Return the names of all topics that any lookup node knows, sorted.
 
         Raises:
-            LookupFailed: no lookup node returned a usable response.
+            LookupFailed: no lookup node returned a usable response, or one lists more than ``max_topics``.
         """
-        answers = await self._collect("/topics", {}, _read_topics)
+        answers = await self._collect("/topics", {}, self._read_topics)
         return tuple(sorted({topic for topics in answers for topic in topics}))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nsqd nodes that any lookup node knows, sorted by TCP address.
+        """Return all nsqd nodes that any lookup node knows, sorted by TCP address; ``max_nodes`` of each at most.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
         """
-        answers = await self._collect("/nodes", {}, _read_nodes)
+        answers = await self._collect("/nodes", {}, self._read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
         return tuple(found[address] for address in sorted(found))
 
-    async def _collect(self, path: str, params: Mapping[str, str], read: Callable[[Any], T]) -> list[T]:
+    async def _collect(self, path: str, params: Mapping[str, str], read: Callable[[Any, Address], T]) -> list[T]:
         async def ask(address: Address) -> T:
             data = await self.http.ask(address, path, params)
             try:
-                return read(data)
+                return read(data, address)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise LookupFailed(f"invalid response to {path}", node=str(address)) from error
 
@@ -315,13 +323,22 @@ class LookupClient:
             errors += [result for result in results if isinstance(result, NsqError)]
         raise failure(errors)
 
+    def _read_topics(self, data: Any, address: Address) -> tuple[str, ...]:
+        topics = data["topics"] or ()
+        if len(topics) > self.options.max_topics:
+            raise LookupFailed(
+                f"the lookup node lists {len(topics)} topics, more than max_topics={self.options.max_topics}",
+                node=str(address),
+                hint="raise max_topics if there are so many",
+            )
+        return tuple(map(str, topics))
 
-def _read_topics(data: Any) -> tuple[str, ...]:
-    return tuple(map(str, data["topics"] or ()))
-
-
-def _read_nodes(data: Any) -> tuple[NodeInfo, ...]:
-    return tuple(read_node(node) for node in data["producers"] or ())
+    def _read_nodes(self, data: Any, address: Address) -> tuple[NodeInfo, ...]:
+        listed = data["producers"] or ()
+        most = self.options.max_nodes
+        if len(listed) > most:
+            logger.warning("lookup node %s lists %d nodes; max_nodes=%d of them are read", address, len(listed), most)
+        return tuple(map(read_node, islice(listed, most)))
 
 
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
@@ -338,7 +355,9 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
     for one in (NotLookupd, LookupUnreachable):
         if errors and all(isinstance(error, one) for error in errors):
             summary = one
-    reasons = "; ".join(str(error) for error in errors)
+    reasons = "; ".join(str(error) for error in errors[:_REASONS])
+    if len(errors) > _REASONS:
+        reasons += f"; and {len(errors) - _REASONS} more"
     failed = summary(f"no lookup node returned a usable response: {reasons}", topic=topic)
     failed.__cause__ = errors[0] if errors else None
     return failed

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ("LookupHttp",)
 
 _KEPT_ALIVE = 16
+_ANSWERS = 4
+"""Responses of the largest size that may be received at the same time."""
+_MAX_REASON = 500
+"""Characters of an error of the transport, which may quote the response."""
 # the first member requests bare responses with true status codes; the second keeps the announced sizes true
 _HEADERS = {
     "Accept": "application/vnd.nsq; version=1.0",
@@ -51,6 +55,8 @@ class LookupHttp:
         self._transport = transport
         self._secure: httpx.AsyncBaseTransport | None = transport
         self._closed = False
+        self._buffered = 0
+        """Bytes of responses that are not complete."""
         self._pending: set[anyio.CancelScope] = set()
 
     async def ask(self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET") -> Any:
@@ -106,7 +112,7 @@ class LookupHttp:
         except httpx.RemoteProtocolError as error:
             if "disconnected" in str(error) or "closed" in str(error):  # the node stopped meanwhile
                 raise LookupUnreachable(f"no response: {error}", node=node, hint="is the node up?") from error
-            raise NotLookupd(f"the response is not HTTP: {error}", node=node, hint=_LOOKUPD_HINT) from error
+            raise NotLookupd(f"the response is not HTTP: {_reason(error)}", node=node, hint=_LOOKUPD_HINT) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise LookupFailed(f"no response: {_reason(error)}", node=node) from error
         except (httpx.HTTPError, OSError) as error:
@@ -139,16 +145,28 @@ class LookupHttp:
         most = self._options.max_answer_size
         size = int(response.headers.get("Content-Length", 0))
         body = bytearray()
-        if size <= most:
-            async for chunk in cast("httpx.AsyncByteStream", response.stream):
-                size = max(size, len(body) + len(chunk))
-                if size <= most:
-                    # a response that is too long is read to its end, or until the timeout: some event loops warn about
-                    # iterators that are not exhausted
-                    body += chunk
-        if size > most:
-            raise LookupFailed(f"the response is longer than {most} bytes", node=node, hint="raise max_answer_size")
-        return bytes(body)
+        crowded = False
+        try:
+            if size <= most:
+                async for chunk in cast("httpx.AsyncByteStream", response.stream):
+                    size = max(size, len(body) + len(chunk))
+                    crowded = crowded or self._buffered + len(chunk) > _ANSWERS * most
+                    if size <= most and not crowded:
+                        # a response that is refused is read to its end, or until the timeout: some event loops warn
+                        # about iterators that are not exhausted
+                        self._buffered += len(chunk)
+                        body += chunk
+            if size > most:
+                raise LookupFailed(f"the response is longer than {most} bytes", node=node, hint="raise max_answer_size")
+            if crowded:
+                raise LookupFailed(
+                    f"responses received at the same time are longer than {_ANSWERS * most} bytes together",
+                    node=node,
+                    hint="raise max_answer_size",
+                )
+            return bytes(body)
+        finally:
+            self._buffered -= len(body)
 
     async def aclose(self) -> None:
         """Cancel pending requests and close the connections, also when it is cancelled."""
@@ -167,7 +185,7 @@ def _reason(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if str(cause):
-            return str(cause)
+            return str(cause)[:_MAX_REASON]
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__
 

@@ -19,6 +19,7 @@ __all__ = ("LookupOptions", "LookupUrl", "is_loopback", "parse_addresses", "pars
 LOOKUP_PORT = 4161
 """Port of nsqlookupd's HTTP API, used for an address without a port."""
 
+_COUNTS = ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_topics", "max_concurrent")
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"
 _IPV6 = r"[0-9A-Fa-f:.]+(?:%[\w.-]+)?"
 _ADDRESS = re.compile(
@@ -72,9 +73,12 @@ class LookupOptions:
             leader.
         max_failures: failures in a row after which a lookup node is asked only if the others do not know the topic.
         retry_failed: after so long such a node is asked like the others again.
-        max_answer_size: largest response that is accepted.
+        max_answer_size: largest response that is accepted; responses that are received at the same time may have four
+            times as many bytes together.
         max_lookup_nodes: lookup nodes that are used, of those that the lookup service lists.
-        max_nodes: nodes of the original NSQ that are used for a topic, of those that the lookup service names.
+        max_nodes: nodes of the original NSQ that are used for a topic, of those that the lookup service names; also the
+            nodes that are read from a list of all nodes.
+        max_topics: topics that a lookup node may list; a longer list is refused.
         max_concurrent: topics that are looked up at the same time; others wait for their turn.
         auth_secret: sent as a bearer token with every request; never shown.
         auth_over_http: send ``auth_secret`` over plain HTTP to hosts other than loopback, where others can read it.
@@ -93,6 +97,7 @@ class LookupOptions:
     max_answer_size: int = 16 * 1024 * 1024
     max_lookup_nodes: int = 64
     max_nodes: int = 1024
+    max_topics: int = 100_000
     max_concurrent: int = 32
     auth_secret: str | None = field(default=None, repr=False)
     auth_over_http: bool = False
@@ -107,7 +112,7 @@ class LookupOptions:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is a negative time")
         if not 0 <= self.poll_jitter < 1:
             raise InvalidSetting(f"poll_jitter={self.poll_jitter!r} is not within 0..1 (1 excluded)")
-        for name in ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_concurrent"):
+        for name in _COUNTS:
             if not getattr(self, name) >= 1:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
         if self.auth_secret is not None and not (self.auth_secret.isascii() and self.auth_secret.isprintable()):

@@ -15,7 +15,10 @@ from nsqext.types import Address, TopicMeta
 
 __all__ = ("LookupAnswer", "LookupNode", "NodeInfo", "read_lookup", "read_lookup_nodes", "read_node", "unwrap")
 
-_SHOWN = 120  # bytes of an unexpected response that an error shows
+_SHOWN = 120
+"""Bytes of an unexpected response that an error shows."""
+_MAX_CHANNELS = 10_000
+"""Channels of a topic that are read; they are only listed to the user."""
 
 
 @frozen
@@ -122,7 +125,7 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
         return TopicNotReady(
             "the topic exists but has no channel, so that the lookup service does not offer it to producers",
             node=node,
-            hint="create a channel: nsqext topic channel TOPIC --channel NAME, or start a consumer",
+            hint="create a channel: nsqext channel create TOPIC NAME, or start a consumer",
         )
     if code == 404:
         return _unexpected(f"HTTP 404 {text}".rstrip(), source)
@@ -161,25 +164,18 @@ def read_lookup(data: Any, source: Address, epoch: int = 0, max_nodes: int = 102
     """
     try:
         meta = _read_meta(data.get("meta"))
-        partitions = {_partition(key): read_node(node) for key, node in (data.get("partitions") or {}).items()}
+        listed = (data.get("partitions") or {}).items()
+        partitions = {_partition(key): read_node(node) for key, node in islice(listed, MAX_PARTITION + 1)}
         led = {node.tcp for node in partitions.values()}
-        nodes = _first(_nodes_beside(data.get("producers") or (), led), max_nodes)
-        channels = tuple(map(str, data.get("channels") or ()))
+        producers = map(read_node, islice(data.get("producers") or (), max_nodes + len(led)))
+        nodes = tuple(dict.fromkeys(node for node in producers if node.tcp not in led))[:max_nodes]
+        channels = tuple(map(str, islice(data.get("channels") or (), _MAX_CHANNELS)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unexpected(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error
     maybe_unknown = "partitions" in data or not data
     if maybe_unknown and not (partitions or nodes or channels or (meta and meta.partition_num)):
         raise _refusal(404, "TOPIC_NOT_FOUND", source)
     return LookupAnswer(source, epoch, meta, partitions, nodes, channels)
-
-
-def _nodes_beside(producers: Iterable[Any], led: set[Address]) -> Iterable[NodeInfo]:
-    """Parse nodes lazily, without those that lead a partition."""
-    return (node for node in map(read_node, producers) if node.tcp not in led)
-
-
-def _first(nodes: Iterable[NodeInfo], count: int) -> tuple[NodeInfo, ...]:
-    return tuple(dict.fromkeys(islice(nodes, count)))
 
 
 def _partition(key: str) -> int:

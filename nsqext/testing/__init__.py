@@ -1,5 +1,20 @@
-"""What users' own tests need: the pytest plugin `nsqext.testing.plugin`, which pytest finds by itself."""
+"""What users' own tests need: the pytest plugin `nsqext.testing.plugin`, which pytest finds by itself, and `simulate`.
+
+`simulate` and its names are imported when they are first used: they need the extra ``broker``.
+"""
 
 from __future__ import annotations
 
-__all__ = ()
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsqext.testing.simulation import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
+
+__all__ = ("FaultOptions", "NetworkOptions", "SimulationFailed", "World", "simulate")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'nsqext.testing' has no attribute {name!r}")
+    return getattr(import_module("nsqext.testing.simulation"), name)

@@ -518,9 +518,11 @@ class Connection:
         self.closed = True
         self._reading = False
         if self._watch is not None:
+            # no task waits for the socket; and in a callback of the event loop, anyio may not know which loop runs
             self._watch.end()
             self._watch = None
-        anyio.notify_closing(self._sock)
+        else:
+            anyio.notify_closing(self._sock)
         self._sock.close()
         self._wake_drainers()
         if self._ended is not None:

@@ -118,9 +118,10 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
         hostname = options.tls_hostname or connection.address.host
         await _start_tls(connection, TlsLayer(context, server_hostname=hostname))
     if negotiated.snappy:
-        await _start_layer(connection, SnappyLayer())
+        await _start_layer(connection, SnappyLayer(max_decoded=options.max_decompressed_size))
     if negotiated.deflate_level:
-        await _start_layer(connection, DeflateLayer(negotiated.deflate_level))
+        layer = DeflateLayer(negotiated.deflate_level, max_decoded=options.max_decompressed_size)
+        await _start_layer(connection, layer)
     connection.finish_handshake()
     await _authenticate(connection, options, negotiated)
     return negotiated

@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
+from nsqext.protocol.layers import MAX_DECODED
 
 __all__ = ("ConnectionOptions", "ca_context")
 
@@ -38,6 +39,7 @@ class ConnectionOptions:
         heartbeat_interval: requested from the server; 1 to 60. After two intervals of silence the connection is lost.
         local_host: address of this host to connect from; None leaves it to the system.
         max_frame_size: largest frame that is accepted.
+        max_decompressed_size: what one read may decompress to, with snappy or deflate; more ends the connection.
         tls: True for TLS with the system's certificates, the path of a PEM file of CA certificates, or a context; None
             for plain TCP.
         tls_hostname: name in the server's certificate, if it is not the node's host.
@@ -56,6 +58,7 @@ class ConnectionOptions:
     heartbeat_interval: float = 30.0
     local_host: str | None = None
     max_frame_size: int = DEFAULT_MAX_FRAME_SIZE
+    max_decompressed_size: int = MAX_DECODED
     tls: ssl.SSLContext | bool | str | None = None
     tls_hostname: str | None = None
     snappy: bool = False
@@ -71,6 +74,9 @@ class ConnectionOptions:
         for name in ("connect_timeout", "request_timeout"):
             if not getattr(self, name) > 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a positive time in seconds")
+        for name in ("max_frame_size", "max_decompressed_size"):
+            if not getattr(self, name) >= 1:
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1 byte")
         if not 1 <= self.heartbeat_interval <= 60:
             raise InvalidSetting(f"heartbeat_interval={self.heartbeat_interval!r} is not within 1..60 seconds")
         if not 0 <= self.deflate_level <= 9:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ("connect",)
 
+make_socket = socket.socket
+"""Seam: the simulation of `nsqext.testing` puts sockets in memory in its place."""
+
 
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
     """Return a connected, non-blocking socket with Nagle's algorithm switched off.
@@ -54,7 +57,7 @@ async def _first(
 ) -> socket.socket:
     last: OSError = OSError("the name has no address")
     for tried, (family, kind, number, _, sockaddr) in enumerate(found):
-        sock = socket.socket(family, kind, number)
+        sock = make_socket(family, kind, number)
         left = anyio.current_effective_deadline() - anyio.current_time()
         try:
             if local_host is not None:

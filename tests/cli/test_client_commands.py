@@ -9,32 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 import httpx
 import pytest
 
 from nsqext.broker import Cluster
 from tests.support.blocking_client import eventually
+from tests.support.command_line import ROOT, lines, run
 
-ROOT = str(Path(__file__).parents[2])
 _PATIENCE = 50.0
-
-
-def run(*words: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSQEXT_")}
-    command = [sys.executable, "-W", "error", "-m", "nsqext", *words]
-    environment = {**clean, "PYTHONPATH": ROOT, **environ}
-    return subprocess.run(command, input=stdin, env=environment, capture_output=True, timeout=_PATIENCE, check=False)
-
-
-def lines(*words: str, stdin: bytes = b"", **environ: str) -> list[dict[str, Any]]:
-    """Run a command that has to succeed; returns the JSON lines that it printed."""
-    done = run(*words, stdin=stdin, **environ)
-    assert (done.returncode, done.stderr) == (0, b"")
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -111,42 +95,6 @@ def clients(cluster: Cluster, topic: str, channel: str) -> int:
     return sum(len(one["clients"]) for one in found["channels"] if one["channel_name"] == channel)
 
 
-def test_lookup(cluster: Cluster, topic: str) -> None:
-    everything = lines("lookup", "--lookupd", cluster.lookupd[0])
-    assert {"lookupd": cluster.lookupd[0], "leader": True} in everything
-    assert {"topic": topic} in everything
-    assert {one["nsqd"] for one in everything if "nsqd" in one} == {node.tcp for node in cluster.nodes.values()}
-    meta, *partitions = lines("lookup", topic, "--lookupd", cluster.lookupd[0])
-    assert (meta["meta"]["partition_num"], meta["meta"]["extend_support"]) == (2, True)
-    leaders = {one["partition"]: one["leader"] for one in partitions}
-    assert leaders == {number: cluster.nodes[cluster.leader(topic, number)].tcp for number in (0, 1)}
-
-
-def test_topics_come_and_go(cluster: Cluster) -> None:
-    name, address = f"t_{token_hex(4)}", cluster.lookupd[0]
-    words = ("--partitions", "2", "--extend", "--lookupd", address)
-    assert lines("topic", "create", name, *words, "--channel", "c") == [
-        {"topic": name, "created": True},
-        {"topic": name, "channel": "c", "created": True},
-    ]
-    cluster.wait_writable(name, 1)
-    made = lines("topic", "channel", name, "--channel", "a", "--channel", "b", "--lookupd", address)
-    assert [one["channel"] for one in made] == ["a", "b"]
-    assert lines("lookup", name, "--lookupd", address)[0]["meta"]["extend_support"] is True
-    assert lines("topic", "delete", name, "--lookupd", address) == [{"topic": name, "deleted": True}]
-    gone = run("lookup", name, "--lookupd", address)
-    assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
-
-
-def test_a_topic_created_without_channels_can_be_published_to(cluster: Cluster) -> None:
-    name, address = f"t_{token_hex(4)}", cluster.lookupd[0]
-    assert lines("topic", "create", name, "--lookupd", address) == [
-        {"topic": name, "created": True},
-        {"topic": name, "channel": "default", "created": True},
-    ]
-    assert len(lines("pub", name, "hello", "--lookupd", address)) == 1
-
-
 def test_bench_counts_what_it_published() -> None:
     published, consumed = lines("bench", "--count", "300", "--in-flight", "8")
     assert (published["mode"], published["messages"], consumed["mode"], consumed["messages"]) == (
@@ -168,17 +116,19 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("pub", "orders", "x"), "nobody says where the servers are: give --lookupd"),
-        (("tail", "orders"), "nobody says where the servers are: give --lookupd"),
+        (("pub", "orders", "x"), "the address of the servers is not known: give --lookupd"),
+        (("tail", "orders"), "the address of the servers is not known: give --lookupd"),
         (("broker", "--data-path", "/dev/null/x"), "/dev/null/x"),
         (("broker", "--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),
         (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "take neither --partition nor --delay"),
         (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "unknown setting 'colour'"),
         (("tail", "orders", "--nsqd", "h:1", "--start", "nowhere"), "write earliest"),
-        (("lookup",), "nobody says where lookup is"),
-        (("topic", "channel", "orders", "--lookupd", "h:1"), "no channel is given"),
-        (("topic", "delete", "orders", "--channel", "a", "--lookupd", "h:1"), "--channel is for create"),
+        (("lookup",), "the address of the servers is not known"),
+        (("topic", "list", "--nsqd", "h:1"), "the lookup service is needed, not nsqd"),
+        (("topic", "list", "--url", "nsq://h", "--context", "a"), "both --url and --context"),
+        (("topic", "list", "--context", "a"), "there is no context 'a'"),
+        (("channel", "seek", "orders", "billing", "nowhere", "--lookupd", "h:1"), "or a time in ISO form"),
         (("bench", "--nsqd", "h:1"), "no topic is named"),
     ],
 )

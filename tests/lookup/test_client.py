@@ -14,7 +14,7 @@ from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidStat
 from nsqext.lookup.client import LookupClient, failure
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
-from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found, recorded
+from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json, not_found, recorded
 
 pytestmark = pytest.mark.anyio
 
@@ -360,3 +360,18 @@ def test_errors_are_summarized() -> None:
     assert isinstance(both, LookupFailed)
     assert both.__cause__ is down
     assert all(text in str(both) for text in ("a:4161", "c:4161", "HTML", "orders"))
+    many = failure([LookupFailed("no answer", node=f"n{number}:4161") for number in range(64)])
+    assert str(many).endswith("and 59 more")
+
+
+async def test_long_lists_are_refused_or_cut(nodes: LookupNodes, caplog: pytest.LogCaptureFixture) -> None:
+    nodes.lists("a:4161", "a:4161")
+    nodes.route("a:4161", "/topics", {"topics": ["one", "two", "three"]})
+    nodes.route("a:4161", "/nodes", {"producers": [node_json(f"n{number}:4150") for number in range(5)]})
+    assert len(await client_of(nodes, max_topics=3).topics()) == 3
+    with pytest.raises(LookupFailed, match=r"lists 3 topics, more than max_topics=2.*raise max_topics"):
+        await client_of(nodes, max_topics=2).topics()
+    assert len(await client_of(nodes, max_nodes=5).nodes()) == 5
+    assert "max_nodes" not in caplog.text
+    assert len(await client_of(nodes, max_nodes=2).nodes()) == 2
+    assert "a:4161 lists 5 nodes; max_nodes=2 of them are read" in caplog.text

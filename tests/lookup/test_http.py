@@ -20,7 +20,7 @@ from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl
 from nsqext.types import Address
-from tests.support.fake_lookupd import Handler, answering, http, serving
+from tests.support.fake_lookupd import Handler, answering, eventually, http, serving
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream
@@ -221,3 +221,47 @@ async def test_https_with_a_path_prefix_and_a_ca(tmp_path: Path) -> None:
         with pytest.raises(LookupFailed, match="CERTIFICATE_VERIFY_FAILED"):
             await ask(address)
     assert len(heads) == 1
+
+
+async def test_responses_that_are_received_at_the_same_time_share_a_bound() -> None:
+    """Each is within the largest size, and together they are not."""
+    arrived, refused, finish = 0, 0, anyio.Event()
+
+    def all_arrived() -> bool:
+        return arrived == 8 and client._buffered > 3000
+
+    async def handle(stream: SocketStream) -> None:
+        nonlocal arrived
+        await stream.receive()
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n{" + b" " * 900)
+        arrived += 1
+        await finish.wait()
+        await stream.send(b" " * 98 + b"}")
+
+    client = LookupHttp(LookupOptions(max_answer_size=1000))
+
+    async def ask_one(address: Address) -> None:
+        nonlocal refused
+        try:
+            assert await client.ask(address, "/lookup", {}) == {}
+        except LookupFailed as error:
+            assert "at the same time are longer than 4000 bytes together" in error.message
+            refused += 1
+
+    async with serving(handle) as address:
+        for _ in range(2):  # the first round leaves nothing behind
+            arrived, refused, finish = 0, 0, anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(8):
+                    tasks.start_soon(ask_one, address)
+                await eventually(all_arrived)
+                finish.set()
+            assert 4 <= refused < 8
+    await client.aclose()
+
+
+async def test_a_response_that_is_not_http_is_quoted_in_part() -> None:
+    async with serving(answering(b"x" * 50_000 + b"\r\n\r\n")) as address:
+        with pytest.raises(LookupFailed, match="the response is not HTTP") as caught:
+            await ask(address)
+    assert len(str(caught.value)) < 1000

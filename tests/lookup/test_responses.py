@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import LookupFailed, NsqError, TopicNotFound, TopicNotReady
+from nsqext.lookup import responses
 from nsqext.lookup.responses import LookupAnswer, LookupNode, read_lookup, read_lookup_nodes, unwrap
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import list_json, lookup_json, recorded
@@ -233,3 +234,47 @@ def test_any_bytes_give_data_or_an_error_of_ours(status: int, body: bytes) -> No
         unwrap(status, body, SOURCE)
     except NsqError:
         assert status != 200 or body.strip()
+
+
+def _counted(count: int, monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[int, LookupAnswer]:
+    """Read an answer that names many nodes; return how many of them were parsed, and the answer."""
+    parsed = 0
+    read_one = responses.read_node
+
+    def counting(data: Any) -> responses.NodeInfo:
+        nonlocal parsed
+        parsed += 1
+        return read_one(data)
+
+    monkeypatch.setattr(responses, "read_node", counting)
+    data = lookup_json({0: "n0:4150"}, num=1, nodes=[f"o{number}:4150" for number in range(count)])
+    answer = read_lookup(data, SOURCE, **options)
+    monkeypatch.undo()
+    return parsed, answer
+
+
+def test_nodes_beyond_the_cap_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, answer = _counted(1000, monkeypatch)
+    assert (few, len(answer.nodes)) == (1000 + 2, 1000)  # the leader is listed in two places
+    many, answer = _counted(8000, monkeypatch)
+    assert (many, len(answer.nodes)) == (1024 + 2, 1024)
+    everything, answer = _counted(8000, monkeypatch, max_nodes=10_000)
+    assert (everything, len(answer.nodes)) == (8000 + 2, 8000)  # linear
+
+
+def test_partitions_that_are_written_in_many_ways_are_not_all_parsed() -> None:
+    data = lookup_json({0: "n0:4150"}, num=1)
+    leader = data["partitions"]["0"]
+    data["partitions"] = {"0" * length: leader for length in range(1, 3000)} | {"1": leader}
+    data["channels"] = [f"c{number}" for number in range(20_000)]
+    answer = read_lookup(data, SOURCE)
+    assert list(answer.partitions) == [0]
+    assert len(answer.channels) == 10_000
+
+
+@pytest.mark.parametrize("count", [1000, 8000])
+def test_the_list_of_lookup_nodes_is_capped_and_has_the_leader(count: int) -> None:
+    listed = [{"ID": str(number), "NodeIP": f"l{number}", "HttpPort": "4161", "Epoch": 1} for number in range(count)]
+    nodes = read_lookup_nodes({"lookupdnodes": listed, "lookupdleader": listed[-1]}, SOURCE)
+    assert len(nodes) == 64
+    assert [node.address.host for node in nodes if node.leader] == [f"l{count - 1}"]

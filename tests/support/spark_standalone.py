@@ -164,5 +164,5 @@ def archive_of_venv(folder: Path, source: Path) -> Path:
     # pyspark is on every worker already
     run([*pip, str(source), "pyarrow", "pandas", "setuptools<81"])
     run([*pip, "venv-pack"])
-    run([str(venv / "bin" / "python"), "-m", "venv_pack", "-p", str(venv), "-o", str(archive)])
+    run([str(venv / "bin" / "python"), "-m", "venv_pack", "--quiet", "-p", str(venv), "-o", str(archive)])
     return archive

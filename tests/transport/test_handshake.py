@@ -107,6 +107,16 @@ async def test_layers_alone_and_combined(
             assert len(await producer.publish_many("t", [b"many" * 50] * 500)) == 500
 
 
+@pytest.mark.parametrize("compression", [{"snappy": True}, {"deflate_level": 3}], ids=["snappy", "deflate"])
+async def test_what_decompresses_to_more_than_the_option_allows_ends_the_connection(
+    secured: Cluster, compression: dict[str, Any]
+) -> None:
+    options = ConnectionOptions(auth_secret="open-sesame", max_decompressed_size=10, **compression)
+    address = secured.nodes["n1"].tcp.rpartition(":")
+    with anyio.fail_after(10), pytest.raises(ProtocolError, match="unpacks to more than 10 bytes at once"):
+        await open_connection(Address(address[0], int(address[2])), options)
+
+
 async def test_an_untrusted_certificate_is_reported_at_once(secured: Cluster) -> None:
     options = ProducerOptions(connection=ConnectionOptions(auth_secret="open-sesame", tls=True))
     with anyio.fail_after(10):

@@ -22,6 +22,8 @@ from nsqext.transport.options import ConnectionOptions
         {"heartbeat_interval": 0.1},
         {"heartbeat_interval": 61},
         {"deflate_level": 10},
+        {"max_frame_size": 0},
+        {"max_decompressed_size": 0},
         {"snappy": True, "deflate_level": 6},
         {"auth_secret": ""},
         {"tls": 5},

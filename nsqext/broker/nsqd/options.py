@@ -59,10 +59,11 @@ class NodeOptions:
     limits: ServerLimits = field(factory=ServerLimits)
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], int] = time.time_ns
-    machine_clock: Callable[[], float] = time.monotonic
+    # read when a node is made: a simulation replaces both functions
+    machine_clock: Callable[[], float] = field(factory=lambda: time.monotonic)
     clustered: bool = True
     broadcast_address: str = "127.0.0.1"
-    hostname: str = field(factory=socket.gethostname)
+    hostname: str = field(factory=lambda: socket.gethostname())
     client_timeout: float = 60.0
     max_unsent: int = 4 * MIB
     max_pub_waiting: int = 200 * MIB

@@ -100,7 +100,7 @@ class ConnectionPool:
         return found
 
     def keep_only(self, wanted: Collection[Address]) -> None:
-        """Mark the other nodes: `tick` closes connections to them when nothing is in flight."""
+        """Mark the other nodes: `tick` closes their connections when nothing is in flight, and forgets the nodes."""
         for address, node in self._nodes.items():
             node.wanted = address in wanted
 
@@ -119,6 +119,12 @@ class ConnectionPool:
                 return connection
             if self._closed:
                 raise InvalidState("the producer is closed", node=node.node)
+            known = self._nodes.setdefault(node.address, node)
+            if known is not node:
+                # an old route still uses a node that was forgotten and is known again
+                node.negotiated = known.negotiated
+                node = known
+                continue
             if node.connecting is None:
                 return await self._connect(node)
             await node.connecting.wait()
@@ -156,9 +162,11 @@ class ConnectionPool:
 
     def tick(self) -> None:
         """Check all connections: heartbeats, silent servers, expired requests."""
-        for node in self._nodes.values():
+        for node in tuple(self._nodes.values()):
             connection = node.connection
             if connection is None:
+                if not node.wanted and node.connecting is None:
+                    del self._nodes[node.address]
                 continue
             connection.tick()
             connection.protocol.notices.clear()  # rejections of FIN, REQ and TOUCH, which a producer never sends

@@ -33,6 +33,8 @@ SIZE_HEADER: Final = "nsq.msg.size"
 MAX_UNPACKED: Final = 64 * 1024 * 1024
 """Bytes that a body may unpack to, unless another bound is given."""
 
+_LARGEST_RATIO = {"snappy": 22, "lz4": 255}
+"""Bytes that one byte of a block can unpack to: snappy copies 64 bytes by three, lz4 255 by one."""
 _NUMBERS = {"gzip": "1", "snappy": "2", "lz4": "3"}
 _GZIP = 16 + zlib.MAX_WBITS
 
@@ -92,7 +94,7 @@ def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UN
     elif number == "2":
         unpacked = _unsnap(body, limit)
     elif number == "3":
-        unpacked = _unlz4(body, limit if size is None else size)
+        unpacked = _unlz4(body, limit, size)
     else:
         raise ProtocolError(f"a body is compressed in a way that is not known: {COMPRESS_HEADER} is {number!r}")
     if size is not None and len(unpacked) != size:
@@ -130,15 +132,23 @@ def _unsnap(body: bytes, limit: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(body)
         if size > limit:
             raise _too_large(size, limit)
+        if size > _LARGEST_RATIO["snappy"] * len(body):  # before the memory is allocated
+            raise ProtocolError(f"a snappy body of {len(body)} bytes claims to unpack to {size}")
         return bytes(cramjam.snappy.decompress_raw(body))
     except (cramjam.DecompressionError, OSError) as error:
         raise ProtocolError(f"a snappy body cannot be read: {error}") from error
 
 
-def _unlz4(body: bytes, size: int) -> bytes:
+def _unlz4(body: bytes, limit: int, announced: int | None) -> bytes:
     cramjam = _cramjam("lz4")
+    # the block does not tell its size
+    most = _LARGEST_RATIO["lz4"] * len(body)
+    if announced is not None and announced > most:
+        raise ProtocolError(f"an lz4 body of {len(body)} bytes claims to unpack to {announced}")
+    unpacked = bytearray(min(limit, most) if announced is None else announced)
     try:
-        return bytes(cramjam.lz4.decompress_block(body, output_len=size))
+        size = cramjam.lz4.decompress_block_into(body, unpacked)
+        return bytes(memoryview(unpacked)[:size])
     except (cramjam.DecompressionError, OSError) as error:
         raise ProtocolError(f"an lz4 body cannot be read: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -55,15 +55,18 @@ class Tally:
     first_id: int = 0
     last_id: int = 0
 
-    def add(self, receipt: Receipt) -> None:
-        """Count a stored message."""
-        self.count += 1
-        if receipt.offset is not None:
-            self.first_offset = receipt.offset if self.first_offset < 0 else min(self.first_offset, receipt.offset)
-            self.last_offset = max(self.last_offset, receipt.offset)
-        if receipt.message_id:
-            self.first_id = min(self.first_id, receipt.message_id) if self.first_id else receipt.message_id
-            self.last_id = max(self.last_id, receipt.message_id)
+    def add(self, receipts: Sequence[Receipt]) -> None:
+        """Count stored messages."""
+        self.count += len(receipts)
+        offsets = [receipt.offset for receipt in receipts if receipt.offset is not None]
+        if offsets:
+            lowest = min(offsets)
+            self.first_offset = lowest if self.first_offset < 0 else min(self.first_offset, lowest)
+            self.last_offset = max(self.last_offset, *offsets)
+        ids = [receipt.message_id for receipt in receipts if receipt.message_id]
+        if ids:
+            self.first_id = min(self.first_id or ids[0], *ids)
+            self.last_id = max(self.last_id, *ids)
 
 
 class Publisher:
@@ -133,8 +136,11 @@ class Publisher:
         topic, partition = target
         send = partial(self._producer.publish_many, topic, group.messages, partition=partition)
         try:
+            by_partition: dict[int, list[Receipt]] = {}
             for receipt in await self._retry(send):
-                self.tallies.setdefault((receipt.topic, receipt.partition), Tally()).add(receipt)
+                by_partition.setdefault(receipt.partition, []).append(receipt)
+            for number, receipts in by_partition.items():
+                self.tallies.setdefault((topic, number), Tally()).add(receipts)
         except BatchFailed as error:
             for row, outcome in zip(group.rows, error.outcomes, strict=True):
                 if isinstance(outcome, NsqError):

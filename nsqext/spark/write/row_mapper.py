@@ -284,4 +284,6 @@ def _bytes(column: pa.Array | None) -> Iterable[Any]:
         column = column.cast(pa.binary())
     elif pa.types.is_large_string(column.type):
         column = column.cast(pa.large_binary())
-    return list(column.to_pylist())
+    # to_pylist makes an Arrow scalar of each value
+    values: list[bytes | None] = column.to_numpy(zero_copy_only=False).tolist()
+    return values

@@ -107,6 +107,34 @@ async def test_connections_that_nobody_wants_are_closed_when_they_are_idle() -> 
         assert pool.in_flight == 0
 
 
+async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
+    """An old route still publishes through the pool, over the connection that new routes use."""
+    async with scripted_node(obey()) as node:
+        pool = ConnectionPool(ConnectionOptions())
+        old = pool.node(node.address)
+        await pool.connection(old)
+        for number in range(1000):
+            pool.node(Address("n", number + 1))
+        pool.keep_only((Address("n", 1),))
+        pool.tick()
+        pool.tick()
+        assert list(pool._nodes) == [Address("n", 1)]
+        new = pool.node(node.address)
+        assert new is not old
+        connection = await pool.connection(new)
+        assert await pool.connection(old) is connection
+        assert old.negotiated is new.negotiated
+        assert old.connection is None
+        pool.keep_only(())
+        pool.tick()
+        pool.tick()
+        assert pool._nodes == {}
+        connection = await pool.connection(old)
+        assert pool.node(node.address) is old
+        assert old.connection is connection
+        await pool.aclose()
+
+
 async def test_closing_sends_what_is_written() -> None:
     async with scripted_node() as node:
         pool = ConnectionPool(ConnectionOptions())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
+import cramjam
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.client import body_compression
 from nsqext.protocol.client.body_compression import (
     COMPRESS_HEADER,
     SIZE_HEADER,
@@ -79,6 +82,71 @@ def test_a_bomb_stays_small(codec: Codec) -> None:
     lying = packed[1] | {SIZE_HEADER: "100"}
     with pytest.raises(ProtocolError):
         decompress_body(lying, packed[0], limit=100_000)
+
+
+class _Recording:
+    """Stands in for cramjam's ``lz4`` and ``snappy``; records how many bytes are allocated for the result."""
+
+    def __init__(self, inner: Any, allocated: list[int]) -> None:
+        self._inner = inner
+        self._allocated = allocated
+
+    def decompress_block_into(self, body: bytes, output: bytearray) -> int:
+        self._allocated.append(len(output))
+        size: int = self._inner.decompress_block_into(body, output)
+        return size
+
+    def decompress_raw(self, body: bytes) -> Any:
+        self._allocated.append(self._inner.decompress_raw_len(body))
+        return self._inner.decompress_raw(body)
+
+    def decompress_raw_len(self, body: bytes) -> int:
+        size: int = self._inner.decompress_raw_len(body)
+        return size
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes that are allocated for unpacked bodies."""
+    sizes: list[int] = []
+    fake = SimpleNamespace(
+        snappy=_Recording(cramjam.snappy, sizes),
+        lz4=_Recording(cramjam.lz4, sizes),
+        DecompressionError=cramjam.DecompressionError,
+    )
+    monkeypatch.setattr(body_compression, "_cramjam", lambda codec: fake)
+    return sizes
+
+
+def test_a_small_body_allocates_little(allocated: list[int]) -> None:
+    """Whatever it claims to unpack to, and also if it does not say."""
+    body = bytes(cramjam.lz4.compress_block(bytes(1000), store_size=False))
+    assert decompress_body({COMPRESS_HEADER: "3"}, body) == bytes(1000)
+    assert allocated == [255 * len(body)]
+    allocated.clear()
+    for headers in ({COMPRESS_HEADER: "3", SIZE_HEADER: "60000000"}, {COMPRESS_HEADER: "2"}):
+        with pytest.raises(ProtocolError, match="claims to unpack to"):
+            decompress_body(headers, b"\x80\x80\x80\x10" + b"\0" * 16)
+    assert allocated == []
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+@pytest.mark.parametrize("size", [1000, 100_000, 10_000_000])
+def test_the_best_ratio_of_each_codec_is_accepted(codec: Codec, size: int) -> None:
+    packed = compress_body(codec, bytes(size))
+    assert packed is not None
+    body, headers = packed
+    assert decompress_body(headers, body) == bytes(size)
+    assert decompress_body({COMPRESS_HEADER: headers[COMPRESS_HEADER]}, body) == bytes(size)
+
+
+@pytest.mark.parametrize("codec", _CODECS)
+@pytest.mark.parametrize("size", [0, 999, 1001])
+def test_a_size_that_is_not_that_of_the_body_is_refused(codec: Codec, size: int) -> None:
+    packed = compress_body(codec, bytes(1000))
+    assert packed is not None
+    with pytest.raises(ProtocolError):
+        decompress_body(packed[1] | {SIZE_HEADER: str(size)}, packed[0])
 
 
 @pytest.mark.parametrize(

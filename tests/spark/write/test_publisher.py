@@ -68,13 +68,13 @@ def test_tallies_tell_where_traced_messages_lie(servers: Servers) -> None:
     }
 
 
-def test_a_tally_knows_what_it_was_told() -> None:
+def test_a_tally_of_receipts() -> None:
     tally = Tally()
-    tally.add(Receipt("t", 0, "n"))
+    tally.add([Receipt("t", 0, "n")])
     assert tally == Tally(1)
-    for offset, number in ((50, 9), (10, 3), (99, 20)):
-        tally.add(Receipt("t", 0, "n", message_id=number, offset=offset))
-    assert tally == Tally(4, 10, 99, 3, 20)
+    tally.add([Receipt("t", 0, "n", message_id=9, offset=50), Receipt("t", 0, "n", message_id=3, offset=10)])
+    tally.add([Receipt("t", 0, "n", message_id=20, offset=99), Receipt("t", 0, "n")])
+    assert tally == Tally(5, 10, 99, 3, 20)
 
 
 def test_an_error_names_row_topic_and_partition(servers: Servers) -> None:

@@ -1,0 +1,112 @@
+"""Contexts: named connection settings in a file, one URL each.
+
+The file is ``~/.config/nsqext/contexts.toml``, or where ``NSQEXT_CONTEXTS_FILE`` says. It may hold secrets, so only its
+owner can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+
+from attrs import evolve, field, frozen
+
+from nsqext.errors import InvalidSetting
+
+__all__ = ("Contexts", "contexts_file", "load_contexts", "save_contexts")
+
+FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
+
+
+@frozen
+class Contexts:
+    """What the file holds.
+
+    Attributes:
+        urls: URL of each context by name.
+        current: the context that is used where no other address is given; None without one.
+    """
+
+    urls: dict[str, str] = field(factory=dict)
+    current: str | None = None
+
+    def url(self, name: str) -> str:
+        """Return the URL of a context.
+
+        Raises:
+            InvalidSetting: the context is unknown.
+        """
+        if name not in self.urls:
+            known = ", ".join(sorted(self.urls)) or "none"
+            raise InvalidSetting(
+                f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` makes one"
+            )
+        return self.urls[name]
+
+    def with_context(self, name: str, url: str) -> Contexts:
+        """Return the contexts with one more; the first one becomes the current one."""
+        return evolve(self, urls={**self.urls, name: url}, current=self.current or name)
+
+    def without(self, name: str) -> Contexts:
+        """Return the contexts without one.
+
+        Raises:
+            InvalidSetting: the context is unknown.
+        """
+        self.url(name)
+        urls = {key: url for key, url in self.urls.items() if key != name}
+        return Contexts(urls, None if self.current == name else self.current)
+
+    def using(self, name: str) -> Contexts:
+        """Return the contexts with another current one.
+
+        Raises:
+            InvalidSetting: the context is unknown.
+        """
+        self.url(name)
+        return evolve(self, current=name)
+
+
+def contexts_file() -> Path:
+    """Return the path of the file."""
+    chosen = os.environ.get(FILE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "nsqext" / "contexts.toml"
+
+
+def load_contexts() -> Contexts:
+    """Read the file; no file is an empty one.
+
+    Raises:
+        InvalidSetting: the file is not valid.
+    """
+    path = contexts_file()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"{path} cannot be read: {error}") from error
+    urls, current = data.get("contexts", {}), data.get("current")
+    sound = isinstance(urls, dict) and all(isinstance(url, str) for url in urls.values())
+    if not sound or not isinstance(current, (str, type(None))):
+        raise InvalidSetting(f"{path} is not a file of contexts", hint='write NAME = "URL" below [contexts]')
+    return Contexts(urls, current)
+
+
+def save_contexts(contexts: Contexts) -> None:
+    """Write the file; it is replaced as a whole."""
+    # strings of JSON are strings of TOML
+    lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
+    lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
+    path = contexts_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # readable by its owner only
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    Path(temporary).replace(path)

@@ -1,0 +1,24 @@
+"""Deterministic simulation: clients, services and a cluster in one process, with virtual time and seeded faults.
+
+`simulate` runs a scenario once for each seed. The same seed gives the same events, byte for byte.
+"""
+
+from __future__ import annotations
+
+from nsqext.testing.simulation.faults import KINDS, Fault, FaultOptions
+from nsqext.testing.simulation.network import NetworkOptions
+from nsqext.testing.simulation.runner import Run, SimulationFailed, run_seed, simulate
+from nsqext.testing.simulation.world import ClientProcess, World
+
+__all__ = (
+    "KINDS",
+    "ClientProcess",
+    "Fault",
+    "FaultOptions",
+    "NetworkOptions",
+    "Run",
+    "SimulationFailed",
+    "World",
+    "run_seed",
+    "simulate",
+)

@@ -1,0 +1,295 @@
+"""Faults of a simulation: what happens, when, to what; drawn from the seed, and data that can be shortened."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from attrs import define, field, frozen
+
+from nsqext.broker.fault_injection import Rule
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.testing.simulation.cluster import SimulatedCluster
+    from nsqext.testing.simulation.loop import SimulatedSelector
+    from nsqext.testing.simulation.network import Network
+    from nsqext.testing.simulation.seams import SimulatedClock
+
+__all__ = ("KINDS", "Fault", "FaultOptions", "Injector", "draw_faults")
+
+
+@frozen
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: one of `KINDS`.
+        at: virtual seconds after faults began.
+        seconds: how long it lasts.
+        target: name of a node, lookup node or client process; ``topic[0]`` stands for the leader of a partition.
+        chance: number from 0 to 1 for what the kind leaves open.
+    """
+
+    kind: str
+    at: float
+    seconds: float
+    target: str
+    chance: float
+
+    def __str__(self) -> str:
+        return f"{self.at:6.3f} s  {self.kind} {self.target} for {self.seconds:.3f} s"
+
+
+@frozen
+class FaultOptions:
+    """Which faults are drawn, and how many.
+
+    Attributes:
+        kinds: the kinds; all by default.
+        count: smallest and largest number of faults.
+        duration: virtual seconds in which faults begin.
+        seconds: shortest and longest fault.
+    """
+
+    kinds: Sequence[str] = field(factory=lambda: tuple(KINDS))
+    count: tuple[int, int] = (2, 12)
+    duration: float = 6.0
+    seconds: tuple[float, float] = (0.05, 2.5)
+
+    def __attrs_post_init__(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown:
+            raise InvalidSetting(f"unknown kinds of faults: {', '.join(unknown)}", hint=f"use {', '.join(KINDS)}")
+
+
+End = Callable[[], Awaitable[None] | None] | None
+_Begin = Callable[["Injector", Fault], Awaitable[End]]
+
+
+async def _kill(at: Injector, fault: Fault) -> End:
+    await at.cluster.kill(fault.target)
+    return lambda: at.cluster.restart(fault.target)
+
+
+async def _terminate(at: Injector, fault: Fault) -> End:
+    await at.cluster.terminate(fault.target)
+    return lambda: at.cluster.restart(fault.target)
+
+
+async def _freeze(at: Injector, fault: Fault) -> End:
+    at.cluster.freeze(fault.target)
+    return lambda: at.cluster.thaw(fault.target) if fault.target not in at.cluster.down else None
+
+
+async def _move(at: Injector, fault: Fault) -> End:
+    places = [(topic, number) for topic, count in at.cluster.topics.items() for number in range(count)]
+    if places:
+        topic, partition = places[int(fault.chance * len(places))]
+        await at.cluster.move_leader(topic, partition, fault.target)
+    return None
+
+
+def _links(at: Injector, target: str, directions: str) -> list[tuple[str, str]]:
+    links: list[tuple[str, str]] = []
+    for client in at.clients:
+        links += [(client, target)] if "i" in directions else []
+        links += [(target, client)] if "o" in directions else []
+    return links
+
+
+def _blocking(directions: str) -> _Begin:
+    async def begin(at: Injector, fault: Fault) -> End:
+        links = _links(at, fault.target, directions)
+        for link in links:
+            at.network.block(*link)
+
+        def end() -> None:
+            for link in links:
+                at.network.unblock(*link)
+
+        return end
+
+    return begin
+
+
+async def _partition_one(at: Injector, fault: Fault) -> End:
+    """Separate one client process from a node."""
+    client = at.clients[int(fault.chance * len(at.clients))]
+    for link in ((client, fault.target), (fault.target, client)):
+        at.network.block(*link)
+
+    def end() -> None:
+        at.network.unblock(client, fault.target)
+        at.network.unblock(fault.target, client)
+
+    return end
+
+
+async def _slow(at: Injector, fault: Fault) -> End:
+    links = _links(at, fault.target, "io")
+    for link in links:
+        at.network.slow[link] = 5 + 200 * fault.chance
+
+    def end() -> None:
+        for link in links:
+            at.network.slow.pop(link, None)
+
+    return end
+
+
+async def _slow_node(at: Injector, fault: Fault) -> End:
+    rules = [Rule("delay", "in", seconds=0.1 * fault.chance), Rule("delay", "out", seconds=0.1 * fault.chance)]
+    faults = at.cluster.runtime.node(fault.target).member.node.faults
+    for rule in rules:
+        faults.add(rule)
+
+    def end() -> None:
+        faults.rules[:] = [rule for rule in faults.rules if not any(rule is mine for mine in rules)]
+        faults.active = faults.frozen or faults.refusing or bool(faults.rules)
+
+    return end
+
+
+async def _cut(at: Injector, fault: Fault) -> End:
+    for sock in at.network.connections(fault.target):
+        if at.random_of(fault).random() < 0.2 + fault.chance:
+            at.network.cut(sock)
+    return None
+
+
+async def _half_open(at: Injector, fault: Fault) -> End:
+    random = at.random_of(fault)
+    for sock in at.network.connections(fault.target):
+        if sock.peer is not None and random.random() < 0.2 + fault.chance / 2:
+            # the server's end is lost; a client's end stays open at the server until it sends a heartbeat
+            at.network.forget(sock if random.random() < 0.5 else sock.peer)
+    return None
+
+
+async def _refuse(at: Injector, fault: Fault) -> End:
+    faults = at.cluster.runtime.node(fault.target).member.node.faults
+    faults.refuse()
+    return lambda: faults.refuse(False)
+
+
+async def _pause(at: Injector, fault: Fault) -> End:
+    at.selector.pause(fault.seconds)
+    return None
+
+
+async def _jump(at: Injector, fault: Fault) -> End:
+    at.clock.jumped += 7200 * (fault.chance - 0.5)
+    return None
+
+
+def _lookup(change: Callable[[Any, Fault], None]) -> _Begin:
+    async def begin(at: Injector, fault: Fault) -> End:
+        for lookupd in at.cluster.runtime.lookupds_named(None if fault.chance < 0.5 else fault.target):
+            change(lookupd, fault)
+
+        def end() -> None:
+            for lookupd in at.cluster.runtime.lookupds_named(None):
+                lookupd.show_current()
+
+        return end
+
+    return begin
+
+
+def _slow_answers(lookupd: Any, fault: Fault) -> None:
+    lookupd.delay = fault.chance * 4
+
+
+_NODE: dict[str, _Begin] = {
+    "kill": _kill,
+    "terminate": _terminate,
+    "freeze": _freeze,
+    "move": _move,
+    "partition": _blocking("io"),
+    "drop_to": _blocking("i"),
+    "drop_from": _blocking("o"),
+    "partition_one": _partition_one,
+    "slow_link": _slow,
+    "slow_node": _slow_node,
+    "cut": _cut,
+    "half_open": _half_open,
+    "refuse": _refuse,
+    "pause": _pause,
+    "clock_jump": _jump,
+}
+_LOOKUP: dict[str, _Begin] = {
+    "lookup_kill": _kill,
+    "lookup_stale": _lookup(lambda lookupd, fault: lookupd.show_snapshot()),
+    "lookup_empty": _lookup(lambda lookupd, fault: lookupd.show_nothing()),
+    "lookup_slow": _lookup(_slow_answers),
+    "lookup_partition": _blocking("io"),
+}
+KINDS: dict[str, _Begin] = {**_NODE, **_LOOKUP}
+"""Every kind of fault, with the function that begins it and returns the one that ends it."""
+
+
+def draw_faults(seed: int, options: FaultOptions, nodes: Sequence[str], lookupds: Sequence[str]) -> tuple[Fault, ...]:
+    """Return the faults of a seed, by time."""
+    random = Random(f"faults {seed}")
+    found = []
+    for _ in range(random.randint(*options.count)):
+        kind = random.choice(tuple(options.kinds))
+        target = random.choice(lookupds if kind in _LOOKUP else nodes)
+        at, seconds = random.uniform(0.0, options.duration), random.uniform(*options.seconds)
+        if kind == "pause":
+            seconds *= random.random()
+        found.append(Fault(kind, at, seconds, target, random.random()))
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+@define(eq=False)
+class Injector:
+    """Injects faults into the parts of a simulation, and ends them.
+
+    Attributes:
+        seed: of choices within a fault.
+        cluster: the cluster.
+        network: sockets and links.
+        clock: the clocks.
+        selector: lets the machine pause.
+        clients: names of the client processes.
+    """
+
+    seed: int
+    cluster: SimulatedCluster
+    network: Network
+    clock: SimulatedClock
+    selector: SimulatedSelector
+    clients: list[str] = field(factory=lambda: ["client"])
+    _turn: anyio.Lock = field(factory=anyio.Lock, init=False)
+
+    def random_of(self, fault: Fault) -> Random:
+        """Return the source of choices of a fault, which does not depend on other faults."""
+        return Random(f"{self.seed} {fault.chance}")
+
+    async def inject(self, fault: Fault) -> None:
+        """Wait for the time of a fault, begin it, and end it."""
+        await anyio.sleep(fault.at)
+        self.network.note(f"fault {fault}")
+        async with self._turn:
+            end = await KINDS[fault.kind](self, fault)
+        if end is None:
+            return
+        await anyio.sleep(fault.seconds)
+        async with self._turn:
+            waiting = end()
+            if inspect.isawaitable(waiting):
+                await waiting
+
+    async def heal(self) -> None:
+        """End every fault; returns when every partition accepts writes."""
+        async with self._turn:
+            for link in sorted(self.network.blocked):
+                self.network.unblock(*link)
+            self.network.slow.clear()
+            self.clock.jumped = 0.0
+            await self.cluster.heal()

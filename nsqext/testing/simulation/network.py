@@ -1,0 +1,546 @@
+"""Sockets in memory that behave as a kernel's: partial writes, chunks, delays, full buffers, resets, half-open peers.
+
+A socket belongs to the host of the task that made it. A link is a direction between two hosts. What is sent on a
+blocked link waits, as TCP retransmits it, and arrives after the link is restored. Every choice is drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from hashlib import blake2b
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+
+from attrs import frozen
+
+__all__ = ("HOST", "Network", "NetworkOptions", "SimulatedSocket", "current_host")
+
+HOST = "127.0.0.1"
+current_host: ContextVar[str] = ContextVar("nsqext_simulated_host", default="client")
+"""Name of the simulated host that the current task runs on."""
+
+_FIRST_FD = 1_000_000  # no real file descriptor has such a number
+_FIRST_PORT = 20_000
+_RETRANSMIT = 0.2
+_SYN_RETRY = 1.0
+_DATA, _FIN, _RST = range(3)
+_TRACE_LINES = 200
+
+
+@frozen
+class NetworkOptions:
+    """Properties of the network; times in seconds.
+
+    Attributes:
+        latency: shortest and longest delay of a segment.
+        spike: share of the segments that are delayed for up to ``spike_latency``.
+        spike_latency: longest delay of those.
+        split: share of the sends that arrive in several pieces.
+        partial: share of the sends of which the kernel takes a part only.
+        buffers: sizes of buffers in bytes; each direction of a connection draws one.
+        late: share of the waits that end later than the timer demands, by up to ``late_seconds``.
+        late_seconds: longest such delay.
+    """
+
+    latency: tuple[float, float] = (0.00005, 0.0015)
+    spike: float = 0.02
+    spike_latency: float = 0.04
+    split: float = 0.15
+    partial: float = 0.05
+    buffers: tuple[int, ...] = (4096, 65536, 262144)
+    late: float = 0.05
+    late_seconds: float = 0.005
+
+
+class SimulatedSocket(socket.socket):
+    """A TCP socket of a simulated network; `Network.socket` makes it."""
+
+    def __init__(self, network: Network, host: str) -> None:
+        # socket.socket.__init__ is not called: it would open a file descriptor
+        self.network: Network = network
+        self.host: str = host
+        self.number: int = network.next_number()
+        self.fd: int = network.take_fd(self)
+        self.address: tuple[str, int] = (HOST, 0)
+        self.peer: SimulatedSocket | None = None
+        self.remote: tuple[str, int] | None = None
+        self.buffer: bytearray = bytearray()
+        self.capacity: int = network.random.choice(network.options.buffers)
+        self.connecting = self.listening = self.ended = self.eof = self.fin_sent = False
+        self.error: int = 0
+        self.backlog: deque[SimulatedSocket] = deque()
+        self.segments: deque[tuple[float, int, bytes]] = deque()
+        self.unread: int = 0
+        self.last_arrival: float = 0.0
+
+    # --- what programs call ---------------------------------------------------------------------------------------
+
+    @property
+    def family(self) -> int:  # type: ignore[override]
+        """IPv4."""
+        return socket.AF_INET
+
+    @property
+    def type(self) -> int:  # type: ignore[override]
+        """A stream."""
+        return socket.SOCK_STREAM
+
+    @property
+    def proto(self) -> int:
+        """TCP."""
+        return socket.IPPROTO_TCP
+
+    @property
+    def timeout(self) -> float:
+        """Non-blocking."""
+        return 0.0
+
+    def fileno(self) -> int:
+        """Return a number that no real file descriptor has; -1 after `close`."""
+        return -1 if self.ended else self.fd
+
+    def setblocking(self, flag: bool, /) -> None:
+        """Do nothing: the socket never blocks."""
+
+    def settimeout(self, value: float | None, /) -> None:
+        """Do nothing: the socket never blocks."""
+
+    def gettimeout(self) -> float:
+        """Return 0: the socket never blocks."""
+        return 0.0
+
+    def setsockopt(self, *args: Any) -> None:
+        """Do nothing."""
+
+    def getsockopt(self, level: int, option: int, size: int = 0, /) -> Any:
+        """Return and clear the pending error; 0 for all other options."""
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
+            found, self.error = self.error, 0
+            return found
+        return bytes(size) if size else 0
+
+    def getsockname(self) -> tuple[str, int]:
+        """Return the address of this end."""
+        self._check()
+        return self.address
+
+    def getpeername(self) -> tuple[str, int]:
+        """Return the address of the other end."""
+        self._check()
+        if self.remote is None or self.connecting:
+            raise _failure(errno.ENOTCONN)
+        return self.remote
+
+    def bind(self, address: Any, /) -> None:
+        """Bind to a port of this host; 0 for a free one."""
+        self._check()
+        port = address[1] or self.network.take_port()
+        if port in self.network.listeners:
+            raise _failure(errno.EADDRINUSE)
+        self.address = (HOST, port)
+
+    def listen(self, backlog: int = 128, /) -> None:
+        """Accept connections."""
+        self._check()
+        if self.address[1] in self.network.listeners:
+            raise _failure(errno.EADDRINUSE)
+        self.listening = True
+        self.host = self.network.host_of(self.address[1])
+        self.network.listeners[self.address[1]] = self
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Return the next connection."""
+        self._check()
+        if not self.backlog:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        found = self.backlog.popleft()
+        return found, found.remote or (HOST, 0)
+
+    def connect(self, address: Any, /) -> None:
+        """Begin to connect; the socket is writable when it has succeeded or failed."""
+        self._check()
+        self.connecting = True
+        self.address = (HOST, self.address[1] or self.network.take_port())
+        self.remote = (address[0], address[1])
+        self.network.dial(self)
+        raise BlockingIOError(errno.EINPROGRESS, os.strerror(errno.EINPROGRESS))
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Send what the buffers take, or a part of it."""
+        self._check()
+        self._raise_error()
+        if self.peer is None or self.fin_sent:
+            raise _failure(errno.EPIPE)
+        if self.host in self.network.dead:
+            return len(data)
+        room = self.room
+        if room <= 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        random, options = self.network.random, self.network.options
+        size = min(len(data), room)
+        if size > 1 and random.random() < options.partial:
+            size = random.randint(1, size)
+        piece = bytes(data[:size])
+        if size > 1 and random.random() < options.split:
+            cut = random.randint(1, size - 1)
+            self.network.transmit(self, _DATA, piece[:cut])
+            piece = piece[cut:]
+        self.network.transmit(self, _DATA, piece)
+        return size
+
+    def sendmsg(self, buffers: Iterable[Any], *args: Any) -> int:
+        """Send buffers as one."""
+        return self.send(b"".join(buffers))
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        """Refuse: it would block."""
+        raise NotImplementedError("a simulated socket does not block")
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Return received bytes."""
+        self._check()
+        if self.buffer:
+            data = bytes(self.buffer[:size])
+            del self.buffer[:size]
+            return data
+        self._raise_error()
+        if self.eof or self.peer is None:
+            return b""
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        """Read received bytes into a buffer."""
+        data = self.recv(size or len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def shutdown(self, how: int, /) -> None:
+        """End the outgoing direction."""
+        self._check()
+        if self.peer is None:
+            raise _failure(errno.ENOTCONN)
+        if how != socket.SHUT_RD and not self.fin_sent:
+            self.fin_sent = True
+            self.network.transmit(self, _FIN)
+
+    def close(self) -> None:
+        """Close; the peer reads the end, or a reset if received bytes were not read."""
+        if not self.ended:
+            self.network.close(self)
+
+    def detach(self) -> int:
+        """Refuse: there is no file descriptor."""
+        raise NotImplementedError("a simulated socket has no file descriptor")
+
+    def __enter__(self) -> SimulatedSocket:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedSocket {self.number} {self.host} {self.address} {self.remote}>"
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.ended:
+            raise _failure(errno.EBADF)
+
+    def _raise_error(self) -> None:
+        if self.error:
+            found, self.error = self.error, 0
+            raise _failure(found)
+
+    @property
+    def room(self) -> int:
+        """Bytes that the buffers of both ends take."""
+        peer = self.peer
+        return self.capacity - self.unread - (len(peer.buffer) if peer is not None else 0)
+
+    @property
+    def readable(self) -> bool:
+        """Whether `recv` or `accept` would not block."""
+        if self.listening:
+            return bool(self.backlog)
+        return not self.connecting and bool(self.buffer or self.eof or self.error)
+
+    @property
+    def writable(self) -> bool:
+        """Whether `send` would take something, or fail, or connecting has ended."""
+        return not self.connecting and (bool(self.error) or self.eof_sent or self.room > self.capacity // 4)
+
+    @property
+    def eof_sent(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self.fin_sent or self.peer is None
+
+
+def _failure(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+class Network:
+    """Every socket, link and segment of a simulation, and its time.
+
+    Args:
+        random: source of every choice.
+        options: properties of the network.
+        keep_trace: keep the last events as text, in ``lines``.
+
+    Attributes:
+        now: virtual time, in seconds.
+        listeners: listening sockets by port.
+        readable: file descriptors that may be readable.
+        blocked: links that transmit nothing, as pairs of hosts.
+        slow: factors of the delay of links; missing for 1.
+        dead: hosts whose processes were killed.
+    """
+
+    def __init__(self, random: Random, options: NetworkOptions | None = None, *, keep_trace: bool = False) -> None:
+        self.random: Random = random
+        self.options: NetworkOptions = options or NetworkOptions()
+        self.now: float = 0.0
+        self.sockets: dict[int, SimulatedSocket] = {}
+        self.listeners: dict[int, SimulatedSocket] = {}
+        self.readable: dict[int, None] = {}
+        self.blocked: set[tuple[str, str]] = set()
+        self.slow: dict[tuple[str, str], float] = {}
+        self.dead: set[str] = set()
+        self.events: list[tuple[float, int, Callable[..., None], Any]] = []
+        self.lines: deque[str] | None = deque(maxlen=_TRACE_LINES) if keep_trace else None
+        self._hosts: dict[int, str] = {}
+        self._free_fds: list[int] = []
+        self._numbers = 0
+        self._sequence = 0
+        self._ports = _FIRST_PORT
+        self._digest = blake2b(digest_size=16)
+
+    # --- trace ----------------------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> str:
+        """Digest of every event so far: bytes, ends, times."""
+        return self._digest.hexdigest()
+
+    def note(self, text: str, data: bytes = b"") -> None:
+        """Add an event to the trace."""
+        self._digest.update(struct.pack("<d", self.now) + text.encode() + data)
+        if self.lines is not None:
+            self.lines.append(f"{self.now:10.6f} {text} {data[:60]!r}" if data else f"{self.now:10.6f} {text}")
+
+    # --- sockets --------------------------------------------------------------------------------------------------
+
+    def socket(self, *args: Any) -> SimulatedSocket:
+        """Return a new socket of the current host; the arguments of `socket.socket` are ignored."""
+        return SimulatedSocket(self, current_host.get())
+
+    def next_number(self) -> int:
+        """Return the number of a new socket."""
+        self._numbers += 1
+        return self._numbers
+
+    def take_fd(self, sock: SimulatedSocket) -> int:
+        """Return the lowest free descriptor."""
+        fd = heappop(self._free_fds) if self._free_fds else _FIRST_FD + len(self.sockets)
+        self.sockets[fd] = sock
+        return fd
+
+    def take_port(self) -> int:
+        """Return a port that was never used."""
+        self._ports += 1
+        return self._ports
+
+    def name_port(self, port: int, host: str) -> None:
+        """Make a port one of a host."""
+        self._hosts[port] = host
+        if port in self.listeners:
+            self.listeners[port].host = host
+
+    def host_of(self, port: int) -> str:
+        """Return the host of a port."""
+        return self._hosts.get(port, "server")
+
+    def close(self, sock: SimulatedSocket) -> None:
+        """Close a socket."""
+        sock.ended = True
+        del self.sockets[sock.fd]
+        heappush(self._free_fds, sock.fd)
+        self.readable.pop(sock.fd, None)
+        if sock.listening:
+            self.listeners.pop(sock.address[1], None)
+            for waiting in sock.backlog:
+                self._abort(waiting)
+            sock.backlog.clear()
+        elif sock.peer is not None and not sock.error and sock.host not in self.dead:
+            if sock.buffer:
+                self.transmit(sock, _RST)
+            elif not sock.fin_sent:
+                self.transmit(sock, _FIN)
+
+    def _abort(self, sock: SimulatedSocket) -> None:
+        if not sock.ended:
+            self.transmit(sock, _RST)
+            sock.ended = True
+            del self.sockets[sock.fd]
+            heappush(self._free_fds, sock.fd)
+            self.readable.pop(sock.fd, None)
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def call_at(self, when: float, function: Callable[..., None], argument: Any) -> None:
+        """Call a function at a virtual time."""
+        self._sequence += 1
+        heappush(self.events, (when, self._sequence, function, argument))
+
+    def run_due(self) -> None:
+        """Run the events whose time is reached."""
+        events = self.events
+        while events and events[0][0] <= self.now:
+            _, _, function, argument = heappop(events)
+            function(argument)
+
+    def _delay(self, source: str, target: str) -> float:
+        options, random = self.options, self.random
+        longest = options.spike_latency if random.random() < options.spike else options.latency[1]
+        return random.uniform(options.latency[0], longest) * self.slow.get((source, target), 1.0)
+
+    # --- connecting -----------------------------------------------------------------------------------------------
+
+    def dial(self, sock: SimulatedSocket) -> None:
+        """Send a SYN."""
+        port = sock.remote[1] if sock.remote is not None else 0
+        self.call_at(self.now + self._delay(sock.host, self.host_of(port)), self._syn, sock)
+
+    def _syn(self, sock: SimulatedSocket) -> None:
+        if sock.ended or sock.remote is None:
+            return
+        host = self.host_of(sock.remote[1])
+        if (sock.host, host) in self.blocked or (host, sock.host) in self.blocked or sock.host in self.dead:
+            self.call_at(self.now + _SYN_RETRY, self._syn, sock)
+            return
+        listener = self.listeners.get(sock.remote[1])
+        sock.connecting = False
+        if listener is None or listener.ended:
+            sock.error = errno.ECONNREFUSED
+            self.note(f"refused {sock.number} {host}")
+            return
+        accepted = SimulatedSocket(self, listener.host)
+        accepted.address, accepted.remote = sock.remote, sock.address
+        accepted.peer, sock.peer = sock, accepted
+        listener.backlog.append(accepted)
+        self.readable[listener.fd] = None
+        self.note(f"connected {sock.number} {sock.host} {accepted.number} {accepted.host}")
+
+    # --- transmitting ---------------------------------------------------------------------------------------------
+
+    def transmit(self, sock: SimulatedSocket, kind: int, data: bytes = b"") -> None:
+        """Send a segment to the peer."""
+        peer = sock.peer
+        if peer is None:
+            return
+        arrival = max(sock.last_arrival, self.now + self._delay(sock.host, peer.host))
+        sock.last_arrival = arrival
+        sock.segments.append((arrival, kind, data))
+        sock.unread += len(data)
+        self.call_at(arrival, self._deliver, sock)
+
+    def _deliver(self, sock: SimulatedSocket) -> None:
+        peer = sock.peer
+        if peer is None or (sock.host, peer.host) in self.blocked:
+            return
+        while sock.segments and sock.segments[0][0] <= self.now:
+            _, kind, data = sock.segments.popleft()
+            sock.unread -= len(data)
+            if peer.host in self.dead:
+                continue
+            if kind == _RST:
+                self._reset(peer)
+            elif peer.ended:
+                if kind == _DATA:
+                    self.note(f"reset {sock.number}")
+                    self._reset(sock)
+            elif kind == _FIN:
+                self.note(f"end {peer.number}")
+                peer.eof = True
+                self.readable[peer.fd] = None
+            else:
+                self.note(f"data {peer.number}", data)
+                peer.buffer += data
+                self.readable[peer.fd] = None
+
+    def _reset(self, sock: SimulatedSocket) -> None:
+        """Process a received RST."""
+        if sock.peer is not None:
+            sock.peer = None
+            sock.segments.clear()
+            sock.unread = 0
+            if not sock.ended:
+                self.note(f"reset {sock.number}")
+                sock.error, sock.eof = errno.ECONNRESET, True
+                self.readable[sock.fd] = None
+
+    # --- faults ---------------------------------------------------------------------------------------------------
+
+    def block(self, source: str, target: str) -> None:
+        """Transmit nothing from a host to another one, until `unblock`."""
+        self.blocked.add((source, target))
+
+    def unblock(self, source: str, target: str) -> None:
+        """Transmit again, what was sent meanwhile included."""
+        self.blocked.discard((source, target))
+        for sock in list(self.sockets.values()) + self._lingering:
+            if sock.segments and sock.host == source and sock.peer is not None and sock.peer.host == target:
+                self.call_at(self.now + self.random.uniform(0.0, _RETRANSMIT), self._deliver, sock)
+
+    @property
+    def _lingering(self) -> list[SimulatedSocket]:
+        """Closed sockets whose last segments have not arrived."""
+        return [
+            sock.peer
+            for sock in self.sockets.values()
+            if sock.peer is not None and sock.peer.ended and sock.peer.segments
+        ]
+
+    def connections(self, host: str | None = None) -> list[SimulatedSocket]:
+        """Return the accepting ends of the open connections of a host, or of all."""
+        return [
+            sock
+            for sock in self.sockets.values()
+            if sock.peer is not None and sock.address[1] in self._hosts and host in (None, sock.host, sock.peer.host)
+        ]
+
+    def cut(self, sock: SimulatedSocket) -> None:
+        """Reset a connection at both ends; what is in flight is lost, or a part of it."""
+        peer = sock.peer
+        self.note(f"cut {sock.number}")
+        for end in (sock, peer):
+            if end is not None:
+                self._reset(end)
+
+    def forget(self, sock: SimulatedSocket) -> None:
+        """Lose one end of a connection without a sign: the other end learns of it when it sends (half-open)."""
+        self.note(f"half-open {sock.number}")
+        peer = sock.peer
+        self._reset(sock)
+        if peer is not None:
+            gone = SimulatedSocket(self, sock.host)
+            gone.peer, peer.peer = None, gone
+            self._abort(gone)
+            gone.ended = True
+
+    def kill_host(self, host: str, *, silently: bool = False) -> None:
+        """Kill the process of a host: its sockets end, or vanish without a sign as at a loss of power."""
+        self.note(f"killed {host}")
+        for sock in [sock for sock in self.sockets.values() if sock.host == host]:
+            if not silently and sock.peer is not None:
+                self.transmit(sock, _RST if self.random.random() < 0.5 or sock.buffer else _FIN)
+                self.call_at(sock.last_arrival, self._deliver, sock)
+        self.dead.add(host)

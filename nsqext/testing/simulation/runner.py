@@ -1,0 +1,224 @@
+"""Run scenarios: one seed, many seeds, and fewer faults until the failure is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio._core._eventloop import set_current_async_library
+from attrs import frozen
+
+from nsqext.testing.simulation.cluster import SimulatedCluster
+from nsqext.testing.simulation.faults import Fault, FaultOptions, draw_faults
+from nsqext.testing.simulation.loop import SimulatedLoop, SimulationStuck
+from nsqext.testing.simulation.network import Network, NetworkOptions, current_host
+from nsqext.testing.simulation.seams import SimulatedClock, simulated_machine
+from nsqext.testing.simulation.world import World
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+__all__ = ("Run", "Scenario", "SimulationFailed", "run_seed", "simulate")
+
+Scenario = Callable[[World], Awaitable[object]]
+
+_SHRINK_RUNS = 60
+
+
+@frozen
+class Run:
+    """Result of one seed.
+
+    Attributes:
+        seed: the seed.
+        faults: the faults that were injected.
+        trace: digest of every event; equal for equal runs.
+        seconds: virtual seconds that it took.
+        turns: turns of the event loop.
+        error: what the scenario raised; None when it returned.
+        lines: the last events as text, if they were kept.
+    """
+
+    seed: int
+    faults: tuple[Fault, ...]
+    trace: str
+    seconds: float
+    turns: int
+    error: BaseException | None = None
+    lines: tuple[str, ...] = ()
+
+
+class SimulationFailed(AssertionError):
+    """A scenario raised. The text has the seed, the faults that are needed, and the error.
+
+    Attributes:
+        run: the run with the fewest faults that still fails.
+    """
+
+    def __init__(self, run: Run, scenario: str) -> None:
+        self.run: Run = run
+        faults = "".join(f"\n  {fault}" for fault in run.faults) or "\n  (none)"
+        super().__init__(
+            f"seed {run.seed}: {_text(run.error)}\nfaults, as few as fail:{faults}\n"
+            f"repeat it with: simulate({scenario}, seeds=[{run.seed}])"
+        )
+
+
+def _text(error: BaseException | None) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def simulate(
+    scenario: Scenario,
+    seeds: int | Iterable[int] = 20,
+    *,
+    nodes: int = 3,
+    lookupds: int = 2,
+    faults: FaultOptions | None = None,
+    network: NetworkOptions | None = None,
+    time_limit: float = 600.0,
+) -> list[Run]:
+    """Run a scenario once for each seed, in a simulated world of its own.
+
+    The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the faults of
+    the seed with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``.
+
+    Not simulated: threads (functions for worker threads run at once), TLS (its random numbers are real), trio, disks.
+
+    Args:
+        scenario: the scenario.
+        seeds: the seeds, or their number.
+        nodes: number of nsqd.
+        lookupds: number of nsqlookupd.
+        faults: which faults are drawn.
+        network: properties of the network.
+        time_limit: virtual seconds after which a run fails.
+
+    Raises:
+        SimulationFailed: the scenario raised; its faults were reduced to those that are needed.
+    """
+    options = faults or FaultOptions()
+    names = [f"n{number + 1}" for number in range(nodes)], [f"l{number + 1}" for number in range(lookupds)]
+    found = []
+    for seed in range(1, seeds + 1) if isinstance(seeds, int) else seeds:
+
+        def again(chosen: Sequence[Fault], seed: int = seed) -> Run:
+            return run_seed(
+                scenario, seed, chosen, nodes=nodes, lookupds=lookupds, network=network, time_limit=time_limit
+            )
+
+        run = again(draw_faults(seed, options, *names))
+        if run.error is not None:
+            raise SimulationFailed(shrink(run, again), getattr(scenario, "__name__", "scenario")) from run.error
+        found.append(run)
+    return found
+
+
+def shrink(run: Run, again: Callable[[Sequence[Fault]], Run], most: int = _SHRINK_RUNS) -> Run:
+    """Return a run that fails with as few of the faults as could be found in ``most`` runs."""
+    size = max(len(run.faults) // 2, 1)
+    while run.faults and most > 0:
+        smaller = None
+        for start in range(0, len(run.faults), size):
+            most -= 1
+            tried = again(run.faults[:start] + run.faults[start + size :])
+            if tried.error is not None:
+                smaller = tried
+                break
+            if most <= 0:
+                break
+        if smaller is not None:
+            run = smaller
+            size = min(size, max(len(run.faults), 1))
+        elif size == 1:
+            break
+        else:
+            size //= 2
+    return run
+
+
+def run_seed(
+    scenario: Scenario,
+    seed: int,
+    faults: Sequence[Fault],
+    *,
+    nodes: int = 3,
+    lookupds: int = 2,
+    network: NetworkOptions | None = None,
+    time_limit: float = 600.0,
+    keep_trace: bool = False,
+) -> Run:
+    """Run a scenario with one seed and given faults; an exception of the scenario is in the result."""
+    wires = Network(Random(f"network {seed}"), network, keep_trace=keep_trace)
+    clock = SimulatedClock(wires)
+    error: BaseException | None = None
+    with simulated_machine(wires, clock, seed):
+        loop = SimulatedLoop(wires)
+        unhandled: list[BaseException] = []
+        loop.set_exception_handler(lambda _, context: _note(unhandled, context))
+        try:
+            main = _main(scenario, seed, tuple(faults), loop, clock, nodes, lookupds, time_limit)
+            loop.run_until_complete(main)
+        except (Exception, SimulationStuck) as found:
+            error = found
+        finally:
+            _close(loop)
+        error = error or (unhandled[0] if unhandled else None)
+    return Run(seed, tuple(faults), wires.trace, wires.now, loop.selector.turns, error, tuple(wires.lines or ()))
+
+
+def _note(unhandled: list[BaseException], context: dict[str, Any]) -> None:
+    """Keep what asyncio would log: an exception of a callback, or of a task that nothing awaits."""
+    error = context.get("exception")
+    unhandled.append(error if isinstance(error, BaseException) else RuntimeError(str(context.get("message"))))
+
+
+async def _main(
+    scenario: Scenario,
+    seed: int,
+    faults: tuple[Fault, ...],
+    loop: SimulatedLoop,
+    clock: SimulatedClock,
+    nodes: int,
+    lookupds: int,
+    time_limit: float,
+) -> None:
+    cluster = SimulatedCluster(nodes, lookupds, seed)
+
+    async def serve(*, task_status: TaskStatus[None]) -> None:
+        current_host.set("server")
+        # as in a process that `anyio.run` started; clients run as under `asyncio.run`, which does not set it
+        set_current_async_library("asyncio")
+        await cluster.runtime.run(task_status=task_status)
+
+    async with anyio.create_task_group() as servers:
+        await servers.start(serve)
+        cluster.name_ports(loop.network)
+        try:
+            with anyio.fail_after(time_limit):
+                async with anyio.create_task_group() as tasks:
+                    world = World(seed, cluster, loop, clock, faults, tasks)
+                    await scenario(world)
+        finally:
+            cluster.runtime.stop()
+
+
+def _close(loop: SimulatedLoop) -> None:
+    """Cancel what is left, and close the loop."""
+    try:
+        left = asyncio.all_tasks(loop)
+        for task in sorted(left, key=hash):
+            task.cancel()
+        loop.selector.allow(100_000)
+        if left:
+            loop.run_until_complete(asyncio.gather(*sorted(left, key=hash), return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    except SimulationStuck:
+        pass
+    finally:
+        loop.close()

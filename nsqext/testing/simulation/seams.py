@@ -1,0 +1,167 @@
+"""Replace what product code takes from the machine: clocks, randomness, sockets, threads, names of host and process.
+
+The replacements apply to the thread of the simulation only; all other threads get the real ones. Product code pays
+nothing for them: it calls the functions of the standard library.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from anyio.lowlevel import checkpoint
+
+if TYPE_CHECKING:
+    from nsqext.testing.simulation.network import Network
+
+__all__ = ("EPOCH", "SimulatedClock", "simulated_machine")
+
+EPOCH = 1_700_000_000.0
+"""Seconds since 1970 at which every simulation begins."""
+
+# loaded before the first simulation: an import within it would take names from the replaced modules
+_PRODUCT = (
+    "nsqext",
+    "nsqext.admin",
+    "nsqext.broker.runtime_ha",
+    "nsqext.lookup.http",
+    "nsqext.broker.http_client",
+    "httpx",
+)
+
+
+class SimulatedClock:
+    """The clocks of a simulation.
+
+    Args:
+        network: its time is the monotonic clock.
+
+    Attributes:
+        jumped: seconds by which the wall clock was set forward (negative: back).
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.jumped: float = 0.0
+
+    def monotonic(self) -> float:
+        """Return virtual seconds."""
+        return self._network.now
+
+    def monotonic_ns(self) -> int:
+        """Return virtual nanoseconds."""
+        return round(self._network.now * 1e9)
+
+    def time(self) -> float:
+        """Return seconds since 1970."""
+        return EPOCH + self._network.now + self.jumped
+
+    def time_ns(self) -> int:
+        """Return nanoseconds since 1970."""
+        return int(EPOCH) * 1_000_000_000 + round((self._network.now + self.jumped) * 1e9)
+
+
+def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``simulated`` in the thread of the simulation while it runs, and ``real`` else."""
+    owner = threading.get_ident()
+
+    def chosen(*args: Any, **settings: Any) -> Any:
+        if _running[0] is simulated_by and threading.get_ident() == owner:
+            return simulated(*args, **settings)
+        return real(*args, **settings)
+
+    simulated_by = _running[0]
+    return chosen
+
+
+_running: list[object | None] = [None]
+
+
+def _numbered_scope(backend: Any) -> type:
+    """Return anyio's cancel scope with a hash that does not depend on its address."""
+    serials = count(1)
+
+    class CancelScope(backend.CancelScope):  # type: ignore[misc]
+        __slots__ = ("_serial",)
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            self._serial = next(serials)
+            super().__init__(*args, **settings)
+
+        def __hash__(self) -> int:
+            return self._serial
+
+    return CancelScope
+
+
+async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
+    """Stand for a worker thread."""
+    await checkpoint()
+    return function(*args)
+
+
+@contextmanager
+def simulated_machine(network: Network, clock: SimulatedClock, seed: int) -> Iterator[None]:
+    """Let product code in this thread run on a simulated machine."""
+    for name in _PRODUCT:
+        import_module(name)
+    backend = import_module("anyio._backends._asyncio")
+    http_client = import_module("nsqext.broker.http_client")
+    entropy = random.Random(f"entropy {seed}")
+    before = random.getstate()
+    collecting = gc.isenabled()
+    _running[0] = network
+    try:
+        with ExitStack() as stack:
+            for module, name, simulated in (
+                (time, "monotonic", clock.monotonic),
+                (time, "monotonic_ns", clock.monotonic_ns),
+                (time, "perf_counter", clock.monotonic),
+                (time, "time", clock.time),
+                (time, "time_ns", clock.time_ns),
+                (os, "urandom", entropy.randbytes),
+                (os, "getpid", lambda: 1),
+                (socket, "gethostname", lambda: "simulated"),
+            ):
+                real = getattr(module, name)
+                chosen = _only_this_thread(real, simulated)
+                stack.enter_context(patch.object(module, name, chosen))
+                for user, attribute in _captured(real):
+                    stack.enter_context(patch.object(user, attribute, chosen))
+            for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
+                stack.enter_context(patch.object(import_module(user), "make_socket", network.socket))
+            stack.enter_context(patch.object(backend, "CancelScope", _numbered_scope(backend)))
+            stack.enter_context(
+                patch.object(backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once))
+            )
+            stack.enter_context(patch.object(http_client, "_loaded", [True]))
+            random.seed(f"product {seed}")
+            gc.disable()  # finalizers would run at times that depend on the machine
+            yield
+    finally:
+        _running[0] = None
+        random.setstate(before)
+        if collecting:
+            gc.enable()
+
+
+def _captured(function: Any) -> list[tuple[Any, str]]:
+    """Return the names in modules of the package that were bound to a function when they were imported."""
+    return [
+        (module, name)
+        for path, module in sorted(sys.modules.items())
+        if path.startswith("nsqext.") and not path.startswith("nsqext.testing.")
+        for name, value in sorted(vars(module).items())
+        if value is function
+    ]

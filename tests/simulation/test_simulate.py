@@ -1,0 +1,153 @@
+"""The simulated world: the same seed gives the same events, time is virtual, sockets behave as a kernel's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from nsqext import Consumer, Message, Producer
+from nsqext.errors import InvalidSetting, NsqError
+from nsqext.testing import FaultOptions, SimulationFailed, World, simulate
+from nsqext.testing.simulation import KINDS, Fault, run_seed
+from nsqext.testing.simulation.faults import draw_faults
+
+NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
+
+
+async def orders(world: World) -> None:
+    """Publish and consume under faults; every acknowledged message has to be consumed."""
+    await world.cluster.create_topic("orders", 2, replicas=2, channels=["billing"])
+    consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
+    stored: set[bytes] = set()
+    consumed: set[bytes] = set()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumed.add(message.body)
+
+    async with consumer, Producer(world.cluster.lookupd) as producer, world.inject_faults():
+        for number in range(30):
+            body = str(number).encode()
+            try:
+                await producer.publish("orders", body)
+                stored.add(body)
+            except NsqError:
+                pass
+            await anyio.sleep(0.1)
+        with anyio.fail_after(120):
+            while not stored <= consumed:  # noqa: ASYNC110
+                await anyio.sleep(0.5)
+
+
+PROGRAM = """
+from tests.simulation.test_simulate import *
+for seed in (3, 4):
+    print(run_seed(orders, seed, draw_faults(seed, FaultOptions(), NODES, LOOKUPDS)).trace)
+"""
+
+
+def test_a_seed_gives_the_same_trace_in_other_processes() -> None:
+    found = []
+    for hash_seed in ("0", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        found.append(ended.stdout.split())
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 2
+
+
+def test_a_seed_gives_the_same_trace_again_in_one_process() -> None:
+    faults = draw_faults(5, FaultOptions(), NODES, LOOKUPDS)
+    first, second = run_seed(orders, 5, faults), run_seed(orders, 5, faults)
+    assert first.error is None
+    assert (first.trace, first.turns, first.seconds) == (second.trace, second.turns, second.seconds)
+
+
+async def no_faults(world: World) -> None:
+    """Inject nothing for an hour."""
+    began, wall = time.monotonic(), time.time()
+    await anyio.sleep(3600)
+    assert 3600 <= time.monotonic() - began < 3601
+    assert 3600 <= time.time() - wall < 3601
+
+
+def test_time_is_virtual_and_real_again_afterwards() -> None:
+    before = time.monotonic()
+    run = run_seed(no_faults, 1, (), time_limit=4000)
+    assert run.error is None
+    assert time.monotonic() - before < 600 < run.seconds
+
+
+async def silent_handler(world: World) -> None:
+    """Wait for what never happens."""
+    await anyio.sleep_forever()
+
+
+def test_a_scenario_that_hangs_fails_at_the_time_limit() -> None:
+    run = run_seed(silent_handler, 1, (), time_limit=20)
+    assert "TimeoutError" in repr(run.error)
+
+
+async def breaks_when_a_node_is_killed(world: World) -> None:
+    """Fail if a node was down."""
+    async with world.inject_faults():
+        for _ in range(50):
+            await anyio.sleep(0.1)
+            assert not world.cluster.down & {"n1"}, "n1 is down"
+
+
+def test_a_failure_names_seed_and_the_one_fault_that_is_needed() -> None:
+    options = FaultOptions(kinds=("kill", "cut", "move", "clock_jump"), count=(8, 8), duration=3.0)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(breaks_when_a_node_is_killed, seeds=10, faults=options)
+    assert [(fault.kind, fault.target) for fault in caught.value.run.faults] == [("kill", "n1")]
+    text = str(caught.value)
+    assert "n1 is down" in text
+    assert f"simulate(breaks_when_a_node_is_killed, seeds=[{caught.value.run.seed}])" in text
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_of_fault_begins_and_ends(kind: str) -> None:
+    target = "l1" if kind.startswith("lookup") else "n1"
+    run = run_seed(orders, 1, [Fault(kind, 0.5, 1.0, target, 0.4)], keep_trace=True)
+    assert run.error is None
+
+
+def test_an_unknown_kind_of_fault_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="unknown kinds of faults: fire"):
+        FaultOptions(kinds=("fire",))
+
+
+async def kills_its_producer(world: World) -> None:
+    """A client process that is killed sends nothing more, and leaves the others alone."""
+    await world.cluster.create_topic("orders", channels=["billing"])
+    sent: list[int] = []
+
+    async def produce() -> None:
+        async with Producer(world.cluster.lookupd) as producer:
+            for number in range(1000):
+                await producer.publish("orders", b"%d" % number)
+                sent.append(number)
+                await anyio.sleep(0.01)
+
+    process = world.start(produce)
+    await anyio.sleep(1)
+    await process.kill(silently=world.random.random() < 0.5)
+    count = len(sent)
+    assert 0 < count < 200
+    await anyio.sleep(1)
+    assert len(sent) == count
+    async with Producer(world.cluster.lookupd) as producer:
+        await producer.publish("orders", b"another")
+
+
+def test_client_processes_die_on_their_own() -> None:
+    assert len(simulate(kills_its_producer, seeds=6)) == 6

@@ -18,6 +18,7 @@ if _typing.TYPE_CHECKING:
     from nsqext.app.router import Router
     from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
+    from nsqext.client.consumer.handlers.batches import MessageBatch
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
     from nsqext.client.consumer.position import Position
@@ -58,6 +59,7 @@ __all__ = (
     "Lookup",
     "LookupOptions",
     "Message",
+    "MessageBatch",
     "NsqError",
     "OutgoingMessage",
     "Position",
@@ -86,6 +88,7 @@ _HOMES = {
     "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerEvent", "ConsumerStatistics"),
     "nsqext.client.consumer.options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
     "nsqext.client.consumer.handler_signals": ("Finish", "Reject", "Requeue"),
+    "nsqext.client.consumer.handlers.batches": ("MessageBatch",),
     "nsqext.client.consumer.message": ("Message",),
     "nsqext.client.producer.options": ("ProducerOptions",),
     "nsqext.client.consumer.position": ("Position",),

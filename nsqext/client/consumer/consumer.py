@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from attrs import evolve
 
+from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
+from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
-    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import KeyOf
     from nsqext.client.consumer.position import Position
@@ -35,6 +37,7 @@ __all__ = ("Consumer",)
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
+B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
 
 
 class Consumer:
@@ -88,7 +91,7 @@ class Consumer:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
         self._concurrency = concurrency
-        self._handler: Handler | None = None
+        self._handler: MessageHandler | BatchHandler | None = None
         if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
         self._directory = metadata_cache(lookupd, nsqd, self.options.lookup)
@@ -128,7 +131,13 @@ class Consumer:
         options = ProducerOptions(connection=self.options.connection, lookup=self.options.lookup)
         return DeadLetterTopic(topic, self.channel, lookupd, nsqd, options)
 
-    def handler(self, function: H) -> H:
+    @overload
+    def handler(self, function: H, /) -> H: ...
+
+    @overload
+    def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
+
+    def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
         """Decorator: let a coroutine function handle the messages.
 
         It receives the message, or what its annotations ask for: ``async def bill(order: Order)`` receives the body
@@ -139,9 +148,49 @@ class Consumer:
         requeued with a delay that grows with its attempts, and the consumer slows down (see `FailureOptions`,
         `BackoffOptions`). `Finish`, `Requeue` and `Reject` say otherwise.
 
+        Args:
+            function: the coroutine function.
+            auto_finish: whether a message is finished when the handler returns. Otherwise any task of the program (with
+                `nsqext.sync` any thread) finishes or requeues it later. Until then it is in flight: it counts towards
+                ``max_in_flight``, it is touched as long as its server allows (``max_msg_timeout``, 15 minutes by
+                default; afterwards it is delivered again), and a consumer that closes waits for it.
+
         Raises:
             InvalidSetting: it is no coroutine function, its parameters cannot be filled, or there is a handler already.
         """
+
+        def register(function: H) -> H:
+            self._check_handler(function)
+            self._handler = MessageHandler(message_handler(function, self.options.failure), auto_finish)
+            return function
+
+        return register if function is None else register(function)
+
+    def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
+        """Decorator: let a coroutine function handle batches; ``concurrency`` of them at the same time.
+
+        When it returns, the messages that it did not answer are finished. When it raises, each of them is treated as a
+        message whose handler raised: requeued with a delay, or sent to the dead letters after too many attempts;
+        `Finish`, `Requeue` and `Reject` decide about all of them.
+
+        Args:
+            max_count: messages of a batch, at most; see `batches`.
+            max_wait: seconds that the first message of a batch waits for further ones.
+
+        Raises:
+            InvalidSetting: it is no coroutine function, there is a handler already, a limit is invalid, or the options
+                ask for the order of keys.
+        """
+        limits = self._batch_limits(max_count, max_wait)
+
+        def register(function: B) -> B:
+            self._check_handler(function)
+            self._handler = BatchHandler(function, limits)
+            return function
+
+        return register
+
+    def _check_handler(self, function: object) -> None:
         call = type(function).__call__
         if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
             raise InvalidSetting(
@@ -149,8 +198,15 @@ class Consumer:
             )
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self.topic)
-        self._handler = message_handler(function, self.options.failure)
-        return function
+
+    def _batch_limits(self, max_count: int, max_wait: float) -> BatchLimits:
+        if self.options.lanes is not None:
+            raise InvalidSetting(
+                "batches do not keep the order of keys",
+                topic=self.topic,
+                hint="leave out key and dispatch='key_failover', or use a handler of single messages",
+            )
+        return BatchLimits(max_count, max_wait)
 
     async def run(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
@@ -322,3 +378,45 @@ class Consumer:
             NsqError: the consumer cannot continue.
         """
         return self._session.next()  # not a coroutine function: this is called for every message
+
+    def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> MessageBatches:
+        """Return an asynchronous iterator over batches of messages, in the order received.
+
+        A batch is handed out when it is full, when its first message has waited for ``max_wait``, or when all messages
+        that may be in flight were received: ``max_in_flight`` is the largest batch, and twice ``max_count`` lets the
+        servers send the next batch while one is processed. The caller answers the messages, see `MessageBatch`; they
+        are touched until then. Leaving the loop requeues the rest of its batch, see `MessageBatches`.
+
+        On ordered channels each partition delivers one message at a time, so a batch has at most one of each.
+
+        Args:
+            max_count: messages of a batch, at most.
+            max_wait: seconds that the first message of a batch waits for further ones.
+
+        Raises:
+            InvalidSetting: a limit is invalid, or the options ask for the order of keys.
+        """
+        session = self._session
+        limits = self._batch_limits(max_count, max_wait)
+        return MessageBatches(partial(session.next_batch, limits), lambda: session.in_event_loop)
+
+    async def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
+        """Return the next messages, up to a number of them; an empty batch after the timeout.
+
+        Returns when ``n`` messages, or all that may be in flight, were received, or after the timeout. The caller
+        answers them; they are touched until then.
+
+        Args:
+            n: messages, at most; ``max_in_flight`` bounds it too.
+            timeout: seconds; None waits until there are messages enough.
+
+        Raises:
+            InvalidSetting: a number or time is invalid, or the options ask for the order of keys.
+            InvalidState: the consumer is not open, or was stopped.
+            NsqError: the consumer cannot continue.
+        """
+        limits = self._batch_limits(n, float("inf"))
+        try:
+            return await self._session.next_batch(limits, timeout)
+        except StopAsyncIteration:
+            raise InvalidState("the consumer was stopped", topic=self.topic) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from nsqext.client.consumer.handlers.batches import BatchCollector, BatchHandler, MessageBatch
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvents, ConsumerStatistics
 from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -21,8 +22,9 @@ from nsqext.errors import InvalidState, NsqError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from nsqext.client.consumer.handlers.batches import BatchLimits
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
-    from nsqext.client.consumer.handlers.workers import Handler
+    from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
@@ -86,6 +88,7 @@ class ConsumerSession:
         self._tasks = BackgroundTasks("consumer", self._close)
         self._joined = False
         self._given = 0.0
+        self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
 
     async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Subscribe; returns when all partitions are subscribed, or after ``options.start_timeout``.
@@ -118,8 +121,11 @@ class ConsumerSession:
     async def close(self) -> None:
         """Drain, close the connections and end all tasks; from a handler: start to do so and return.
 
-        Does nothing if it was never opened. Cancellation does not shorten it.
+        Does nothing if it was never opened. Cancellation does not shorten it. Messages of batches that the caller holds
+        are requeued at once, because it does not answer them while it waits.
         """
+        if self._joined and self.in_event_loop:
+            self.dispatcher.held.requeue(anyio.get_current_task().id)
         await self._tasks.aclose()
 
     async def _subscribe(self) -> None:
@@ -150,11 +156,15 @@ class ConsumerSession:
         with anyio.move_on_after(timeout) as scope:
             await self.dispatcher.wait()
         if scope.cancelled_caught:
-            logger.warning("handlers did not end within %g s", timeout, extra={"topic": self._topic})
+            logger.warning(
+                "handlers did not end, or messages were not answered, within %g s",
+                timeout,
+                extra={"topic": self._topic},
+            )
             self.dispatcher.cancel()
             # while the connections are open, so that their messages are delivered again at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
-                await self.dispatcher.wait()
+                await self.dispatcher.wait_for_handlers()
         self.dispatcher.requeue_remaining()
         await self.subscriber.close()
 
@@ -173,19 +183,20 @@ class ConsumerSession:
         self.subscriber.started.set()  # nothing waits for subscriptions any more
         self.ended.set()
 
-    def work(self, handler: Handler, concurrency: int) -> None:
+    def work(self, handler: MessageHandler | BatchHandler, concurrency: int) -> None:
         """Start the handlers.
 
         Args:
-            handler: the function.
+            handler: the function, and how it is called.
             concurrency: how many calls run at the same time.
         """
-        self.flow.concurrency = concurrency
+        per_call = handler.limits.max_count if isinstance(handler, BatchHandler) else 1
+        self.flow.concurrency = concurrency * per_call
         dead_letters = self._options.failure.dead_letter
         hook = None if isinstance(dead_letters, str) else dead_letters
         if self._dead_letters is not None:
             hook = self._dead_letters.publish
-        self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self.flush)
+        self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self.flush, self._batches)
 
     def flush(self) -> None:
         """Send pending answers; ask for more messages if none is queued, because the caller is about to wait."""
@@ -215,6 +226,42 @@ class ConsumerSession:
             message = queue.messages.popleft()
             if message.received >= message.owner.horizon:
                 return message
+
+    def request_more(self) -> bool:
+        """Send answers and raise RDY; return whether the servers may send more messages before further answers."""
+        self.group.grow()
+        self.group.flush()
+        subscriptions = self.group.subscriptions
+        ready = sum(subscription.ready for subscription in subscriptions)
+        if not subscriptions or sum(subscription.in_flight for subscription in subscriptions) < ready:
+            return True
+        # the counters of the subscriptions include messages that timed out
+        return self.dispatcher.count_in_flight() < ready
+
+    async def next_batch(self, limits: BatchLimits, timeout: float | None = None) -> MessageBatch:
+        """Return the next messages as a batch; empty after the timeout.
+
+        Raises:
+            StopAsyncIteration: the consumer was stopped.
+            InvalidState: the consumer is not open.
+            NsqError: the consumer cannot continue.
+        """
+        if not self._joined:
+            self._tasks.check()
+        self.flow.concurrency = max(self.flow.concurrency, limits.max_count)
+        messages = await self._batches.collect(limits, float("inf") if timeout is None else _clock() + timeout)
+        if not messages:
+            if self.error is not None:
+                raise self.error
+            if self.ended.is_set():
+                raise StopAsyncIteration
+        self.dispatcher.held.add(messages, anyio.get_current_task().id)
+        return MessageBatch(messages)
+
+    @property
+    def in_event_loop(self) -> bool:
+        """Whether the caller runs in the event loop of the consumer."""
+        return self._tasks.loop is not None and self._tasks.running_loop() is self._tasks.loop
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Move the channel; see `Consumer.seek`."""

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.consumer.handlers.auto_touch import touch_due
+from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.errors import InvalidInput, NsqError
 from nsqext.protocol.messages import is_text_id

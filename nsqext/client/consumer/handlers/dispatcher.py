@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nsqext.client.consumer.handlers.auto_touch import touch_due
+from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.handlers.in_flight import HeldMessages, touch_due
 from nsqext.client.consumer.handlers.key_lanes import KeyLaneOwner, KeyLanes, key_reader
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
-from nsqext.client.consumer.handlers.workers import Handler, Workers
+from nsqext.client.consumer.handlers.workers import Workers
 from nsqext.errors import InvalidInput
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import is_text_id
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from nsqext.client.consumer.handlers.batches import BatchCollector
+    from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import DeadLetterHook
     from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
@@ -43,12 +46,14 @@ class MessageDispatcher:
 
     Attributes:
         queue: what all workers, or the iteration, take messages from; empty with lanes.
+        held: messages in flight that no handler runs for.
     """
 
     def __init__(
         self, spec: SubscriptionSpec, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
     ) -> None:
         self.queue: MessageQueue = MessageQueue()
+        self.held: HeldMessages = HeldMessages()
         self._unstarted: list[Message] = []
         self._closing = False
         self._topic = spec.topic
@@ -85,7 +90,7 @@ class MessageDispatcher:
         An ordered message is redelivered when its connection was lost, while its handler still runs: the handler
         continues with the new delivery, rather than beside a second call that the next message does not wait for.
         """
-        running = {message.id: message for message in self._workers.running} if self._workers is not None else {}
+        running = {message.id: message for message in self._running()}
         others = []
         for message in messages:
             known = running.get(message.id)
@@ -94,6 +99,13 @@ class MessageDispatcher:
             else:
                 known.renew(message)
         return others
+
+    def _running(self) -> list[Message]:
+        return self._workers.running if self._workers is not None else []
+
+    def count_in_flight(self) -> int:
+        """Return how many messages are queued, held, or handled at this time."""
+        return len(self.queue.messages) + len(self.held.unanswered()) + len(self._running())
 
     def tick(self, now: float, late: float) -> bool:
         """Requeue what is due, touch messages, and report handlers that block the event loop.
@@ -105,8 +117,9 @@ class MessageDispatcher:
         Returns:
             Whether the number of messages that may be in flight changed.
         """
-        running = self._workers.running if self._workers is not None else []
+        running = self._running()
         self._delays.tick(now)
+        held = self.held.unanswered()
         lanes = self._lanes
         changed = False
         if lanes is not None:
@@ -114,17 +127,18 @@ class MessageDispatcher:
             changed = self._flow.widen(lanes.waiting)
         if self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
-            touch_due((*running, *self._delays.waiting, *queued), now)
+            touch_due((*running, *held, *self._delays.waiting, *queued), now)
         self._stall.tick(late, running, self._topic)
         return changed
 
     def start_workers(
         self,
         tasks: TaskGroup | BackgroundTasks,
-        handler: Handler,
+        handler: MessageHandler | BatchHandler,
         concurrency: int,
         dead_letters: DeadLetterHook | None,
         flush: Callable[[], None],
+        collector: BatchCollector,
     ) -> None:
         """Start the workers.
 
@@ -134,13 +148,17 @@ class MessageDispatcher:
             concurrency: how many there are.
             dead_letters: receives rejected messages.
             flush: sends all answers.
+            collector: collects the messages of batches.
         """
-        options = self._options
-        name = getattr(handler, "__qualname__", type(handler).__qualname__)
+        options, function = self._options, handler.function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
         policy = FailurePolicy(options.failure, dead_letters, self._delays)
-        self._workers = Workers(handler, policy, self._stall, flush, self._expired)
-        self._workers.start(tasks, self._queues(concurrency))
+        self._workers = Workers(policy, self._stall, self.held, flush, self._expired)
+        if isinstance(handler, BatchHandler):
+            self._workers.start_batches(tasks, handler, collector, concurrency)
+        else:
+            self._workers.start(tasks, handler, self._queues(concurrency))
 
     def _expired(self, message: Message) -> None:
         if self._lanes is not None:
@@ -188,6 +206,7 @@ class MessageDispatcher:
                 message.owner.send_requeue([message])
             else:
                 message.requeue_now(0.0, backoff=False)
+        self.held.requeue()
         if self._lanes is not None:
             self._lanes.requeue_remaining(lambda message: is_text_id(message.id))
         unstarted, self._unstarted = self._unstarted, []
@@ -196,7 +215,12 @@ class MessageDispatcher:
                 message.requeue_now(0.0, backoff=False)
 
     async def wait(self) -> None:
-        """Wait until all handlers have ended; call `stop` first."""
+        """Wait until all handlers have ended and held messages are answered; call `stop` first."""
+        await self.wait_for_handlers()
+        await self.held.wait()
+
+    async def wait_for_handlers(self) -> None:
+        """Wait until all handlers have ended."""
         if self._workers is not None:
             await self._workers.wait()
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from nsqext.client.consumer.handler_signals import Finish, Reject, Requeue
+from nsqext.client.consumer.handler_signals import Finish, HandlerSignal, Reject, Requeue
 from nsqext.client.consumer.message import Message
 
 if TYPE_CHECKING:
@@ -85,24 +85,31 @@ class FailurePolicy:
 
     async def failed(self, message: Message, error: Exception) -> None:
         """Answer the message of a handler that raised; if it was answered before, only log the error."""
-        if isinstance(error, Finish):
-            if not message.answered:
-                message.finish_now()
-        elif isinstance(error, Requeue):
-            if not message.answered:
-                self.requeue(message, error.delay, backoff=error.backoff)
-        elif isinstance(error, Reject):
-            if not message.answered:
-                await self.dead_letter(message, error)
-        else:
-            await self._raised(message, error)
+        if not isinstance(error, HandlerSignal):
+            logger.error("the handler failed for %r: %s", message, error, exc_info=error, extra=_where(message))
+        if not message.answered:
+            await self._decide(message, error)
 
-    async def _raised(self, message: Message, error: Exception) -> None:
-        logger.error("the handler failed for %r: %s", message, error, exc_info=error, extra=_where(message))
-        if message.answered:
-            return
+    async def batch_failed(self, messages: list[Message], error: Exception) -> None:
+        """Answer the unanswered messages of a batch whose handler raised; the error is logged once."""
+        if not isinstance(error, HandlerSignal):
+            logger.error(
+                "the handler failed for a batch, %d messages of it are not answered: %s",
+                len(messages),
+                error,
+                exc_info=error,
+                extra=_where(messages[0]) if messages else {},
+            )
+        for message in messages:
+            await self._decide(message, error)
+
+    async def _decide(self, message: Message, error: Exception) -> None:
         limit = self._options.max_attempts
-        if limit and message.attempts >= limit and self._may_reject(message):
+        if isinstance(error, Finish):
+            message.finish_now()
+        elif isinstance(error, Requeue):
+            self.requeue(message, error.delay, backoff=error.backoff)
+        elif isinstance(error, Reject) or (limit and message.attempts >= limit and self._may_reject(message)):
             await self.dead_letter(message, error)
         else:
             self.requeue(message, None, backoff=True)

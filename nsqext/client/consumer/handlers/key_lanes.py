@@ -14,7 +14,7 @@ from zlib import crc32
 
 from attrs import define, field
 
-from nsqext.client.consumer.handlers.auto_touch import touch_due
+from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.redelivery import PartitionOrder, is_lost
 from nsqext.errors import InvalidInput, ProtocolError

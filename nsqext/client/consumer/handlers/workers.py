@@ -1,27 +1,32 @@
-"""Run the handler for received messages, in a fixed number of tasks."""
+"""Run the handler for received messages or batches, in a fixed number of tasks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
+from attrs import frozen
 
+from nsqext.client.consumer.handlers.batches import BatchHandler, MessageBatch
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+    from nsqext.client.consumer.handlers.batches import BatchCollector
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
+    from nsqext.client.consumer.handlers.in_flight import HeldMessages
     from nsqext.client.consumer.handlers.message_queue import MessageQueue
     from nsqext.client.consumer.handlers.stall import StallWatch
     from nsqext.client.tasks import BackgroundTasks
 
-__all__ = ("Handler", "Workers")
+__all__ = ("Handler", "MessageHandler", "Workers")
 
 Handler = Callable[[Message], Awaitable[object]]
 
@@ -30,14 +35,27 @@ _SLICE = 0.02
 """Seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers."""
 
 
+@frozen
+class MessageHandler:
+    """A function that handles one message at a time.
+
+    Attributes:
+        function: the function.
+        auto_finish: whether a message is finished when it returns; otherwise the program finishes it at any time.
+    """
+
+    function: Handler
+    auto_finish: bool = True
+
+
 class _Slot:
     """The state of one worker."""
 
-    __slots__ = ("message", "queue", "scope")
+    __slots__ = ("batch", "message", "scope")
 
-    def __init__(self, queue: MessageQueue) -> None:
-        self.queue = queue
+    def __init__(self) -> None:
         self.message: Message | None = None
+        self.batch: Sequence[Message] = ()
         self.scope = anyio.CancelScope(shield=True)
 
 
@@ -45,24 +63,24 @@ class Workers:
     """The tasks that call a handler.
 
     Args:
-        handler: what they call.
         policy: decides about messages whose handler raised.
         stall: records handlers that took long.
+        held: receives messages that are not finished when their handler returns.
         flush: sends all answers.
         expired: called with messages that are not in flight any more when their turn comes.
     """
 
     def __init__(
         self,
-        handler: Handler,
         policy: FailurePolicy,
         stall: StallWatch,
+        held: HeldMessages,
         flush: Callable[[], None],
         expired: Callable[[Message], None],
     ) -> None:
-        self._handler = handler
-        self._verdict = policy
+        self._policy = policy
         self._stall = stall
+        self._held = held
         self._flush = flush
         self._expired = expired
         self._slots: list[_Slot] = []
@@ -70,18 +88,33 @@ class Workers:
         self._ended = anyio.Event()
         self._cancelled: list[Message] = []
 
-    def start(self, tasks: TaskGroup | BackgroundTasks, queues: Sequence[MessageQueue]) -> None:
+    def start(
+        self, tasks: TaskGroup | BackgroundTasks, handler: MessageHandler, queues: Sequence[MessageQueue]
+    ) -> None:
         """Start one for each of these queues. They are shielded: only `cancel` ends them early."""
         for queue in queues:
-            slot = _Slot(queue)
-            self._slots.append(slot)
-            self._busy += 1
-            tasks.start_soon(self._run, slot)
+            self._start(tasks, partial(self._work, handler=handler, queue=queue))
+
+    def start_batches(
+        self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, collector: BatchCollector, count: int
+    ) -> None:
+        """Start a number of workers that handle batches; they are shielded likewise."""
+        for _ in range(count):
+            self._start(tasks, partial(self._work_batches, handler=handler, collector=collector))
+
+    def _start(self, tasks: TaskGroup | BackgroundTasks, work: Callable[[_Slot], Awaitable[None]]) -> None:
+        slot = _Slot()
+        self._slots.append(slot)
+        self._busy += 1
+        tasks.start_soon(self._run, slot, work)
 
     @property
     def running(self) -> list[Message]:
         """Messages whose handlers run."""
-        return [slot.message for slot in self._slots if slot.message is not None]
+        running = [slot.message for slot in self._slots if slot.message is not None]
+        for slot in self._slots:
+            running += [message for message in slot.batch if not message.answered]
+        return running
 
     async def wait(self) -> None:
         """Wait until all have ended; stop their queues first."""
@@ -99,19 +132,20 @@ class Workers:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
-    async def _run(self, slot: _Slot) -> None:
+    async def _run(self, slot: _Slot, work: Callable[[_Slot], Awaitable[None]]) -> None:
         try:
             with slot.scope:
-                await self._work(slot)
+                await work(slot)
         finally:
             if slot.message is not None:
                 self._cancelled.append(slot.message)
-            slot.message = None
+            self._cancelled += slot.batch
+            slot.message, slot.batch = None, ()
             self._busy -= 1
             self._ended.set()
 
-    async def _work(self, slot: _Slot) -> None:
-        queue, handler, attempts_exhausted = slot.queue, self._handler, self._verdict.attempts_exhausted
+    async def _work(self, slot: _Slot, handler: MessageHandler, queue: MessageQueue) -> None:
+        handle, auto_finish, attempts_exhausted = handler.function, handler.auto_finish, self._policy.attempts_exhausted
         messages = queue.messages
         since = _clock()
         while not queue.stopped:
@@ -127,18 +161,21 @@ class Workers:
             slot.message = message
             try:
                 if message.attempts > 1 and attempts_exhausted(message):
-                    await self._verdict.dead_letter(message, None)
+                    await self._policy.dead_letter(message, None)
                 else:
-                    await handler(message)
+                    await handle(message)
             except Exception as error:
-                await self._verdict.failed(message, error)
+                await self._policy.failed(message, error)
             except get_cancelled_exc_class() as error:
                 if slot.scope.cancel_called:
                     raise
-                await self._verdict.failed(message, _interrupted(error))
+                await self._policy.failed(message, _interrupted(error))
             else:
                 if not message.answered:
-                    message.finish_now()
+                    if auto_finish:
+                        message.finish_now()
+                    else:
+                        self._held.add((message,))
             now = _clock()
             if now - since > _SLICE:
                 self._stall.took(message, now - since)
@@ -146,6 +183,38 @@ class Workers:
                 await checkpoint()
                 since = _clock()
             slot.message = None
+
+    async def _work_batches(self, slot: _Slot, handler: BatchHandler, collector: BatchCollector) -> None:
+        while messages := await collector.collect(handler.limits):
+            slot.batch = messages
+            slot.batch = await self._without_exhausted(messages)
+            if slot.batch:
+                since = _clock()
+                await self._handle_batch(slot, handler, MessageBatch(slot.batch))
+                self._stall.took(slot.batch[0], _clock() - since)
+            slot.batch = ()
+
+    async def _without_exhausted(self, messages: list[Message]) -> list[Message]:
+        """Send messages whose attempts are used up to the dead letters; return the others."""
+        others = []
+        for message in messages:
+            if message.attempts > 1 and self._policy.attempts_exhausted(message):
+                await self._policy.dead_letter(message, None)
+            else:
+                others.append(message)
+        return others
+
+    async def _handle_batch(self, slot: _Slot, handler: BatchHandler, batch: MessageBatch) -> None:
+        try:
+            await handler.function(batch)
+        except Exception as error:
+            await self._policy.batch_failed(batch.unanswered, error)
+        except get_cancelled_exc_class() as error:
+            if slot.scope.cancel_called:
+                raise
+            await self._policy.batch_failed(batch.unanswered, _interrupted(error))
+        else:
+            batch.finish_now()
 
 
 def _interrupted(error: BaseException) -> InvalidState:

@@ -1,4 +1,4 @@
-"""The tasks that run a handler, and the row that they take messages from."""
+"""The tasks that run a handler, and the queue that they take messages from."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from anyio import create_task_group
 
 from nsqext import FailureOptions
 from nsqext.client.consumer.handlers.failure_policy import DelayedRequeues, FailurePolicy
+from nsqext.client.consumer.handlers.in_flight import HeldMessages
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
-from nsqext.client.consumer.handlers.workers import Workers
+from nsqext.client.consumer.handlers.workers import MessageHandler, Workers
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
 
 pytestmark = pytest.mark.anyio
 
 
-def workers(handler: Handler, **members: int) -> tuple[Workers, list[str]]:
-    """Return workers, and where their flushes are counted."""
+def workers(**members: int) -> tuple[Workers, HeldMessages, list[str]]:
+    """Return workers, the messages that they leave unanswered, and a list with an entry for each flush."""
     flushes: list[str] = []
     policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, DelayedRequeues())  # type: ignore[arg-type]
-    missed: list[Message] = []
-    return Workers(handler, policy, StallWatch(0.0, "it"), lambda: flushes.append("flush"), missed.append), flushes
+    held = HeldMessages()
+    subject = Workers(policy, StallWatch(0.0, "it"), held, lambda: flushes.append("flush"), lambda message: None)
+    return subject, held, flushes
 
 
 async def _drain(subject: Workers, queue: MessageQueue) -> None:
@@ -42,9 +43,9 @@ async def test_messages_are_finished_in_their_order_and_flushed_when_none_is_lef
     async def handle(message: Message) -> None:
         seen.append(message.internal_id)
 
-    subject, flushes = workers(handle)
+    subject, _, flushes = workers()
     async with create_task_group() as tasks:
-        subject.start(tasks, [queue])
+        subject.start(tasks, MessageHandler(handle), [queue])
         queue.put([make_message(owner, number) for number in range(5)])
         await _drain(subject, queue)
     assert seen == [0, 1, 2, 3, 4]
@@ -52,31 +53,31 @@ async def test_messages_are_finished_in_their_order_and_flushed_when_none_is_lef
     assert len(flushes) == 1
 
 
-async def test_what_is_lost_while_it_waits_is_not_handled() -> None:
+async def test_a_message_that_expired_in_the_queue_is_not_handled() -> None:
     owner, queue = RecordingOwner(), MessageQueue()
 
     async def handle(message: Message) -> None:
         raise AssertionError("it was handled")
 
-    subject, _ = workers(handle)
+    subject, _, _ = workers()
     owner.horizon = 1.0
     queue.put([make_message(owner)])
     async with create_task_group() as tasks:
-        subject.start(tasks, [queue])
+        subject.start(tasks, MessageHandler(handle), [queue])
         await _drain(subject, queue)
     assert owner.commands == []
 
 
-async def test_worn_out_messages_do_not_reach_the_handler() -> None:
+async def test_a_message_without_attempts_left_is_rejected_before_the_handler() -> None:
     owner, queue = RecordingOwner(), MessageQueue()
 
     async def handle(message: Message) -> None:
         raise AssertionError("it was handled")
 
-    subject, _ = workers(handle, max_attempts=3)
+    subject, _, _ = workers(max_attempts=3)
     queue.put([make_message(owner, attempts=4)])
     async with create_task_group() as tasks:
-        subject.start(tasks, [queue])
+        subject.start(tasks, MessageHandler(handle), [queue])
         await _drain(subject, queue)
     assert owner.commands == ["FIN 1"]
 
@@ -87,23 +88,42 @@ async def test_an_answer_by_hand_is_not_repeated() -> None:
     async def handle(message: Message) -> None:
         await message.requeue(1.0)
 
-    subject, _ = workers(handle)
+    subject, _, _ = workers()
     queue.put([make_message(owner)])
     async with create_task_group() as tasks:
-        subject.start(tasks, [queue])
+        subject.start(tasks, MessageHandler(handle), [queue])
         await _drain(subject, queue)
     assert owner.commands == ["REQ 1 1"]
 
 
-async def test_those_at_work_are_known_and_can_be_cancelled() -> None:
+async def test_without_auto_finish_the_message_stays_in_flight_after_its_handler() -> None:
+    owner, queue = RecordingOwner(), MessageQueue()
+
+    async def handle(message: Message) -> None:
+        if message.internal_id == 2:
+            await message.finish()
+
+    subject, held, _ = workers()
+    queue.put([make_message(owner, number) for number in (1, 2, 3)])
+    async with create_task_group() as tasks:
+        subject.start(tasks, MessageHandler(handle, auto_finish=False), [queue])
+        await _drain(subject, queue)
+    assert owner.commands == ["FIN 2"]
+    assert [message.internal_id for message in held.unanswered()] == [1, 3]
+    held.requeue()
+    assert owner.commands == ["FIN 2", "REQ 1 0", "REQ 3 0"]
+    assert held.unanswered() == []
+
+
+async def test_running_handlers_can_be_cancelled() -> None:
     owner, queue = RecordingOwner(), MessageQueue()
 
     async def handle(message: Message) -> None:
         await anyio.sleep_forever()
 
-    subject, _ = workers(handle)
+    subject, _, _ = workers()
     async with create_task_group() as tasks:
-        subject.start(tasks, [queue, queue])
+        subject.start(tasks, MessageHandler(handle), [queue, queue])
         queue.put([make_message(owner, number) for number in (1, 2, 3)])
         await anyio.wait_all_tasks_blocked()
         running = sorted(message.internal_id for message in subject.running)
@@ -116,7 +136,7 @@ async def test_those_at_work_are_known_and_can_be_cancelled() -> None:
     assert subject.running == []
 
 
-async def test_a_stopped_inbox_gives_out_nothing() -> None:
+async def test_a_stopped_queue_hands_out_nothing() -> None:
     queue = MessageQueue()
     queue.put([make_message(RecordingOwner())])
     queue.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqext.client.consumer.handlers.auto_touch import touch_due
+from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.errors import MessageNotInFlight
 from tests.support.messages import RecordingOwner, make_message
 

@@ -1,0 +1,284 @@
+"""Hand out messages in batches: to a loop, to a handler, or on request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Self, overload
+
+import anyio
+from attrs import frozen
+
+from nsqext.client.consumer.handler_signals import check_delay
+from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
+from nsqext.client.consumer.message import Message
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.handlers.message_queue import MessageQueue
+
+__all__ = ("BatchCollector", "BatchHandler", "BatchLimits", "MessageBatch", "MessageBatches")
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+_clock = time.monotonic
+
+
+@frozen
+class BatchLimits:
+    """When a batch is complete.
+
+    Attributes:
+        max_count: messages of a batch, at most; ``max_in_flight`` bounds it too.
+        max_wait: seconds that its first message waits for further ones.
+    """
+
+    max_count: int = 500
+    max_wait: float = 0.2
+
+    def __attrs_post_init__(self) -> None:
+        count, wait = self.max_count, self.max_wait
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidSetting(f"max_count={count!r} is not a positive number")
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
+            raise InvalidSetting(f"max_wait={wait!r} is negative, or no time in seconds")
+
+
+class MessageBatch(Sequence[Message]):
+    """Messages that are handled together, in the order received.
+
+    Each message is answered once: all at once with `finish`, from the front with `finish_up_to`, or one by one with
+    `Message.finish` and `Message.requeue`. Until then they are touched before they time out. Answers are sent together
+    in the next turn of the event loop; awaiting them does not wait for the server.
+    """
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages: Sequence[Message] = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+    @property
+    def unanswered(self) -> list[Message]:
+        """The messages that were neither finished nor requeued."""
+        return [message for message in self._messages if not message.answered]
+
+    async def finish(self) -> None:
+        """Acknowledge all messages that are not answered.
+
+        Like `Message.finish` it does not wait, so it is not a cancellation point.
+
+        Raises:
+            MessageNotInFlight: some of them are not in flight any more and will be delivered again; all others are
+                acknowledged. Not with ``on_lost="ignore"``.
+        """
+        _answer(self._messages, lambda message: message.owner.finish(message))
+
+    async def finish_up_to(self, last: Message | int) -> None:
+        """Acknowledge the messages up to and including one, except for those that are answered.
+
+        Args:
+            last: a message of the batch, or its index.
+
+        Raises:
+            InvalidInput: the message is not in the batch.
+            MessageNotInFlight: as for `finish`.
+        """
+        index = self._index(last) if isinstance(last, Message) else last
+        if not -len(self) <= index < len(self):
+            raise InvalidInput(f"index {index} is outside of a batch of {len(self)} messages")
+        _answer(self._messages[: index % len(self) + 1], lambda message: message.owner.finish(message))
+
+    async def requeue(
+        self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
+    ) -> None:
+        """Requeue messages: they will be delivered again, with one attempt more.
+
+        Args:
+            messages: messages of the batch; by default all that are not answered.
+            delay: seconds until then, up to three days; ordered channels ignore it.
+            backoff: slow the consumer down, as for a handler that raises.
+
+        Raises:
+            InvalidInput: the delay is negative or too long, or a message is not in the batch.
+            InvalidState: one of the given messages was answered before; no message is requeued.
+            MessageNotInFlight: as for `finish`.
+        """
+        check_delay(delay)
+        if messages is not None:
+            messages = list(messages)
+            for message in messages:
+                self._index(message)
+                if message.answered:
+                    raise InvalidState(
+                        f"{message!r} was finished or requeued already; no message of the batch was requeued",
+                        topic=message.topic,
+                        partition=message.partition,
+                    )
+        chosen = self._messages if messages is None else messages
+        _answer(chosen, lambda message: message.owner.requeue(message, delay, backoff=backoff))
+
+    def finish_now(self) -> None:
+        """Finish the rest after its handler returned; log how many are not in flight any more."""
+        try:
+            _answer(self._messages, lambda message: message.owner.finish(message))
+        except MessageNotInFlight as error:
+            logger.warning("messages of a handled batch will be redelivered: %s", error, extra={"topic": error.topic})
+
+    def _index(self, wanted: Message) -> int:
+        for index, message in enumerate(self._messages):
+            if message is wanted:
+                return index
+        raise InvalidInput(f"{wanted!r} is not in the batch")
+
+    def __repr__(self) -> str:
+        return f"<MessageBatch {len(self)} messages, {len(self.unanswered)} unanswered>"
+
+
+@frozen
+class BatchHandler:
+    """A function that handles batches.
+
+    Attributes:
+        function: the function.
+        limits: when a batch is complete.
+    """
+
+    function: Callable[[MessageBatch], Awaitable[object]]
+    limits: BatchLimits
+
+
+def _answer(messages: Sequence[Message], answer: Callable[[Message], None]) -> None:
+    """Answer the messages that are not answered; raise afterwards if some are not in flight any more."""
+    lost: list[Message] = []
+    reason: MessageNotInFlight | None = None
+    for message in messages:
+        if message.answered:
+            continue
+        try:
+            answer(message)
+        except MessageNotInFlight as error:
+            lost.append(message)
+            reason = error
+        else:
+            message.answered = True
+    if reason is None:
+        return
+    text = f"{len(lost)} of {len(messages)} messages of a batch were not answered; one of them: {reason.message}"
+    if lost[0].owner.ignore_lost:
+        for message in lost:
+            message.answered = True
+        logger.info("%s", text, extra={"topic": reason.topic})
+        return
+    raise MessageNotInFlight(
+        text, topic=reason.topic, partition=reason.partition, node=reason.node, hint="they will be delivered again"
+    ) from reason
+
+
+class BatchCollector:
+    """Takes messages from a queue when they make a batch.
+
+    Messages stay in the queue until then: cancelling `collect` loses none.
+
+    Args:
+        queue: the queue.
+        ended: whether no further batch is handed out.
+        request_more: sends answers and raises RDY; returns whether the servers may send more before further answers.
+    """
+
+    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], bool]) -> None:
+        self._queue = queue
+        self._ended = ended
+        self._request_more = request_more
+        self._turn = anyio.Lock()
+
+    async def collect(self, limits: BatchLimits, deadline: float = float("inf")) -> list[Message]:
+        """Return the next messages; none at the end of the consumer or at the deadline.
+
+        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
+
+        Args:
+            limits: when the batch is complete.
+            deadline: time of the monotonic clock at which the messages received so far are returned.
+        """
+        messages = self._queue.messages
+        async with self._turn:
+            while not self._ended():
+                more = self._request_more()
+                now = _clock()
+                due = min(deadline, messages[0].delivered + limits.max_wait) if messages else deadline
+                if messages and (len(messages) >= limits.max_count or not more or now >= due):
+                    taken = self._take(limits.max_count)
+                    if taken:
+                        return taken
+                elif now >= due:
+                    break
+                else:
+                    with anyio.move_on_after(due - now):
+                        await self._queue.wait()
+        return []
+
+    def _take(self, count: int) -> list[Message]:
+        """Remove messages from the queue and return those that are in flight."""
+        queue = self._queue.messages
+        messages = [queue.popleft() for _ in range(min(count, len(queue)))]
+        return [message for message in messages if message.received >= message.owner.horizon]
+
+
+class MessageBatches:
+    """The batches of a consumer, for ``async for``; made by `Consumer.batches`.
+
+    Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered, at once if
+    the loop holds the only reference to this object, and otherwise with `aclose`. The next turn of the loop leaves
+    them in flight: they are answered later, for example by another task.
+
+    Args:
+        take: returns the next batch.
+        same_loop: whether the caller runs in the event loop of the consumer.
+    """
+
+    def __init__(self, take: Callable[[], Awaitable[MessageBatch]], same_loop: Callable[[], bool]) -> None:
+        self._take = take
+        self._same_loop = same_loop
+        self._batch: MessageBatch | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> MessageBatch:
+        """Return the next batch.
+
+        Raises:
+            StopAsyncIteration: the consumer was stopped.
+            InvalidState: the consumer is not open.
+            NsqError: the consumer cannot continue.
+        """
+        self._batch = None
+        self._batch = batch = await self._take()
+        return batch
+
+    async def aclose(self) -> None:
+        """Requeue the messages of the last batch that are not answered."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            requeue_unanswered(batch)
+
+    def __del__(self) -> None:
+        # the loop was left; the garbage collector may call this in any thread
+        if self._batch is not None and self._same_loop():
+            requeue_unanswered(self._batch)

@@ -1,0 +1,110 @@
+"""Messages that the program holds, and one timer that extends the timeouts of messages in flight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+from attrs import frozen
+
+from nsqext.errors import MessageNotInFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nsqext.client.consumer.message import Message
+
+__all__ = ("HeldMessages", "requeue_unanswered", "touch_due")
+
+_DRAIN_LOOK = 0.01
+"""Seconds between two looks whether all held messages were answered, while the consumer closes."""
+
+
+def touch_due(messages: Iterable[Message], now: float) -> int:
+    """Touch the messages of which half the timeout has passed; returns how many.
+
+    To be called several times within half of the shortest timeout (a second). A message is touched until the longest
+    time that its server grants (``max_msg_timeout``) is used up.
+
+    Args:
+        messages: messages in flight; answered ones are skipped.
+        now: the time.
+    """
+    count = 0
+    for message in messages:
+        if message.answered:
+            continue
+        owner = message.owner
+        half = owner.msg_timeout / 2
+        if now - message.received >= half and now - message.delivered + half < owner.max_msg_timeout:
+            try:
+                owner.touch(message)
+            except MessageNotInFlight:
+                continue
+            count += 1
+    return count
+
+
+@frozen(eq=False)
+class _Holding:
+    """Messages that were handed out together, and the task that received them; None for a handler."""
+
+    messages: Sequence[Message]
+    task: int | None
+
+
+class HeldMessages:
+    """Messages in flight that no handler runs for: batches, and messages that handlers left unanswered.
+
+    The program answers them at any time. They are touched; a consumer that closes waits for their answers and then
+    requeues the others.
+    """
+
+    def __init__(self) -> None:
+        self._holdings: list[_Holding] = []
+
+    def add(self, messages: Sequence[Message], task: int | None = None) -> None:
+        """Add messages.
+
+        Args:
+            messages: what was handed out.
+            task: id of the task that received them; None for messages of handlers.
+        """
+        self._holdings.append(_Holding(messages, task))
+
+    def unanswered(self) -> list[Message]:
+        """Return the messages that are in flight and not answered; forget the others."""
+        found: list[Message] = []
+        holdings: list[_Holding] = []
+        for holding in self._holdings:
+            left = [message for message in holding.messages if _in_flight(message)]
+            if left:
+                found += left
+                holdings.append(_Holding(left, holding.task))
+        self._holdings = holdings
+        return found
+
+    def requeue(self, task: int | None = None) -> None:
+        """Requeue the messages that one task holds, or all."""
+        holdings, self._holdings = self._holdings, []
+        for holding in holdings:
+            if task is None or holding.task == task:
+                requeue_unanswered(holding.messages)
+            else:
+                self._holdings.append(holding)
+
+    async def wait(self) -> None:
+        """Wait until all are answered, or not in flight any more."""
+        while self.unanswered():  # noqa: ASYNC110 - messages do not report their answers, to keep them cheap
+            await anyio.sleep(_DRAIN_LOOK)
+
+
+def requeue_unanswered(messages: Iterable[Message]) -> None:
+    """Requeue the messages that are in flight and not answered."""
+    for message in messages:
+        if _in_flight(message):
+            message.requeue_now(0.0, backoff=False)
+
+
+def _in_flight(message: Message) -> bool:
+    return not message.answered and message.received >= message.owner.horizon

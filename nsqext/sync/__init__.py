@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from nsqext.sync.admin import Admin
 from nsqext.sync.consumer import Consumer
-from nsqext.sync.message import Message
+from nsqext.sync.message import Message, MessageBatch
 from nsqext.sync.producer import Batcher, Producer
 
-__all__ = ("Admin", "Batcher", "Consumer", "Message", "Producer")
+__all__ = ("Admin", "Batcher", "Consumer", "Message", "MessageBatch", "Producer")

@@ -6,20 +6,25 @@ import functools
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import anyio
 
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
+from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.tasks import takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.loop import Opened, shared_loop
-from nsqext.sync.message import Message
+from nsqext.sync.message import Message, MessageBatch
 
 if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+    from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
+    from nsqext.client.consumer.handlers.batches import MessageBatches
     from nsqext.client.consumer.message import Message as AsyncMessage
     from nsqext.client.consumer.options import ConsumerOptions, KeyOf
     from nsqext.client.consumer.position import Position
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("Consumer",)
 
 H = TypeVar("H", bound=Callable[[Message], object])
+B = TypeVar("B", bound=Callable[[MessageBatch], object])
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -86,6 +92,7 @@ class Consumer(Opened):
             key=key,
             dispatch=dispatch,
         )
+        self._fetched: dict[int, AsyncMessageBatch] = {}
 
     @classmethod
     def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
@@ -98,6 +105,7 @@ class Consumer(Opened):
         made = cls.__new__(cls)
         Opened.__init__(made)
         made._consumer = consumer
+        made._fetched = {}
         return made
 
     @property
@@ -115,33 +123,80 @@ class Consumer(Opened):
         """The options it was made with."""
         return self._consumer.options
 
-    def handler(self, function: H) -> H:
+    @overload
+    def handler(self, function: H, /) -> H: ...
+
+    @overload
+    def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
+
+    def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
         """Decorator: let a function handle the messages, in worker threads.
 
         When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
         requeued, see `nsqext.Consumer.handler`.
 
+        Args:
+            function: the function.
+            auto_finish: whether a message is finished when the handler returns. Otherwise any thread finishes or
+                requeues it later, see `nsqext.Consumer.handler`.
+
         Raises:
             InvalidSetting: it is a coroutine function, or there is a handler already.
         """
+
+        def register(function: H) -> H:
+            in_thread = self._in_thread(function)
+
+            @functools.wraps(function)
+            async def handle(message: AsyncMessage) -> None:
+                await in_thread(Message(message, self._opened_portal()))
+
+            self._consumer.handler(auto_finish=auto_finish)(handle)
+            return function
+
+        return register if function is None else register(function)
+
+    def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
+        """Decorator: let a function handle batches, in worker threads; see `nsqext.Consumer.batch_handler`.
+
+        Raises:
+            InvalidSetting: it is a coroutine function, there is a handler already, a limit is invalid, or the options
+                ask for the order of keys.
+        """
+        decorate = self._consumer.batch_handler(max_count=max_count, max_wait=max_wait)
+
+        def register(function: B) -> B:
+            in_thread = self._in_thread(function)
+
+            @functools.wraps(function)
+            async def handle(batch: AsyncMessageBatch) -> None:
+                await in_thread(MessageBatch(batch, self._opened_portal()))
+
+            decorate(handle)
+            return function
+
+        return register
+
+    def _in_thread(self, function: Callable[[Any], object]) -> Callable[[object], Coroutine[Any, Any, None]]:
+        """Return what calls a handler in a worker thread."""
         call = type(function).__call__
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
         limiter: list[anyio.CapacityLimiter] = []
 
-        @functools.wraps(function)
-        async def handle(message: AsyncMessage) -> None:
-            if self._portal is None:
-                raise InvalidState("the consumer is not open", topic=message.topic)
+        async def handle(given: object) -> None:
             if not limiter:
                 # the workers of the consumer limit how many there are
                 limiter.append(anyio.CapacityLimiter(float("inf")))
-            given = Message(message, self._portal)
             # a thread cannot be cancelled: one that outlives `close_timeout` is abandoned
             await anyio.to_thread.run_sync(function, given, abandon_on_cancel=True, limiter=limiter[0])
 
-        self._consumer.handler(handle)
-        return function
+        return handle
+
+    def _opened_portal(self) -> BlockingPortal:
+        if self._portal is None:
+            raise InvalidState("the consumer is not open", topic=self.topic)
+        return self._portal
 
     def run(self, *, signals: bool | None = None) -> None:
         """Consume with the handler until SIGTERM or SIGINT, or until `stop`; then drain and close.
@@ -255,7 +310,7 @@ class Consumer(Opened):
 
         Does nothing before `start` and when called again.
         """
-        self._exit(None, None, None)
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -263,6 +318,11 @@ class Consumer(Opened):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # this thread answers nothing while it waits for the end
+        batch = self._fetched.pop(threading.get_ident(), None)
+        if batch is not None and batch.unanswered and self._portal is not None:
+            with suppress(InvalidState):
+                self._run_now(functools.partial(requeue_unanswered, batch))
         self._exit(kind, error, trace)
 
     def __iter__(self) -> Self:
@@ -284,3 +344,34 @@ class Consumer(Opened):
         if portal is None:
             raise InvalidState("the consumer was closed meanwhile", topic=self.topic)
         return Message(message, portal)
+
+    def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> Iterator[MessageBatch]:
+        """Iterate over batches of messages; see `nsqext.Consumer.batches`.
+
+        Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered.
+
+        Raises:
+            InvalidSetting: a limit is invalid, or the options ask for the order of keys.
+            InvalidState: the consumer is not open.
+            NsqError: the consumer cannot continue.
+        """
+        return self._iterate(self._consumer.batches(max_count=max_count, max_wait=max_wait))
+
+    def _iterate(self, batches: MessageBatches) -> Iterator[MessageBatch]:
+        try:
+            while True:
+                try:
+                    batch = self._run(batches.__anext__)
+                except StopAsyncIteration:
+                    return
+                yield MessageBatch(batch, self._opened_portal())
+        finally:
+            if self._portal is not None and self._portal not in shared_loop.left_behind:
+                with suppress(InvalidState):  # the consumer was closed meanwhile, and has requeued them
+                    self._run(batches.aclose)
+
+    def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
+        """Return the next messages, up to a number of them; see `nsqext.Consumer.fetch`."""
+        batch = self._run(self._consumer.fetch, n, timeout)
+        self._fetched[threading.get_ident()] = batch
+        return MessageBatch(batch, self._opened_portal())

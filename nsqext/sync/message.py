@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from nsqext.sync.loop import call
 
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
+    from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.message import Message as AsyncMessage
 
-__all__ = ("Message",)
+__all__ = ("Message", "MessageBatch")
 
 
 class Message:
@@ -144,3 +146,50 @@ class Message:
 
     def __repr__(self) -> str:
         return repr(self._message)
+
+
+class MessageBatch(Sequence[Message]):
+    """Messages that are handled together, in the order received; see `nsqext.MessageBatch`."""
+
+    __slots__ = ("_batch", "_messages", "_portal")
+
+    def __init__(self, batch: AsyncMessageBatch, portal: BlockingPortal) -> None:
+        self._batch = batch
+        self._portal = portal
+        self._messages = [Message(message, portal) for message in batch]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+    @property
+    def unanswered(self) -> list[Message]:
+        """The messages that were neither finished nor requeued."""
+        return [message for message in self._messages if not message.answered]
+
+    def finish(self) -> None:
+        """Acknowledge all messages that are not answered; errors are those of `nsqext.MessageBatch.finish`."""
+        call(self._portal, "consumer", self._batch.finish)
+
+    def finish_up_to(self, last: Message | int) -> None:
+        """Acknowledge the messages up to and including one, see `nsqext.MessageBatch.finish_up_to`."""
+        call(self._portal, "consumer", self._batch.finish_up_to, last._message if isinstance(last, Message) else last)
+
+    def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
+        """Requeue messages, all that are not answered by default; see `nsqext.MessageBatch.requeue`."""
+        chosen = None if messages is None else [message._message for message in messages]
+        call(self._portal, "consumer", functools.partial(self._batch.requeue, backoff=backoff), chosen, delay)
+
+    def __repr__(self) -> str:
+        return repr(self._batch)

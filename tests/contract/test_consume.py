@@ -403,3 +403,26 @@ async def left_over(cluster: ClusterUnderTest, channel: str) -> list[bytes]:
     assert quiet, "a message came behind the last one"
     del found[last.message_id]
     return [found[number] for number in sorted(found)]
+
+
+@pytest.mark.parametrize("topic", ["plain", "extend"])
+async def test_a_batch_is_finished_in_part_and_its_rest_is_delivered_again(
+    cluster_under_test: ClusterUnderTest, channel: str, topic: str
+) -> None:
+    name: str = getattr(cluster_under_test, topic)
+    lookupd = cluster_under_test.lookupd
+    bodies = [b"%d" % number for number in range(20)]
+    async with Consumer(name, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
+        await producer.publish_many(name, bodies, partition=0)
+        with anyio.fail_after(DEADLINE):
+            async for batch in consumer.batches(max_count=20, max_wait=5.0):
+                assert [message.body for message in batch] == bodies[: len(batch)]
+                first = len(batch)
+                await batch.finish_up_to(first // 2)
+                break
+            rest: list[bytes] = []
+            while len(rest) < 20 - first // 2 - 1:
+                again = await consumer.fetch(20, 1.0)
+                rest += [message.body for message in again]
+                await again.finish()
+    assert sorted(rest) == sorted(bodies[first // 2 + 1 :])

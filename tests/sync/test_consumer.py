@@ -218,3 +218,84 @@ def test_a_consumer_that_is_open_does_not_run_as_well(cluster: Cluster, topic: s
         with pytest.raises(InvalidState, match="open already"):
             consumer.run()
         next(consumer).finish()
+
+
+def test_batches_are_finished_in_part_and_leaving_the_loop_requeues_the_rest(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 10)
+    seen: list[bytes] = []
+    with make(cluster, topic) as consumer:
+        for batch in consumer.batches(max_count=5, max_wait=5.0):
+            assert 1 <= len(batch) <= 5
+            assert [message.body for message in batch] == [batch[number].body for number in range(len(batch))]
+            seen.append(batch[0].body)
+            batch.finish_up_to(0)
+            break
+        for batch in consumer.batches(max_count=4, max_wait=0.05):
+            seen += [message.body for message in batch if message.attempts == 1]
+            seen += [message.body for message in batch if message.attempts == 2]
+            if len(batch) > 1 and batch[0].attempts == 1:
+                batch.requeue([batch[0]])
+                seen.remove(batch[0].body)
+            batch.finish()
+            assert batch.unanswered == []
+            if len(seen) == 10:
+                break
+    assert sorted(seen) == [b"%d" % number for number in range(10)]
+
+
+def test_an_exception_in_the_loop_requeues_the_batch(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1)
+    with make(cluster, topic) as consumer:
+        with pytest.raises(ZeroDivisionError):
+            for _ in consumer.batches():
+                raise ZeroDivisionError
+        again = consumer.fetch(1, 10.0)
+        assert [(message.body, message.attempts) for message in again] == [(b"0", 2)]
+        again.finish()
+
+
+def test_closing_does_not_wait_for_a_batch_of_the_same_thread(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1)
+    with make(cluster, topic, ConsumerOptions(close_timeout=60.0)) as consumer:
+        batch = consumer.fetch(1, 10.0)
+    assert batch.unanswered == []
+
+
+def test_a_batch_handler_runs_in_a_thread(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 10)
+    consumer = make(cluster, topic)
+    seen: list[tuple[bytes, int]] = []
+
+    @consumer.batch_handler(max_count=10, max_wait=0.05)
+    def handle(batch: sync.MessageBatch) -> None:
+        seen.extend((message.body, threading.get_ident()) for message in batch)
+        if len(seen) == 10:
+            consumer.stop()
+
+    consumer.run()
+    assert sorted(body for body, _ in seen) == [b"%d" % number for number in range(10)]
+    assert threading.get_ident() not in {thread for _, thread in seen}
+
+
+def test_a_message_is_finished_by_another_thread_after_its_handler(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 3)
+    consumer = make(cluster, topic)
+    received: list[sync.Message] = []
+    complete = threading.Event()
+
+    @consumer.handler(auto_finish=False)
+    def handle(message: sync.Message) -> None:
+        received.append(message)
+        if len(received) == 3:
+            complete.set()
+
+    consumer.start()
+    assert complete.wait(10)
+    assert consumer.statistics().in_flight == 3
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(consumer.close)
+        for message in received:
+            message.finish()
+        closing.result(10)
+    with make(cluster, topic) as other:
+        assert len(other.fetch(1, 0.2)) == 0

@@ -38,6 +38,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _clock = time.monotonic
 _SLICE = 0.02
 """Seconds after which an iteration that never waits yields to the event loop."""
+_FULL_WAIT = 0.005
+"""Seconds that a batch waits for other connections after one has used up its RDY."""
 _CANCELLED_TIMEOUT = 2.0
 """Seconds that cancelled handlers have to end before the connections are closed."""
 
@@ -227,16 +229,20 @@ class ConsumerSession:
             if message.received >= message.owner.horizon:
                 return message
 
-    def request_more(self) -> bool:
-        """Send answers and raise RDY; return whether the servers may send more messages before further answers."""
+    def request_more(self) -> float:
+        """Send answers and raise RDY; return how many seconds it is worth to wait for more messages.
+
+        While one connection has used up its RDY it waits for answers, so a batch waits for others only shortly.
+        """
         self.group.grow()
         self.group.flush()
         subscriptions = self.group.subscriptions
+        full = sum(0 < subscription.ready <= subscription.in_flight for subscription in subscriptions)
+        if not full and self.group.backoff.state == "running" and not self.flow.paused:
+            return float("inf")
         ready = sum(subscription.ready for subscription in subscriptions)
-        if not subscriptions or sum(subscription.in_flight for subscription in subscriptions) < ready:
-            return True
         # the counters of the subscriptions include messages that timed out
-        return self.dispatcher.count_in_flight() < ready
+        return _FULL_WAIT if self.dispatcher.count_in_flight() < ready else 0.0
 
     async def next_batch(self, limits: BatchLimits, timeout: float | None = None) -> MessageBatch:
         """Return the next messages as a batch; empty after the timeout.

@@ -383,3 +383,49 @@ async def _subscribe(node: Any) -> Any:
     await peer.answer()
     await peer.expect("RDY")
     return peer
+
+
+async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster: Cluster, topic: str) -> None:
+    options = quick(partitions=(0,))
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=2, options=options)
+    received: list[Message] = []
+
+    @consumer.handler(auto_finish=False)
+    async def handle(message: Message) -> None:
+        received.append(message)
+
+    publish(cluster, topic, b"a", b"b", b"c", b"d")
+    await consumer.start()
+    async with create_task_group() as tasks:
+        await eventually(lambda: len(received) == 2)
+        await anyio.wait_all_tasks_blocked()
+        assert len(received) == consumer.statistics().in_flight == 2, "messages that are not finished use max_in_flight"
+        await received[0].finish()
+        await received[1].requeue()
+        await eventually(lambda: len(received) == 4)
+        tasks.start_soon(consumer.aclose)
+        await anyio.wait_all_tasks_blocked()
+        assert consumer.connections, "closing waits for the answers"
+        await received[2].finish()
+        await received[3].finish()
+    await eventually(lambda: depth(cluster, topic) == 1)
+
+
+async def test_without_auto_finish_messages_are_touched_until_they_are_answered(cluster: Cluster, topic: str) -> None:
+    options = quick(msg_timeout=1.0)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=options)
+    received: list[Message] = []
+
+    @consumer.handler(auto_finish=False)
+    async def handle(message: Message) -> None:
+        received.append(message)
+
+    publish(cluster, topic, b"a")
+    async with consumer:
+        await eventually(lambda: received)
+        at = received[0].received
+        await eventually(lambda: received[0].received > at + 1.0)
+        assert not received[0].expired
+        await received[0].finish()
+    assert len(received) == 1
+    await eventually(lambda: depth(cluster, topic) == 0)

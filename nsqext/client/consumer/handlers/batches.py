@@ -87,7 +87,7 @@ class MessageBatch(Sequence[Message]):
             MessageNotInFlight: some of them are not in flight any more and will be delivered again; all others are
                 acknowledged. Not with ``on_lost="ignore"``.
         """
-        _answer(self._messages, lambda message: message.owner.finish(message))
+        _finish(self._messages)
 
     async def finish_up_to(self, last: Message | int) -> None:
         """Acknowledge the messages up to and including one, except for those that are answered.
@@ -102,7 +102,7 @@ class MessageBatch(Sequence[Message]):
         index = self._index(last) if isinstance(last, Message) else last
         if not -len(self) <= index < len(self):
             raise InvalidInput(f"index {index} is outside of a batch of {len(self)} messages")
-        _answer(self._messages[: index % len(self) + 1], lambda message: message.owner.finish(message))
+        _finish(self._messages[: index % len(self) + 1])
 
     async def requeue(
         self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
@@ -131,12 +131,12 @@ class MessageBatch(Sequence[Message]):
                         partition=message.partition,
                     )
         chosen = self._messages if messages is None else messages
-        _answer(chosen, lambda message: message.owner.requeue(message, delay, backoff=backoff))
+        _requeue(chosen, delay, backoff=backoff)
 
     def finish_now(self) -> None:
         """Finish the rest after its handler returned; log how many are not in flight any more."""
         try:
-            _answer(self._messages, lambda message: message.owner.finish(message))
+            _finish(self._messages)
         except MessageNotInFlight as error:
             logger.warning("messages of a handled batch will be redelivered: %s", error, extra={"topic": error.topic})
 
@@ -163,31 +163,47 @@ class BatchHandler:
     limits: BatchLimits
 
 
-def _answer(messages: Sequence[Message], answer: Callable[[Message], None]) -> None:
-    """Answer the messages that are not answered; raise afterwards if some are not in flight any more."""
-    lost: list[Message] = []
-    reason: MessageNotInFlight | None = None
+def _finish(messages: Sequence[Message]) -> None:
+    """Finish the messages that are not answered; raise afterwards if some are not in flight any more."""
+    lost = None
     for message in messages:
-        if message.answered:
-            continue
-        try:
-            answer(message)
-        except MessageNotInFlight as error:
-            lost.append(message)
-            reason = error
-        else:
-            message.answered = True
-    if reason is None:
-        return
-    text = f"{len(lost)} of {len(messages)} messages of a batch were not answered; one of them: {reason.message}"
-    if lost[0].owner.ignore_lost:
-        for message in lost:
-            message.answered = True
-        logger.info("%s", text, extra={"topic": reason.topic})
-        return
-    raise MessageNotInFlight(
-        text, topic=reason.topic, partition=reason.partition, node=reason.node, hint="they will be delivered again"
-    ) from reason
+        if not message.answered:
+            try:
+                message.owner.finish(message)
+            except MessageNotInFlight as error:
+                lost = error
+            else:
+                message.answered = True
+    if lost is not None:
+        _report_lost(messages, lost)
+
+
+def _requeue(messages: Sequence[Message], delay: float, *, backoff: bool) -> None:
+    """Requeue the messages that are not answered; raise afterwards if some are not in flight any more."""
+    lost = None
+    for message in messages:
+        if not message.answered:
+            try:
+                message.owner.requeue(message, delay, backoff=backoff)
+            except MessageNotInFlight as error:
+                lost = error
+            else:
+                message.answered = True
+    if lost is not None:
+        _report_lost(messages, lost)
+
+
+def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None:
+    """Raise because messages were not answered, or log it where the options say so."""
+    lost = [message for message in messages if not message.answered]
+    text = f"{len(lost)} of {len(messages)} messages of a batch were not answered; one of them: {error.message}"
+    if not lost[0].owner.ignore_lost:
+        raise MessageNotInFlight(
+            text, topic=error.topic, partition=error.partition, node=error.node, hint="they will be delivered again"
+        ) from error
+    for message in lost:
+        message.answered = True
+    logger.info("%s", text, extra={"topic": error.topic})
 
 
 class BatchCollector:
@@ -198,10 +214,10 @@ class BatchCollector:
     Args:
         queue: the queue.
         ended: whether no further batch is handed out.
-        request_more: sends answers and raises RDY; returns whether the servers may send more before further answers.
+        request_more: sends answers and raises RDY; returns how many seconds it is worth to wait for more messages.
     """
 
-    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], bool]) -> None:
+    def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
         self._queue = queue
         self._ended = ended
         self._request_more = request_more
@@ -216,28 +232,27 @@ class BatchCollector:
             limits: when the batch is complete.
             deadline: time of the monotonic clock at which the messages received so far are returned.
         """
-        messages = self._queue.messages
+        queue, messages = self._queue, self._queue.messages
         async with self._turn:
             while not self._ended():
-                more = self._request_more()
-                now = _clock()
-                due = min(deadline, messages[0].delivered + limits.max_wait) if messages else deadline
-                if messages and (len(messages) >= limits.max_count or not more or now >= due):
-                    taken = self._take(limits.max_count)
-                    if taken:
-                        return taken
-                elif now >= due:
-                    break
-                else:
-                    with anyio.move_on_after(due - now):
-                        await self._queue.wait()
+                if len(messages) < limits.max_count and await self._wait(limits, deadline):
+                    continue
+                taken = queue.take(limits.max_count)
+                if taken or _clock() >= deadline:
+                    return taken
         return []
 
-    def _take(self, count: int) -> list[Message]:
-        """Remove messages from the queue and return those that are in flight."""
-        queue = self._queue.messages
-        messages = [queue.popleft() for _ in range(min(count, len(queue)))]
-        return [message for message in messages if message.received >= message.owner.horizon]
+    async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
+        """Wait for further messages; returns False if it is not worth to wait longer."""
+        patience, now, messages = self._request_more(), _clock(), self._queue.messages
+        pause = deadline - now
+        if messages:
+            pause = min(pause, messages[0].delivered + limits.max_wait - now, patience)
+        if pause <= 0:
+            return False
+        with anyio.move_on_after(pause) as scope:
+            await self._queue.wait()
+        return not scope.cancelled_caught
 
 
 class MessageBatches:

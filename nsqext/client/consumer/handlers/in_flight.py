@@ -77,7 +77,11 @@ class HeldMessages:
         found: list[Message] = []
         holdings: list[_Holding] = []
         for holding in self._holdings:
-            left = [message for message in holding.messages if _in_flight(message)]
+            left = [
+                message
+                for message in holding.messages
+                if not message.answered and message.received >= message.owner.horizon
+            ]
             if left:
                 found += left
                 holdings.append(_Holding(left, holding.task))
@@ -102,9 +106,5 @@ class HeldMessages:
 def requeue_unanswered(messages: Iterable[Message]) -> None:
     """Requeue the messages that are in flight and not answered."""
     for message in messages:
-        if _in_flight(message):
+        if not message.answered and message.received >= message.owner.horizon:
             message.requeue_now(0.0, backoff=False)
-
-
-def _in_flight(message: Message) -> bool:
-    return not message.answered and message.received >= message.owner.horizon

@@ -34,6 +34,16 @@ class MessageQueue:
             self.messages.extend(messages)
             self._wake.set()
 
+    def take(self, count: int) -> list[Message]:
+        """Remove up to a number of messages and return those that are in flight."""
+        messages = self.messages
+        if len(messages) <= count:
+            taken = list(messages)
+            messages.clear()
+        else:
+            taken = [messages.popleft() for _ in range(count)]
+        return [message for message in taken if message.received >= message.owner.horizon]
+
     def stop(self) -> None:
         """Hand out nothing further, and wake all waiting tasks."""
         self.stopped = True

@@ -1,0 +1,518 @@
+"""Batches: the answers of a batch, loops over batches, batch handlers, and fetching."""
+
+from __future__ import annotations
+
+import logging
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from anyio import create_task_group
+
+from nsqext import (
+    Consumer,
+    DeliveryOptions,
+    FailureOptions,
+    Finish,
+    Message,
+    MessageBatch,
+    Position,
+    Producer,
+    Reject,
+    Requeue,
+)
+from nsqext.broker import Cluster
+from nsqext.client.consumer.handlers.batches import BatchCollector, BatchLimits
+from nsqext.client.consumer.handlers.message_queue import MessageQueue
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
+from tests.support.consumers import CALM, QUICK, depth, eventually, publish, quick, running, tape
+from tests.support.fake_nsqd import PLAIN, message, scripted_node
+from tests.support.messages import RecordingOwner, make_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqext.client.consumer.options import ConsumerOptions
+
+pytestmark = pytest.mark.anyio
+
+TEN = [b"%d" % number for number in range(10)]
+
+
+def batch_of(count: int, owner: RecordingOwner | None = None) -> tuple[MessageBatch, RecordingOwner]:
+    owner = owner or RecordingOwner()
+    return MessageBatch([make_message(owner, number) for number in range(1, count + 1)]), owner
+
+
+def in_batches(
+    cluster: Cluster, topic: str, options: ConsumerOptions = QUICK, max_in_flight: int = 200, concurrency: int = 1
+) -> Consumer:
+    return Consumer(
+        topic, "ch", lookupd=cluster.lookupd, options=options, max_in_flight=max_in_flight, concurrency=concurrency
+    )
+
+
+# Answers
+
+
+async def test_a_batch_is_a_sequence_in_the_order_received() -> None:
+    batch, _ = batch_of(3)
+    assert len(batch) == 3
+    assert [message.internal_id for message in batch] == [1, 2, 3]
+    assert (batch[0].internal_id, batch[-1].internal_id) == (1, 3)
+    assert [message.internal_id for message in batch[1:]] == [2, 3]
+    assert batch[1] in batch
+    assert repr(batch) == "<MessageBatch 3 messages, 3 unanswered>"
+
+
+async def test_finish_leaves_answered_messages_alone() -> None:
+    batch, owner = batch_of(4)
+    await batch[1].requeue(2.0)
+    await batch[2].finish()
+    await batch.finish()
+    await batch.finish()
+    assert owner.commands == ["REQ 2 2", "FIN 3", "FIN 1", "FIN 4"]
+    assert batch.unanswered == []
+
+
+@pytest.mark.parametrize("last", [1, -3, "message"])
+async def test_finish_up_to_includes_the_last_one(last: int | str) -> None:
+    batch, owner = batch_of(4)
+    await batch.finish_up_to(batch[1] if isinstance(last, str) else last)
+    assert owner.commands == ["FIN 1", "FIN 2"]
+    assert [message.internal_id for message in batch.unanswered] == [3, 4]
+
+
+async def test_messages_and_indexes_outside_of_the_batch_are_refused() -> None:
+    batch, owner = batch_of(2)
+    for last in (2, -3, make_message(owner, 1)):
+        with pytest.raises(InvalidInput):
+            await batch.finish_up_to(last)
+    with pytest.raises(InvalidInput, match="not in the batch"):
+        await batch.requeue([make_message(owner, 9)])
+    with pytest.raises(InvalidInput, match="requeue delay"):
+        await batch.requeue(delay=-1)
+    assert owner.commands == []
+
+
+async def test_requeue_some_or_the_rest() -> None:
+    batch, owner = batch_of(4)
+    await batch.requeue([batch[2]], delay=5, backoff=True)
+    await batch.requeue()
+    assert owner.commands == ["REQ 3 5!", "REQ 1 0", "REQ 2 0", "REQ 4 0"]
+
+
+async def test_requeue_of_an_answered_message_changes_nothing() -> None:
+    batch, owner = batch_of(3)
+    await batch[2].finish()
+    with pytest.raises(InvalidState):
+        await batch.requeue([batch[0], batch[2]])
+    assert owner.commands == ["FIN 3"]
+
+
+async def test_expired_messages_are_reported_once_after_the_others_were_finished() -> None:
+    lost, owner = RecordingOwner(), RecordingOwner()
+    lost.refusal = MessageNotInFlight("its timeout has passed", topic="t", partition=3)
+    batch = MessageBatch([make_message(owner, 1), make_message(lost, 2), make_message(lost, 3), make_message(owner, 4)])
+    with pytest.raises(MessageNotInFlight, match="2 of 4 messages of a batch"):
+        await batch.finish()
+    assert owner.commands == ["FIN 1", "FIN 4"]
+    assert [message.internal_id for message in batch.unanswered] == [2, 3]
+    lost.ignore_lost = True
+    await batch.finish()
+    assert batch.unanswered == []
+
+
+@pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_count": True}, {"max_wait": -1}, {"max_wait": "x"}])
+async def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
+    consumer = Consumer("t", "ch", nsqd="127.0.0.1:4150")
+    with pytest.raises(InvalidSetting):
+        consumer.batches(**limits)
+    with pytest.raises(InvalidSetting):
+        consumer.batch_handler(**limits)
+
+
+@pytest.mark.parametrize("keys", [{"key": "user"}, {"dispatch": "key_failover"}])
+async def test_batches_do_not_promise_the_order_of_keys(keys: dict[str, Any]) -> None:
+    consumer = Consumer("t", "ch", nsqd="127.0.0.1:4150", **keys)
+    with pytest.raises(InvalidSetting, match="order of keys"):
+        consumer.batches()
+    with pytest.raises(InvalidSetting, match="order of keys"):
+        consumer.batch_handler()
+    with pytest.raises(InvalidSetting, match="order of keys"):
+        await consumer.fetch(1)
+
+
+# Collecting
+
+
+async def test_a_cancelled_collect_leaves_the_messages_in_the_queue() -> None:
+    queue = MessageQueue()
+    collector = BatchCollector(queue, lambda: False, lambda: 60.0)
+    queue.put([make_message(RecordingOwner())])
+    queue.messages[0].delivered = float("inf")
+    with anyio.move_on_after(0.01):
+        await collector.collect(BatchLimits(2, 10.0))
+    assert len(queue.messages) == 1
+
+
+async def test_expired_messages_are_left_out() -> None:
+    queue, owner = MessageQueue(), RecordingOwner()
+    collector = BatchCollector(queue, lambda: False, lambda: 0.0)
+    queue.put([make_message(owner, number) for number in (1, 2, 3)])
+    queue.messages[1].received = 5.0
+    owner.horizon = 1.0
+    assert [message.internal_id for message in await collector.collect(BatchLimits())] == [2]
+
+
+# Loops
+
+
+async def test_batches_are_full_or_as_old_as_max_wait(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    sizes: list[int] = []
+    bodies: list[bytes] = []
+    async with in_batches(cluster, topic) as consumer:
+        async for batch in consumer.batches(max_count=4, max_wait=0.3):
+            sizes.append(len(batch))
+            bodies += [message.body for message in batch]
+            await batch.finish()
+            if len(bodies) == len(TEN):
+                break
+    assert bodies == TEN
+    assert sizes[:2] == [4, 4]
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    received = 0
+    async with in_batches(cluster, topic, max_in_flight=4) as consumer:
+        with anyio.fail_after(20):
+            async for batch in consumer.batches(max_count=500, max_wait=60.0):
+                assert len(batch) <= 4
+                assert consumer.statistics().in_flight <= 4
+                received += len(batch)
+                await batch.finish()
+                if received >= 8:  # the rest does not use up what may be in flight, and would wait for max_wait
+                    break
+
+
+async def test_rdy_grows_to_the_batch(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    async with in_batches(cluster, topic, quick(initial_ready=1)) as consumer:
+        with anyio.fail_after(15):
+            batch = await anext(consumer.batches(max_count=10, max_wait=30.0))
+            assert [message.body for message in batch] == TEN
+            await batch.finish()
+
+
+@pytest.mark.parametrize("leave", ["break", "raise"])
+async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topic: str, leave: str) -> None:
+    publish(cluster, topic, *TEN)
+    async with in_batches(cluster, topic) as consumer:
+
+        async def work() -> None:
+            async for batch in consumer.batches(max_count=10, max_wait=30.0):
+                await batch[3].finish()
+                await batch.finish_up_to(1)
+                if leave == "raise":
+                    raise ZeroDivisionError
+                break
+
+        if leave == "raise":
+            with pytest.raises(ZeroDivisionError):
+                await work()
+        else:
+            await work()
+        with anyio.fail_after(15):
+            again = await consumer.fetch(7, 10.0)
+        assert sorted(message.body for message in again) == [b"2", b"4", b"5", b"6", b"7", b"8", b"9"]
+        assert {message.attempts for message in again} == {2}
+        await again.finish()
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_aclose_requeues_the_rest_of_a_loop_that_is_referenced(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, b"a")
+    async with in_batches(cluster, topic) as consumer:
+        batches = consumer.batches()
+        batch = await anext(batches)
+        assert not batch[0].answered
+        await batches.aclose()
+        assert batch[0].answered
+        again = await anext(batches)
+        assert again[0].attempts == 2
+        await again.finish()
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_stop_ends_the_loop_after_the_batch(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    seen = []
+    async with in_batches(cluster, topic) as consumer:
+        async for batch in consumer.batches(max_count=5):
+            consumer.stop()
+            await anyio.lowlevel.checkpoint()
+            seen += [message.body for message in batch]
+            await batch.finish()
+    assert seen == TEN[:5]
+    await eventually(lambda: depth(cluster, topic) == 5)
+
+
+async def test_a_consumer_that_closes_waits_for_the_batch_of_another_task(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    consumer = await in_batches(cluster, topic).start()
+    working, resume = anyio.Event(), anyio.Event()
+
+    async def work() -> None:
+        async for batch in consumer.batches(max_count=10):
+            working.set()
+            await resume.wait()
+            await batch.finish()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(work)
+        await working.wait()
+        tasks.start_soon(consumer.aclose)
+        await anyio.wait_all_tasks_blocked()
+        assert consumer.connections
+        resume.set()
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    consumer = await in_batches(cluster, topic, quick(close_timeout=0.05)).start()
+    async with create_task_group() as tasks:
+        batch = await consumer.fetch(10, 10.0)
+        tasks.start_soon(consumer.aclose)
+    with pytest.raises(InvalidState):
+        await batch[0].finish()
+    async with in_batches(cluster, topic) as other:
+        with anyio.fail_after(10):
+            again = await other.fetch(10)
+        assert len(again) == 10
+        await again.finish()
+
+
+async def test_the_task_that_closes_does_not_wait_for_its_own_batch(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    with anyio.fail_after(10):
+        async with in_batches(cluster, topic, quick(close_timeout=60.0)) as consumer:
+            batch = await consumer.fetch(10)
+    assert batch.unanswered == []
+
+
+async def test_seek_expires_the_messages_of_a_batch(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN)
+    async with in_batches(cluster, topic) as consumer:
+        batch = await consumer.fetch(10, 10.0)
+        await consumer.seek(Position.earliest())
+        assert all(message.expired for message in batch)
+        with pytest.raises(MessageNotInFlight, match="10 of 10 messages"):
+            await batch.finish()
+        again = await consumer.fetch(10, 10.0)
+        assert sorted(message.body for message in again) == TEN
+        await again.finish()
+
+
+async def test_an_ordered_channel_gives_one_message_of_each_partition(cluster: Cluster) -> None:
+    topic = f"ordered_{token_hex(4)}"
+    cluster.create_topic(topic, partitions=1, ordered=True, channels=["ch"])
+    publish(cluster, topic, *TEN)
+    seen: list[bytes] = []
+    async with in_batches(cluster, topic) as consumer:
+        async for batch in consumer.batches(max_wait=60.0):
+            assert len(batch) == 1
+            seen.append(batch[0].body)
+            await batch.finish()
+            if len(seen) == len(TEN):
+                break
+    assert seen == TEN
+
+
+# Fetching
+
+
+async def test_fetch_returns_what_is_received_until_the_timeout(cluster: Cluster, topic: str) -> None:
+    async with in_batches(cluster, topic) as consumer:
+        assert len(await consumer.fetch(5, 0.01)) == 0
+        publish(cluster, topic, b"a", b"b")
+        batch = await consumer.fetch(2, 10.0)
+        assert [message.body for message in batch] == [b"a", b"b"]
+        await batch[0].finish()
+        await batch.requeue([batch[1]])
+        again = await consumer.fetch(1)
+        assert again[0].attempts == 2
+        await again.finish()
+        consumer.stop()
+        with pytest.raises(InvalidState, match="stopped"):
+            await consumer.fetch(1)
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_fetch_needs_an_open_consumer() -> None:
+    with pytest.raises(InvalidState, match="not open"):
+        await Consumer("t", "ch", nsqd="127.0.0.1:4150").fetch(1)
+
+
+# Handlers
+
+
+async def test_a_batch_handler_finishes_what_it_did_not_answer(cluster: Cluster, topic: str) -> None:
+    consumer = in_batches(cluster, topic, quick(backoff=CALM))
+    attempts: list[tuple[bytes, int]] = []
+
+    @consumer.batch_handler(max_count=10, max_wait=0.2)
+    async def handle(batch: MessageBatch) -> None:
+        attempts.extend((message.body, message.attempts) for message in batch)
+        if batch[0].attempts == 1:
+            await batch.requeue(batch[:2])
+
+    publish(cluster, topic, *TEN)
+    await running(consumer, lambda: eventually(lambda: len(attempts) == 12))
+    assert sorted(attempts) == sorted([(body, 1) for body in TEN] + [(b"0", 2), (b"1", 2)])
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_a_batch_handler_that_raises_requeues_the_rest_and_logs_once(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = in_batches(cluster, topic, quick(backoff=CALM, failure=FailureOptions(requeue_delay=0)))
+    seen: list[tuple[bytes, int]] = []
+
+    @consumer.batch_handler(max_count=10, max_wait=0.2)
+    async def handle(batch: MessageBatch) -> None:
+        seen.extend((message.body, message.attempts) for message in batch)
+        if len(seen) == len(TEN):
+            await batch.finish_up_to(6)
+            raise ZeroDivisionError("no")
+
+    publish(cluster, topic, *TEN)
+    with caplog.at_level(logging.ERROR):
+        await running(consumer, lambda: eventually(lambda: len(seen) == 13))
+    assert sorted(seen[10:]) == [(b"7", 2), (b"8", 2), (b"9", 2)]
+    (record,) = (record for record in caplog.records if "handler failed" in record.message)
+    assert "3 messages of it are not answered: no" in record.message
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_messages_of_a_batch_are_rejected_after_too_many_attempts(cluster: Cluster, topic: str) -> None:
+    letters: list[tuple[bytes, int, str]] = []
+
+    async def dead_letter(message: Message, error: Exception | None) -> None:
+        letters.append((message.body, message.attempts, str(error)))
+
+    failure = FailureOptions(requeue_delay=0, max_attempts=2, dead_letter=dead_letter)
+    consumer = in_batches(cluster, topic, quick(backoff=CALM, failure=failure))
+
+    @consumer.batch_handler(max_count=3, max_wait=0.1)
+    async def handle(batch: MessageBatch) -> None:
+        raise ZeroDivisionError("no")
+
+    publish(cluster, topic, *TEN[:3])
+    await running(consumer, lambda: eventually(lambda: len(letters) == 3))
+    assert sorted(letters) == [(body, 2, "no") for body in TEN[:3]]
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected"),
+    [
+        (Requeue(7.0, backoff=False), ["FIN 2", "REQ 1", "REQ 3"]),
+        (Reject("bad"), ["FIN 2", "FIN 1", "FIN 3"]),
+        (Finish(), ["FIN 2", "FIN 1", "FIN 3"]),
+    ],
+)
+async def test_a_signal_decides_about_the_rest_of_a_batch(signal: Exception, expected: list[str]) -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
+
+        @consumer.batch_handler(max_count=3, max_wait=30.0)
+        async def handle(batch: MessageBatch) -> None:
+            await batch[1].finish()
+            raise signal
+
+        async def body() -> None:
+            peer = await node.accept()
+            await peer.expect("SUB")
+            await peer.answer()
+            await peer.expect("RDY")
+            await peer.raw(message(1) + message(2) + message(3))
+            assert await tape(peer, 3) == expected
+
+        await running(consumer, body, node)
+
+
+async def test_batches_run_concurrently(cluster: Cluster, topic: str) -> None:
+    consumer = in_batches(cluster, topic, concurrency=2)
+    together = anyio.Event()
+    inside = 0
+
+    @consumer.batch_handler(max_count=5, max_wait=30.0)
+    async def handle(batch: MessageBatch) -> None:
+        nonlocal inside
+        inside += 1
+        if inside == 2:
+            together.set()
+        await together.wait()
+
+    publish(cluster, topic, *TEN)
+    await running(consumer, together.wait)
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_a_cancelled_batch_is_requeued(cluster: Cluster, topic: str) -> None:
+    consumer = in_batches(cluster, topic, quick(close_timeout=0.0))
+    begun = anyio.Event()
+
+    @consumer.batch_handler(max_count=10)
+    async def handle(batch: MessageBatch) -> None:
+        await batch[0].finish()
+        begun.set()
+        await anyio.sleep_forever()
+
+    publish(cluster, topic, *TEN)
+    await running(consumer, begun.wait)
+    async with in_batches(cluster, topic) as other:
+        batch = await other.fetch(9, 10.0)
+        assert len(batch) == 9
+        await batch.finish()
+
+
+async def test_the_messages_of_a_batch_are_touched(cluster: Cluster, topic: str) -> None:
+    publish(cluster, topic, *TEN[:3])
+    async with in_batches(cluster, topic, quick(msg_timeout=1.0, delivery=DeliveryOptions())) as consumer:
+        batch = await consumer.fetch(3, 10.0)
+        received = [message.received for message in batch]
+        await eventually(lambda: all(message.received > received[0] for message in batch))
+        await batch.finish()
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+# The original NSQ
+
+
+@pytest.fixture(scope="module")
+def original() -> Iterator[Cluster]:
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        yield cluster
+
+
+async def test_batches_of_the_original_nsq(original: Cluster, request: pytest.FixtureRequest) -> None:
+    topic = f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    async with Producer(original.lookupd) as producer:
+        await producer.publish_many(topic, TEN)
+    left: list[bytes] = []
+    async with Consumer(topic, "ch", lookupd=original.lookupd, options=QUICK) as consumer:
+        with anyio.fail_after(15):
+            async for batch in consumer.batches(max_count=10, max_wait=5.0):
+                assert [message.body for message in batch] == TEN
+                await batch.finish_up_to(7)
+                break
+            again = await consumer.fetch(2)
+            left = sorted(message.body for message in again)
+            await again.finish()
+    assert left == [b"8", b"9"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.middleware.base import (
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 __all__ = ("MiddlewareConsumer", "MiddlewareProducer", "surround_handler")
-
-H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
 
 class MiddlewareProducer(Producer):
@@ -129,13 +126,8 @@ class MiddlewareConsumer(Consumer):
         super().__init__(topic, channel, options=options, **others)
         self._middleware = check_middleware(middleware)
 
-    def handler(self, function: H) -> H:
-        """Decorator: let a coroutine function handle the messages; see `nsqext.Consumer.handler`."""
-        super().handler(function)  # checks it
-        self._handler = surround_handler(
-            self._middleware, message_handler(function, self.options.failure), self.channel
-        )
-        return function
+    def _handler_of_messages(self, function: Callable[..., Awaitable[object]]) -> Handler:
+        return surround_handler(self._middleware, super()._handler_of_messages(function), self.channel)
 
 
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:

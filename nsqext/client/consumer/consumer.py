@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+    from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import KeyOf
     from nsqext.client.consumer.position import Position
@@ -161,7 +162,7 @@ class Consumer:
 
         def register(function: H) -> H:
             self._check_handler(function)
-            self._handler = MessageHandler(message_handler(function, self.options.failure), auto_finish)
+            self._handler = MessageHandler(self._handler_of_messages(function), auto_finish)
             return function
 
         return register if function is None else register(function)
@@ -189,6 +190,9 @@ class Consumer:
             return function
 
         return register
+
+    def _handler_of_messages(self, function: Callable[..., Awaitable[object]]) -> Handler:
+        return message_handler(function, self.options.failure)
 
     def _check_handler(self, function: object) -> None:
         call = type(function).__call__

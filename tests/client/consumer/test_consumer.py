@@ -408,7 +408,11 @@ async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster
         assert consumer.connections, "closing waits for the answers"
         await received[2].finish()
         await received[3].finish()
-    await eventually(lambda: depth(cluster, topic) == 1)
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=options) as other:
+        (left,) = await other.fetch(1, 10.0)
+        await left.finish()
+    assert sorted([received[0].body, received[2].body, received[3].body, left.body]) == [b"a", b"b", b"c", b"d"]
+    await eventually(lambda: depth(cluster, topic) == 0)
 
 
 async def test_without_auto_finish_messages_are_touched_until_they_are_answered(cluster: Cluster, topic: str) -> None:

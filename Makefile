@@ -12,13 +12,14 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos spark-cluster spark-long check coverage docs bench clean
+.PHONY: help demo pipeline test chaos hostile spark-cluster spark-long check coverage docs bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
 	@echo "make pipeline    a year of flights through Spark: topic, stream, delays, picture (needs Java 17)"
 	@echo "make test        run the test suite"
 	@echo "make chaos       run 200 schedules of faults and print what came of them"
+	@echo "make hostile     run hostile servers and clients and print what they cost"
 	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
@@ -38,6 +39,9 @@ test: $(VENV)/test/.ready
 
 chaos: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.chaos --schedules 200
+
+hostile: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.hostile
 
 spark-long: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10

@@ -95,6 +95,7 @@ class LookupClient:
         self._lists = 0
         self._health: dict[Address, _Health] = {}
         self._limiter: anyio.Semaphore | None = None
+        self._reading: anyio.Lock | None = None
         self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
 
     async def __aenter__(self) -> LookupClient:
@@ -156,12 +157,18 @@ class LookupClient:
         digest = blake2b(body, digest_size=16).digest()
         if known is not None and status == 200 and known[0] == digest:
             return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
-        answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes)
+        async with self._turn():
+            answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes)
         if status == 200:
             if len(self._parsed) >= _MAX_PARSED:
                 self._parsed.clear()
             self._parsed[key] = (digest, answer)
         return answer
+
+    def _turn(self) -> anyio.Lock:
+        """Return the lock that makes the event loop read one response per turn, and serve other tasks between them."""
+        self._reading = self._reading or anyio.Lock()
+        return self._reading
 
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
         """Return all lookup nodes of the last ``/listlookup``, which is repeated after ``poll_interval``.
@@ -215,7 +222,8 @@ class LookupClient:
         status, body = await self.http.fetch(address, "/listlookup", {})
         if status == 404:
             return ()  # the original NSQ
-        nodes = read_lookup_nodes(unwrap(status, body, address), address, self.options.max_lookup_nodes)
+        async with self._turn():
+            nodes = read_lookup_nodes(unwrap(status, body, address), address, self.options.max_lookup_nodes)
         if not isinstance(address, LookupUrl):
             return nodes
         # the list has no scheme: all lookup nodes of a cluster speak the same
@@ -264,14 +272,14 @@ class LookupClient:
             except InvalidState:
                 raise
             except NsqError as error:
-                results[address] = error
+                results[address] = _without_traceback(error)
             return results
 
         async def ask_one(address: Address) -> None:
             try:
                 results[address] = await ask(address)
             except NsqError as error:
-                results[address] = error
+                results[address] = _without_traceback(error)
             else:
                 scope = tasks.cancel_scope
                 scope.deadline = min(scope.deadline, anyio.current_time() + self.options.straggler_timeout)
@@ -307,9 +315,10 @@ class LookupClient:
 
     async def _collect(self, path: str, params: Mapping[str, str], read: Callable[[Any, Address], T]) -> list[T]:
         async def ask(address: Address) -> T:
-            data = await self.http.ask(address, path, params)
+            status, body = await self.http.fetch(address, path, params)
             try:
-                return read(data, address)
+                async with self._turn():
+                    return read(unwrap(status, body, address), address)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise LookupFailed(f"invalid response to {path}", node=str(address)) from error
 
@@ -339,6 +348,18 @@ class LookupClient:
         if len(listed) > most:
             logger.warning("lookup node %s lists %d nodes; max_nodes=%d of them are read", address, len(listed), most)
         return tuple(map(read_node, islice(listed, most)))
+
+
+def _without_traceback(error: NsqError) -> NsqError:
+    """Remove the tracebacks of an error that is kept, because their frames keep the response in memory."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:  # causes may form a circle
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for one in causes:
+        one.__traceback__ = None
+    return error
 
 
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
 from nsqext.lookup.client import LookupClient, failure
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.responses import read_lookup
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json, not_found, recorded
 
@@ -375,3 +377,46 @@ async def test_long_lists_are_refused_or_cut(nodes: LookupNodes, caplog: pytest.
     assert "max_nodes" not in caplog.text
     assert len(await client_of(nodes, max_nodes=2).nodes()) == 2
     assert "a:4161 lists 5 nodes; max_nodes=2 of them are read" in caplog.text
+
+
+@pytest.mark.parametrize("addresses", ["a:4161", "a:4161,b:4161"])
+async def test_errors_that_are_kept_do_not_keep_the_response(nodes: LookupNodes, addresses: str) -> None:
+    for address in addresses.split(","):
+        nodes.lists(address)
+        nodes.finds(address, {"partitions": {"x": {"large": "response"}}})
+    for answer in await client_of(nodes, addresses).lookup("orders"):
+        error: BaseException | None = answer.error
+        assert isinstance(error, LookupFailed)
+        while error is not None:
+            assert error.__traceback__ is None
+            error = error.__cause__ or error.__context__
+
+
+async def test_responses_are_read_in_turns(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two large responses the event loop runs other tasks."""
+    turns: list[int] = []
+    turn = 0
+
+    def reading(*arguments: Any) -> Any:
+        turns.append(turn)
+        return read_lookup(*arguments)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr("nsqext.lookup.client.read_lookup", reading)
+    names = [f"n{number}:4161" for number in range(16)]
+    nodes.lists("a:4161", *names)
+    for name in names:
+        nodes.finds(name, FOUND)
+    client = client_of(nodes)
+    await client.lookup_nodes()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        await client.lookup("orders")
+        tasks.cancel_scope.cancel()
+    assert len(turns) == 16
+    assert max(Counter(turns).values()) <= 2  # one before and one after the other task, on trio

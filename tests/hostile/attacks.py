@@ -1,0 +1,259 @@
+"""The attacks, the bounds that hold during each, and how one is run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import anyio
+from attrs import field, frozen
+
+from nsqext.broker import Cluster
+from nsqext.client.producer.request import OutgoingMessage
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER
+from nsqext.sync import Producer
+from tests.hostile.honest import HONEST_TOPIC, honest
+from tests.hostile.meter import Usage
+
+__all__ = ("ATTACKS", "Attack", "Bounds", "Result", "honest_cluster", "run")
+
+_ROOT = Path(__file__).parents[2]
+_MIB = 1 << 20
+
+
+@frozen
+class Bounds:
+    """What the process under attack may use at most.
+
+    Attributes:
+        rss: growth of its memory, in MiB.
+        block: longest turn of its event loop, in seconds of CPU.
+        wait: longest wait of an honest peer for its message, in seconds.
+        log_lines: lines logged in a second, besides three for each connection of the attacker.
+        descriptors: descriptors that stay open afterwards.
+    """
+
+    rss: float = 96.0
+    block: float = 0.3
+    wait: float = 2.0
+    log_lines: float = 30.0
+    descriptors: int = 8
+
+
+@frozen
+class Attack:
+    """One attack.
+
+    Attributes:
+        name: of the attack, and of the function that attacks.
+        tried: what the hostile peer does.
+        side: what is attacked: ``client`` or ``broker``.
+        scenario: what the client does meanwhile.
+        bounds: what may be used.
+        descriptors: limit of descriptors of the broker; 0 for the system's.
+    """
+
+    name: str
+    tried: str
+    side: str
+    scenario: str = ""
+    bounds: Bounds = field(factory=Bounds)
+    descriptors: int = 0
+
+
+@frozen
+class Result:
+    """What an attack did.
+
+    Attributes:
+        attack: the attack.
+        usage: what the process under attack used.
+        connections: connections of the attacker.
+        sent: bytes that the attacker sent.
+        seconds: length of the attack.
+    """
+
+    attack: Attack
+    usage: Usage
+    connections: int
+    sent: int
+    seconds: float
+
+    def broken(self, *, timed: bool = True) -> list[str]:
+        """Return the bounds that did not hold, with the figures seen.
+
+        Args:
+            timed: include the wait of honest peers, which depends on the load of the machine.
+        """
+        usage, bounds = self.usage, self.attack.bounds
+        seen = {
+            f"memory {usage.rss:.0f} MiB > {bounds.rss:.0f}": usage.rss > bounds.rss,
+            f"turn {usage.block:.2f} s > {bounds.block}": usage.block > bounds.block,
+            f"wait {usage.wait:.2f} s > {bounds.wait}": timed and usage.wait > bounds.wait,
+            f"{usage.log_lines} log lines": usage.log_lines > bounds.log_lines * self.seconds + 3 * self.connections,
+            f"{usage.descriptors} descriptors stay open": usage.descriptors > bounds.descriptors,
+            "no honest message was served": not usage.served,
+            "not recovered": not usage.recovered,
+        }
+        return [text for text, is_broken in seen.items() if is_broken]
+
+
+def _client(name: str, scenario: str, tried: str, **bounds: Any) -> Attack:
+    return Attack(name, tried, "client", scenario, Bounds(**bounds))
+
+
+def _broker(name: str, tried: str, descriptors: int = 0, **bounds: Any) -> Attack:
+    return Attack(name, tried, "broker", "", Bounds(**bounds), descriptors)
+
+
+ATTACKS: tuple[Attack, ...] = (
+    _client("ignore-rdy", "consume", "nsqd sends messages without end, whatever RDY says"),
+    _client("flood-errors", "publish", "nsqd sends error frames of 100 KB without end"),
+    _client("flood-fin-failed", "publish", "nsqd sends rejections of FIN to a producer without end"),
+    _client("flood-heartbeats", "publish", "nsqd sends heartbeats without end, and does not read"),
+    _client("never-read", "publish_large", "nsqd does not read what 8 tasks publish, 1 MB each"),
+    _client("garbage", "publish", "nsqd sends random bytes"),
+    _client("huge-frames", "publish", "nsqd announces a frame of 2 GiB and sends it"),
+    _client("largest-frames", "publish", "nsqd sends error frames of 16 MB"),
+    _client("slow-loris", "publish", "nsqd sends its response to IDENTIFY one byte at a time"),
+    _client("nodes-1000", "look_up", "lookup lists 1,000 lookup nodes, and 1,000 nodes for each topic"),
+    _client("nodes-8000", "look_up", "lookup lists 8,000 lookup nodes, and 8,000 nodes for each topic"),
+    _client("endless-body", "look_up", "lookup sends a body without end"),
+    _client("large-answers", "look_up", "64 lookup nodes send 15 MB each", rss=640.0, block=1.5, wait=5.0),
+    _client("slow-answers", "look_up", "lookup responds one byte at a time"),
+    _client("wrong-json", "look_up", "lookup sends JSON of wrong types or depth"),
+    _client(
+        "unpack",
+        "consume_honest",
+        "4 handlers consume messages of 62 KB that unpack to 64 MB",
+        rss=640.0,
+        block=1.5,
+        wait=5.0,
+    ),
+    _broker("chunked-bodies", "chunked HTTP bodies of 400 MB"),
+    _broker("unread-replies", "a client publishes and does not read the replies"),
+    _broker("full-window", "a client keeps its connection full of commands"),
+    _broker("silent-connections", "2,000 connections that send nothing"),
+    _broker("long-lines", "lines of 16 MB over TCP and HTTP"),
+    _broker("catastrophic-filters", "filters that take a backtracking engine exponential time"),
+    _broker("out-of-descriptors", "more connections than the broker has descriptors", 256),
+)
+
+
+@contextmanager
+def _program(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a module in a process of its own; it is killed in the end, if it has not ended."""
+    command = [sys.executable, "-m", f"tests.hostile.{module}", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
+def _tell(process: subprocess.Popen[str], data: object) -> None:
+    stdin, _ = _pipes(process)
+    stdin.write(json.dumps(data) + "\n")
+    stdin.flush()
+
+
+def _read(process: subprocess.Popen[str]) -> Any:
+    _, stdout = _pipes(process)
+    line = stdout.readline()
+    if not line:
+        raise RuntimeError(f"{process.args!r} ended without an answer")
+    return json.loads(line)
+
+
+def _end(process: subprocess.Popen[str]) -> dict[str, int]:
+    """End an attacker; return its counters."""
+    stdin, _ = _pipes(process)
+    stdin.close()
+    counters: dict[str, int] = _read(process)
+    return counters
+
+
+def run(attack: Attack, cluster: Cluster, seconds: float) -> Result:
+    """Run an attack.
+
+    Args:
+        attack: the attack.
+        cluster: honest servers for clients under attack, with the topics ``honest`` and ``target``.
+        seconds: length of the attack.
+
+    Raises:
+        RuntimeError: a process ended early.
+    """
+    if attack.side == "broker":
+        return anyio.run(_attack_broker, attack, seconds)
+    if attack.name == "unpack":
+        return _attack_consumer(attack, cluster, seconds)
+    with _program("servers", attack.name) as attacker, _program("victim") as victim:
+        usage = _watch_client(victim, attack, cluster, seconds, f"127.0.0.1:{_read(attacker)}")
+        return _result(attack, usage, _end(attacker), seconds)
+
+
+def _watch_client(
+    victim: subprocess.Popen[str], attack: Attack, cluster: Cluster, seconds: float, hostile: str
+) -> Usage:
+    task = {"side": "client", "scenario": attack.scenario, "hostile": hostile, "seconds": seconds}
+    _tell(victim, {**task, "lookupd": cluster.lookupd[0]})
+    return Usage(**_read(victim))
+
+
+def _attack_consumer(attack: Attack, cluster: Cluster, seconds: float) -> Result:
+    """Publish small bodies that unpack to large ones, for a client to consume."""
+    size = 64 * _MIB
+    body = gzip.compress(bytes(size))
+    headers = {COMPRESS_HEADER: "1", SIZE_HEADER: str(size)}
+    with Producer(cluster.lookupd) as producer:
+        producer.publish_many("target", [OutgoingMessage(body, headers=headers)] * 20)
+    with _program("victim") as victim:
+        usage = _watch_client(victim, attack, cluster, seconds, "")
+    return _result(attack, usage, {"connections": 1, "sent": 20 * len(body)}, seconds)
+
+
+async def _attack_broker(attack: Attack, seconds: float) -> Result:
+    with _program("victim") as victim:
+        _tell(victim, {"side": "broker", "descriptors": attack.descriptors})
+        places = await anyio.to_thread.run_sync(_read, victim)
+        waits = Usage()
+        async with honest(places["lookupd"], waits) as peer:
+            _tell(victim, "start")
+            with _program("clients", attack.name, places["tcp"], places["http"]) as attacker:
+                await peer.exchange_until(time.monotonic() + seconds)
+                counters = await anyio.to_thread.run_sync(_end, attacker)
+            with anyio.move_on_after(10):
+                await peer.exchange(5)
+                async with honest(places["lookupd"], Usage(), "second"):  # new connections are served as well
+                    waits.recovered = True
+        _tell(victim, "stop")
+        usage = Usage(**await anyio.to_thread.run_sync(_read, victim))
+    usage.wait, usage.served, usage.recovered = waits.wait, waits.served, waits.recovered
+    return _result(attack, usage, counters, seconds)
+
+
+def _result(attack: Attack, usage: Usage, counters: dict[str, int], seconds: float) -> Result:
+    return Result(attack, usage, counters["connections"], counters["sent"], seconds)
+
+
+@contextmanager
+def honest_cluster() -> Iterator[Cluster]:
+    """Run the honest servers that clients under attack use beside the hostile ones."""
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic(HONEST_TOPIC, channels=["default"])
+        cluster.create_topic("target", extend=True, channels=["default"])
+        yield cluster

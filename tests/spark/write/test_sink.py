@@ -157,15 +157,16 @@ def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, ser
     def run() -> None:
         orders = spark.readStream.format("nsqext").options(**servers.options, subscribe=source, channel="sums")
         rows = orders.option("startingOffsets", "earliest").load()
-        number = sf.col("value").cast("string").cast("int")
-        sums = rows.groupBy((number % 7).alias("key")).agg(sf.count("*").alias("count"))
-        identity = sf.concat_ws("/", "key", "count")
+        minute = sf.col("value").cast("string").cast("int")
+        timed = rows.select(sf.timestamp_seconds(minute * 60).alias("time")).withWatermark("time", "0 seconds")
+        sums = timed.groupBy(sf.window("time", "10 minutes").alias("span")).count()
+        start = sf.unix_timestamp("span.start") / 60
         messages = sums.coalesce(1).select(
-            sf.to_json(sf.struct("key", "count")).alias("value"),
-            sf.create_map(sf.lit("nsqext_id"), identity).alias("headers"),
+            sf.format_string("%d: %d", start.cast("int"), "count").alias("value"),
+            sf.create_map(sf.lit("nsqext_id"), start.cast("int").cast("string")).alias("headers"),
         )
         kind = "value string, headers map<string,string>"
-        writer = messages.mapInArrow(stumbling, kind).writeStream.format("nsqext").outputMode("update")
+        writer = messages.mapInArrow(stumbling, kind).writeStream.format("nsqext")
         writer = writer.options(**servers.options, topic=target, ackBatchBytes="1")
         writer.option("checkpointLocation", str(tmp_path / "sums")).trigger(
             availableNow=True
@@ -178,9 +179,10 @@ def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, ser
     flag.unlink()
     run()
     stored = load(spark, servers, target, includeHeaders="true").cache()
-    assert stored.count() > 7, "the failed batch had published some sums"
+    # the window of the last ten minutes is still open
+    assert stored.count() > 6, "the failed batch had published some sums"
     found = sorted(bytes(row.value).decode() for row in dedupe(stored).collect())
-    assert found == [f'{{"key":{key},"count":10}}' for key in range(7)]
+    assert found == sorted(f"{minute}: 10" for minute in range(0, 60, 10))
 
 
 def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from attrs import frozen
 
@@ -274,6 +274,17 @@ class Cluster:
         return str(self._run(lambda runtime: coordinated(runtime).wait_writable(topic, partition, timeout)))
 
     # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> Literal["up", "frozen", "down"]:
+        """Return whether an nsqd is up, frozen or down; does not wait for the cluster.
+
+        Raises:
+            InvalidInput: unknown node.
+        """
+        running = self._running.node(name)
+        if running.server is None:
+            return "down"
+        return "frozen" if running.member.node.faults.frozen else "up"
 
     def kill(self, name: str) -> None:
         """Kill a node as ``kill -9`` does: connections break, ports refuse, no other node is notified."""

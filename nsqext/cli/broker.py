@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsqext.cli.web import WEB_PORT, web_options
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import DEFAULT_CHANNEL
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
+    from nsqext.web import WebOptions
 
 __all__ = ("parse_topic", "run")
 
@@ -83,6 +88,12 @@ def run(
         list[str] | None, typer.Option(help="A further host name that HTTP clients use; once for each.")
     ] = None,
     lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")
+    ] = False,
+    web_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Its port on 127.0.0.1; 0 for a free one.")
+    ] = WEB_PORT,
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
 
@@ -109,6 +120,7 @@ def run(
         http_hosts=tuple(http_host or ()),
         tls=TlsFiles(tls_cert, tls_key).context() if tls_cert and tls_key else None,
     )
+    page_options = web_options("127.0.0.1", write=True) if web else None
     ending = threading.Event()
 
     def end(number: int, _: object) -> None:
@@ -121,16 +133,31 @@ def run(
         for name, arguments in topics.items():
             cluster.create_topic(name, **arguments)
         kept = f"messages in {data_path}" if data_path else "messages in memory"
-        print(_banner(cluster, f"{_GENERATIONS[generation]}, {kept}", topics), flush=True)
-        ending.wait()
-        print("ending", flush=True)
+        with _page(cluster, page_options, web_port) as page:
+            print(_banner(cluster, f"{_GENERATIONS[generation]}, {kept}", topics, page), flush=True)
+            ending.wait()
+            print("ending", flush=True)
 
 
-def _banner(cluster: Cluster, about: str, topics: dict[str, dict[str, Any]]) -> str:
+@contextmanager
+def _page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[str]:
+    """Serve the page of the cluster, and give its URL; without options nothing is served."""
+    if options is None:
+        yield ""
+        return
+    from nsqext.web import WebPage
+    from nsqext.web.server import served
+
+    with served(WebPage(cluster.lookupd, options, cluster=cluster), Address("127.0.0.1", port)) as address:
+        yield f"http://{address}/"
+
+
+def _banner(cluster: Cluster, about: str, topics: dict[str, dict[str, Any]], page: str) -> str:
     """Return the addresses, commands to copy, and ``ready`` as the last line."""
     from nsqext._version import __version__
 
     lines = [f"nsqext {__version__} broker: {about}"]
+    lines += [f"page: {page}"] if page else []
     lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]
     lines += [f"nsqd {node.name}: TCP {node.tcp}, HTTP {node.http}" for node in cluster.nodes.values()]
     lines += [f"topic {name}: channels {', '.join(options.get('channels', ()))}" for name, options in topics.items()]

@@ -86,6 +86,8 @@ def web_options(
     auth = os.environ.get(AUTH_VARIABLE)
     if basic_auth_file is not None:
         auth = basic_auth_file.read_text(encoding="utf-8").strip()
+        if not auth:
+            raise InvalidSetting(f"{basic_auth_file} is empty", hint="write user:password into it")
     if not is_loopback(host) and not auth and not proxy_header:
         raise InvalidSetting(
             f"{host} can be reached from other machines, and the page shows message bodies",

@@ -19,9 +19,12 @@ from starlette.staticfiles import StaticFiles
 
 from nsqext._version import __version__
 from nsqext.admin import Admin
+from nsqext.broker.http_api import Call, HttpFault, first_values
+from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 from nsqext.web import drawings
+from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
 from nsqext.web.pages import Page, Pages
 from nsqext.web.security import Refused, Security, WebOptions
@@ -29,10 +32,13 @@ from nsqext.web.security import Refused, Security, WebOptions
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from nsqext.broker import Cluster
+
 __all__ = ("WebPage",)
 
 _HERE = Path(__file__).parent
 _MOST_STREAMS = 64
+_MOST_FORM = 4 * 1024 * 1024  # bytes; a message of 1 MiB triples when a form encodes it
 _RETRY = "check that the cluster is up, then reload the page"
 _ADMIN = LookupOptions(request_timeout=15.0)
 
@@ -61,20 +67,25 @@ class WebPage:
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
         options: settings.
+        cluster: an embedded cluster with these addresses, whose nodes the page can kill, freeze and restart.
 
     Raises:
         InvalidSetting: no address, or an invalid one.
     """
 
-    def __init__(self, lookupd: str | Sequence[str], options: WebOptions | None = None) -> None:
+    def __init__(
+        self, lookupd: str | Sequence[str], options: WebOptions | None = None, *, cluster: Cluster | None = None
+    ) -> None:
         self._options = options or WebOptions()
         self._lookupd = lookupd if isinstance(lookupd, str) else ", ".join(lookupd)
         self._security = Security(self._options)
         self._monitor = Monitor(lookupd, self._options.interval)
         self._admin = Admin(lookupd, options=_ADMIN)
+        self._producer = Producer(lookupd)
+        self._cluster = cluster
         self._environment = _environment()
         self._streams = 0
-        pages = Pages(self._monitor, self._admin)
+        pages = Pages(self._monitor, self._admin, cluster)
         self._routes = Starlette(
             routes=[
                 self._route("/", pages.overview),
@@ -82,6 +93,7 @@ class WebPage:
                 self._route("/topics/{topic}/messages", pages.messages, live=False),
                 self._route("/topics/{topic}/channels/{channel}", pages.channel),
                 self._route("/nodes/{node}", pages.node),
+                Route("/actions/{name}", self._act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
             ],
             exception_handlers={HTTPException: self._unknown},
@@ -89,7 +101,7 @@ class WebPage:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Sample the cluster until cancelled, then close the connections."""
-        async with self._admin, anyio.create_task_group() as tasks:
+        async with self._admin, self._producer, anyio.create_task_group() as tasks:
             tasks.start_soon(self._monitor.run)
             task_status.started()
 
@@ -131,8 +143,10 @@ class WebPage:
             "lookupd": self._lookupd,
             "write": self._options.write,
             "user": user,
+            "token": self._security.token(user) if self._options.write else "",
+            "embedded": self._cluster is not None,
             "path": request.url.path,
-            "done": "",
+            "done": ACTIONS[done].done if (done := request.query_params.get("done")) in ACTIONS else "",
         }
 
     def _render(self, request: Request, snapshot: Snapshot, page: Page, *, live: bool) -> str:
@@ -167,6 +181,41 @@ class WebPage:
                     yield b": unchanged\n\n"
         finally:
             self._streams -= 1
+
+    # --- actions --------------------------------------------------------------------------------------------------
+
+    async def _act(self, request: Request) -> Response:
+        """Perform the action of a form, or ask before one that cannot be undone."""
+        name = request.path_params["name"]
+        try:
+            fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
+            self._security.check_change(request.scope["user_name"], fields.pop("token", ""))
+        except Refused as refused:
+            return self._error_page(request, refused.status, refused.text, refused.hint)
+        except HttpFault as fault:
+            return self._error_page(request, fault.status, "the form is too large", "send less at once")
+        action = ACTIONS.get(name)
+        if action is None:
+            return self._error_page(request, 404, f"the action {name} does not exist", "use the buttons of the page")
+        if action.question and fields.pop("sure", "") != "yes":
+            return self._question(request, name, action, fields)
+        try:
+            page = await action.perform(Target(self._admin, self._producer, self._cluster), Form(fields))
+        except NsqError as error:
+            return self._nsq_error_page(request, error)
+        return Response(status_code=303, headers={"Location": f"{page}?done={name}"})
+
+    def _question(self, request: Request, name: str, action: Action, fields: Mapping[str, str]) -> Response:
+        topic = fields.get("topic", "")
+        values = {
+            "name": name,
+            "action": action,
+            "fields": {field: value for field, value in fields.items() if value},
+            "back": topic_page(topic) if topic else "/",
+        }
+        template = self._environment.get_template("confirm.html")
+        html = template.render(self._values(request, None), title=action.button, live=False, **values)
+        return Response(html, media_type="text/html")
 
     # --- errors ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nsqext.admin import Admin, NodeStatus, PartitionStats
+    from nsqext.broker import Cluster
     from nsqext.types import Address
     from nsqext.web.monitor import Monitor, Snapshot
 
@@ -79,27 +80,39 @@ class Pages:
     Args:
         monitor: samples the cluster.
         admin: reads stored messages.
+        cluster: the embedded cluster whose pages these are; None for any other one.
     """
 
-    def __init__(self, monitor: Monitor, admin: Admin) -> None:
+    def __init__(self, monitor: Monitor, admin: Admin, cluster: Cluster | None) -> None:
         self._monitor = monitor
         self._admin = admin
+        self._cluster = cluster
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
-        """Return the nodes, by address."""
+        """Return the nodes that lookup knows, and all nodes of an embedded cluster; by name and address."""
         leads: dict[str, list[tuple[str, int]]] = {}
         for topic in snapshot.topics.values():
             for number, leader in topic.leaders.items():
                 leads.setdefault(str(leader), []).append((topic.name, number))
+        known = {str(node.tcp): node for node in snapshot.nodes}
+        names: dict[str, str] = dict.fromkeys(known, "")
+        states: dict[str, Literal["up", "down", "frozen"]] = {
+            address: "up" if node.reachable else "down" for address, node in known.items()
+        }
+        if self._cluster is not None:
+            for embedded in self._cluster.nodes.values():
+                names[embedded.tcp] = embedded.name
+                states[embedded.tcp] = self._cluster.state(embedded.name)
+        order = sorted(names, key=lambda address: (names[address], address))
         return tuple(
             NodeRow(
-                address=str(node.tcp),
-                name="",
-                state="up" if node.reachable else "down",
-                status=node,
-                leads=tuple(sorted(leads.get(str(node.tcp), ()))),
+                address=address,
+                name=names[address],
+                state=states[address],
+                status=known.get(address),
+                leads=tuple(sorted(leads.get(address, ()))),
             )
-            for node in snapshot.nodes
+            for address in order
         )
 
     async def overview(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
@@ -125,13 +138,17 @@ class Pages:
                 leader = info.leaders.get(number)
                 others = tuple(found for found in replicas.get(number, ()) if found != str(leader))
                 rows.append(PartitionRow(number, leader, others, parts.get(number)))
+        nodes = self.node_rows(snapshot)
+        moves = {node.address: node.name for node in nodes if node.state == "up"}
         channels = sorted({*info.channels, *(stats.channels if stats else ())})
         values = {
             "topic": info,
             "stats": stats,
             "partitions": rows,
             "channels": channels,
-            "names": {node.address: node.name for node in self.node_rows(snapshot)},
+            "names": {node.address: node.name for node in nodes},
+            "http": {node.address: str(node.status.http) for node in nodes if node.status and node.status.http},
+            "moves": moves if self._cluster is not None and info.generation == "ha" else {},
         }
         return Page("topic.html", name, values)
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.from_thread import start_blocking_portal
 
 from nsqext.broker.uvicorn_server import HttpServer
 from nsqext.errors import InvalidSetting
+from nsqext.types import Address
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from nsqext.types import Address
     from nsqext.web.app import WebPage
 
-__all__ = ("listen", "serve")
+__all__ = ("listen", "serve", "served")
 
 
 def listen(address: Address) -> socket.socket:
@@ -49,3 +52,20 @@ async def serve(
         await tasks.start(page.run)
         await tasks.start(HttpServer(page).serve, listener)
         task_status.started()
+
+
+@contextmanager
+def served(page: WebPage, address: Address) -> Iterator[Address]:
+    """Serve in a thread of its own while the block runs; gives the address with its port.
+
+    Raises:
+        InvalidSetting: see `listen`.
+    """
+    listener = listen(address)
+    bound = Address(address.host, listener.getsockname()[1])
+    with listener, start_blocking_portal("asyncio") as portal:
+        serving, _ = portal.start_task(serve, page, listener)
+        try:
+            yield bound
+        finally:
+            serving.cancel()

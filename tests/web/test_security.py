@@ -9,7 +9,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.web import WebOptions
-from tests.support.web_pages import browsing
+from tests.support.web_pages import browsing, press, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,3 +83,59 @@ def test_bad_options_are_refused(options: dict[str, object]) -> None:
 
 def test_the_password_is_not_shown() -> None:
     assert "secret" not in repr(WebOptions(basic_auth="ann:secret"))
+
+
+async def test_changes_from_other_sites_are_refused(cluster: Cluster) -> None:
+    async with browsing(cluster, write=True) as browser:
+        form = {"token": await token_of(browser), "topic": "evil"}
+        for headers in (
+            {"origin": "http://evil.example"},
+            {"origin": "http://localhost:9999"},
+            {"origin": "null"},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"host": "evil.example"},
+        ):
+            answer = await browser.post("/actions/create-topic", data=form, headers=headers)
+            assert (headers, answer.status_code) == (headers, 403)
+            assert "What to do" in answer.text
+        assert (await browser.get("/topics/evil")).status_code == 404
+
+
+@pytest.mark.parametrize("token", [None, "", "0" * 64, "\u00e9"])
+async def test_changes_without_the_token_are_refused(cluster: Cluster, token: str | None) -> None:
+    form = {"topic": "evil"} | ({} if token is None else {"token": token})
+    async with browsing(cluster, write=True) as browser:
+        answer = await browser.post("/actions/create-topic", data=form)
+        assert answer.status_code == 403
+        assert "reload the page" in answer.text
+        assert (await browser.get("/topics/evil")).status_code == 404
+
+
+async def test_the_token_of_another_user_is_refused(cluster: Cluster) -> None:
+    async with browsing(cluster, write=True, proxy_header="X-User") as browser:
+        browser.headers["x-user"] = "ann"
+        token = await token_of(browser)
+        browser.headers["x-user"] = "bob"
+        answer = await browser.post("/actions/create-topic", data={"topic": "evil", "token": token})
+    assert answer.status_code == 403
+
+
+async def test_a_page_that_only_reads_has_no_forms_and_refuses_changes(cluster: Cluster) -> None:
+    cluster.create_topic("read", channels=["ch"])
+    async with browsing(cluster) as browser, browsing(cluster, write=True) as writer:
+        for path in ("/", "/topics/read", "/topics/read/channels/ch"):
+            assert "<form" not in (await browser.get(path)).text
+            assert "<form" in (await writer.get(path)).text
+        answer = await browser.post("/actions/delete-topic", data={"topic": "read", "token": "", "sure": "yes"})
+        assert answer.status_code == 403
+        assert "--write" in answer.text
+        assert (await browser.get("/topics/read")).status_code == 200
+
+
+async def test_actions_are_posts(cluster: Cluster) -> None:
+    async with browsing(cluster, write=True) as browser:
+        assert (await browser.get("/actions/create-topic")).status_code == 405
+        assert (await press(browser, "nothing")).status_code == 404
+        large = await press(browser, "create-topic", topic="x" * 5_000_000)
+    assert large.status_code == 413

@@ -74,6 +74,7 @@
   window.addEventListener("pagehide", () => events && events.close());
   window.addEventListener("pageshow", (event) => event.persisted && events && open());
   state.hidden = hold.hidden = false;
+  document.getElementById("read")?.remove();
   show("live", "");
   open();
 })();

@@ -206,6 +206,19 @@ def test_it_is_used_from_several_threads() -> None:
         assert sorted(lookup(cluster.lookupd[0], "/topics")["topics"]) == sorted(names)
 
 
+def test_the_state_of_a_node_is_up_frozen_or_down() -> None:
+    with Cluster(nodes=2) as cluster:
+        assert (cluster.state("n1"), cluster.state("n2")) == ("up", "up")
+        cluster.faults.freeze("n1")
+        cluster.kill("n2")
+        assert (cluster.state("n1"), cluster.state("n2")) == ("frozen", "down")
+        cluster.faults.thaw("n1")
+        cluster.restart("n2")
+        assert (cluster.state("n1"), cluster.state("n2")) == ("up", "up")
+        with pytest.raises(InvalidInput, match="unknown node"):
+            cluster.state("n9")
+
+
 def test_a_killed_node_comes_back_with_its_messages() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])

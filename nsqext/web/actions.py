@@ -1,0 +1,300 @@
+"""What the forms do: changes of topics, channels and nodes, publishing, and faults of an embedded cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import anyio
+from attrs import frozen
+
+from nsqext.client.consumer.position import Position
+from nsqext.errors import InvalidInput, InvalidState
+
+if TYPE_CHECKING:
+    from nsqext.admin import Admin
+    from nsqext.broker import Cluster
+    from nsqext.client.producer.producer import Producer
+
+__all__ = ("ACTIONS", "Action", "Form", "Target", "topic_page")
+
+_TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes
+
+
+@frozen
+class Target:
+    """What actions act on.
+
+    Attributes:
+        admin: changes the cluster.
+        producer: publishes.
+        cluster: the embedded cluster; None for any other one.
+    """
+
+    admin: Admin
+    producer: Producer
+    cluster: Cluster | None
+
+    def embedded(self) -> Cluster:
+        """Return the embedded cluster.
+
+        Raises:
+            InvalidState: the page is not that of an embedded cluster.
+        """
+        if self.cluster is None:
+            raise InvalidState("this is not an embedded cluster", hint="start one with nsqext broker --web")
+        return self.cluster
+
+
+@frozen
+class Form:
+    """The fields of a form.
+
+    Attributes:
+        fields: text by name.
+    """
+
+    fields: Mapping[str, str]
+
+    def given(self, name: str) -> str:
+        """Return a field; empty when it is missing."""
+        return self.fields.get(name, "").strip()
+
+    def needed(self, name: str) -> str:
+        """Return a field.
+
+        Raises:
+            InvalidInput: it is missing or empty.
+        """
+        text = self.given(name)
+        if not text:
+            raise InvalidInput(f"the field {name} is empty", hint="go back and fill it in")
+        return text
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a whole number; the default for an empty field.
+
+        Raises:
+            InvalidInput: it is not a number.
+        """
+        text = self.given(name)
+        if not text and default is not None:
+            return default
+        if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+            raise InvalidInput(f"{name}={text!r} is not a whole number", hint="go back and correct it")
+        return int(text)
+
+
+@frozen
+class Action:
+    """Something that a form does.
+
+    Attributes:
+        perform: does it, and returns the address of the page to show then.
+        button: label of its button.
+        done: shown afterwards.
+        question: asked before, because it cannot be undone; empty for what can.
+    """
+
+    perform: Callable[[Target, Form], Awaitable[str]]
+    button: str
+    done: str
+    question: str = ""
+
+
+def topic_page(topic: str) -> str:
+    """Return the address of a topic's page."""
+    return f"/topics/{quote(topic, safe='')}"
+
+
+def _channel_page(topic: str, channel: str) -> str:
+    return f"{topic_page(topic)}/channels/{quote(channel, safe='')}"
+
+
+# --- topics -------------------------------------------------------------------------------------------------------
+
+
+async def _create_topic(target: Target, form: Form) -> str:
+    topic = form.needed("topic")
+    channel = form.given("channel")
+    partitions, replicas = form.number("partitions", 1), form.number("replicas", 1)
+    ordered = bool(form.given("ordered"))
+    crowded = partitions * replicas > len(await target.admin.nodes())
+    await target.admin.create_topic(
+        topic,
+        partitions=partitions,
+        replicas=replicas,
+        extend=bool(form.given("extend")),
+        ordered=ordered,
+        multipart=crowded and not ordered,
+        channels=[channel] if channel else [],
+        wait=_TOPIC_WAIT,
+    )
+    return topic_page(topic)
+
+
+async def _delete_topic(target: Target, form: Form) -> str:
+    await target.admin.delete_topic(form.needed("topic"))
+    return "/"
+
+
+async def _change_topic(method: str, target: Target, form: Form) -> str:
+    topic = form.needed("topic")
+    await getattr(target.admin, method)(topic)
+    return topic_page(topic)
+
+
+async def _tombstone(target: Target, form: Form) -> str:
+    topic = form.needed("topic")
+    await target.admin.tombstone(topic, form.needed("node"))
+    return topic_page(topic)
+
+
+def _headers(text: str) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise InvalidInput(f"the header line {line!r} has no colon", hint="write one name: value per line")
+        found[name.strip()] = value.strip()
+    return found or None
+
+
+async def _publish(target: Target, form: Form) -> str:
+    topic = form.needed("topic")
+    body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send lines of a text area with CRLF
+    await target.producer.publish(
+        topic,
+        body.encode("utf-8", "surrogateescape"),
+        headers=_headers(form.given("headers")),
+        tag=form.given("tag") or None,
+        key=form.given("key") or None,
+        trace_id=form.number("trace_id") if form.given("trace_id") else None,
+        partition=form.number("partition") if form.given("partition") else None,
+    )
+    return topic_page(topic)
+
+
+# --- channels -----------------------------------------------------------------------------------------------------
+
+
+async def _change_channel(method: str, target: Target, form: Form) -> str:
+    topic, channel = form.needed("topic"), form.needed("channel")
+    await getattr(target.admin, method)(topic, channel)
+    return _channel_page(topic, channel)
+
+
+async def _delete_channel(target: Target, form: Form) -> str:
+    topic = form.needed("topic")
+    await target.admin.delete_channel(topic, form.needed("channel"))
+    return topic_page(topic)
+
+
+def _position(form: Form) -> Position:
+    kind = form.needed("position")
+    if kind == "earliest":
+        return Position.earliest()
+    if kind == "latest":
+        return Position.latest()
+    if kind != "time":
+        raise InvalidInput(f"position={kind!r} is not earliest, latest or time")
+    text = form.needed("time")
+    try:
+        return Position.at(datetime.fromisoformat(text).replace(tzinfo=UTC))
+    except ValueError as error:
+        raise InvalidInput(f"time={text!r} is not a time", hint="write it as 2030-12-31T23:59, in UTC") from error
+
+
+async def _seek_channel(target: Target, form: Form) -> str:
+    topic, channel = form.needed("topic"), form.needed("channel")
+    await target.admin.seek_channel(topic, channel, _position(form))
+    return _channel_page(topic, channel)
+
+
+# --- the embedded cluster -----------------------------------------------------------------------------------------
+
+
+async def _fault(method: str, target: Target, form: Form) -> str:
+    cluster = target.embedded()
+    await anyio.to_thread.run_sync(getattr(cluster.faults, method), form.needed("name"))
+    return "/"
+
+
+async def _move_leader(target: Target, form: Form) -> str:
+    cluster = target.embedded()
+    topic = form.needed("topic")
+    await anyio.to_thread.run_sync(
+        cluster.move_leader, topic, form.number("partition"), form.needed("name"), abandon_on_cancel=True
+    )
+    return topic_page(topic)
+
+
+ACTIONS: dict[str, Action] = {
+    "create-topic": Action(_create_topic, "Create topic", "The topic was created."),
+    "delete-topic": Action(
+        _delete_topic,
+        "Delete topic",
+        "The topic was deleted.",
+        "All its messages and channels are lost, and its consumers are disconnected.",
+    ),
+    "empty-topic": Action(
+        partial(_change_topic, "empty_topic"),
+        "Empty topic",
+        "The topic was emptied.",
+        "The messages that wait in the topic and in all its channels are not delivered any more.",
+    ),
+    "upgrade-topic": Action(
+        partial(_change_topic, "upgrade_topic"),
+        "Upgrade topic",
+        "The topic was upgraded: messages may carry headers, tags and keys.",
+        "The topic gets extend support. It cannot be taken away again, and old clients may not read its messages.",
+    ),
+    "pause-topic": Action(partial(_change_topic, "pause_topic"), "Pause", "The topic is paused."),
+    "unpause-topic": Action(partial(_change_topic, "unpause_topic"), "Unpause", "The topic is not paused any more."),
+    "tombstone": Action(
+        _tombstone,
+        "Tombstone",
+        "Lookup hides the node for a while.",
+        "Lookup hides the topic on this node for a while: consumers disconnect from it, producers avoid it.",
+    ),
+    "publish": Action(_publish, "Publish", "The message was stored."),
+    "create-channel": Action(partial(_change_channel, "create_channel"), "Create channel", "The channel was created."),
+    "delete-channel": Action(
+        _delete_channel,
+        "Delete channel",
+        "The channel was deleted.",
+        "Its position is lost, with the messages that wait in it. Its consumers are disconnected.",
+    ),
+    "pause-channel": Action(partial(_change_channel, "pause_channel"), "Pause", "The channel is paused."),
+    "unpause-channel": Action(partial(_change_channel, "unpause_channel"), "Unpause", "The channel delivers again."),
+    "empty-channel": Action(
+        partial(_change_channel, "empty_channel"),
+        "Empty channel",
+        "The channel was emptied.",
+        "The messages that wait in the channel are not delivered any more.",
+    ),
+    "skip-channel": Action(
+        partial(_change_channel, "skip_channel"),
+        "Skip messages",
+        "The channel skips every message.",
+        "The channel finishes every message without delivery, until it is told to stop skipping.",
+    ),
+    "unskip-channel": Action(
+        partial(_change_channel, "unskip_channel"), "Stop skipping", "The channel delivers messages again."
+    ),
+    "seek-channel": Action(
+        _seek_channel,
+        "Move channel",
+        "The channel was moved.",
+        "Consumers receive messages from the new position: earlier ones again, or later ones without those between.",
+    ),
+    "kill": Action(partial(_fault, "kill"), "Kill", "The node was killed."),
+    "freeze": Action(partial(_fault, "freeze"), "Freeze", "The node is frozen."),
+    "thaw": Action(partial(_fault, "thaw"), "Thaw", "The node runs again."),
+    "restart": Action(partial(_fault, "restart"), "Restart", "The node was started again."),
+    "move-leader": Action(_move_leader, "Move leader", "The leader was moved."),
+}
+"""Actions by the last part of their address."""

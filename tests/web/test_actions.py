@@ -1,0 +1,191 @@
+"""Every action of the page, on embedded clusters of both generations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from nsqext import Admin, Producer
+from nsqext.broker import Cluster
+from nsqext.web.actions import ACTIONS
+from tests.support.web_pages import browsing, page_with, press, token_of
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def ha() -> Iterator[Cluster]:
+    with Cluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def classic() -> Iterator[Cluster]:
+    with Cluster(nodes=2, generation="nsq") as cluster:
+        yield cluster
+
+
+def fresh() -> str:
+    """Return an unused topic name."""
+    return f"web_{token_hex(4)}"
+
+
+async def test_a_topic_is_created_and_deleted(ha: Cluster, classic: Cluster) -> None:
+    for cluster in (ha, classic):
+        topic = fresh()
+        async with browsing(cluster, write=True) as browser, Admin(cluster.lookupd) as admin:
+            created = await press(
+                browser, "create-topic", topic=topic, partitions="2", replicas="2", channel="ch", extend="yes"
+            )
+            assert (created.status_code, created.url.path) == (200, f"/topics/{topic}")
+            assert "The topic was created." in created.text
+            info = await admin.topic(topic)
+            assert info.channels == ("ch",)
+            if info.meta is not None:
+                assert (info.meta.partition_num, info.meta.replica, info.meta.extend_support) == (2, 2, True)
+            again = await press(browser, "create-topic", topic=topic)
+            assert again.status_code == 400 and "the topic exists" in again.text
+            deleted = await press(browser, "delete-topic", topic=topic)
+            assert (deleted.status_code, deleted.url.path) == (200, "/")
+            assert topic not in deleted.text
+            assert topic not in await admin.topics()
+
+
+async def test_what_cannot_be_undone_is_asked_before(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    asking = [name for name, action in ACTIONS.items() if action.question]
+    assert {"delete-topic", "empty-topic", "delete-channel", "empty-channel", "seek-channel"} <= set(asking)
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await producer.publish(topic, b"kept")
+        token = await token_of(browser)
+        for name in asking:
+            form = {"token": token, "topic": topic, "channel": "ch", "position": "latest", "node": "<b>"}
+            answer = await browser.post(f"/actions/{name}", data=form)
+            assert (answer.status_code, ACTIONS[name].question in answer.text) == (200, True)
+            assert 'name="sure" value="yes"' in answer.text
+            assert f'name="topic" value="{topic}"' in answer.text
+            assert "<b>" not in answer.text.partition("facts")[2].partition("</dl>")[0]
+        assert (await admin.stats(topic)).channels["ch"].lag == 1
+
+
+async def test_a_channel_is_created_paused_emptied_and_deleted(ha: Cluster, classic: Cluster) -> None:
+    for cluster in (ha, classic):
+        topic = fresh()
+        async with (
+            browsing(cluster, write=True) as browser,
+            Admin(cluster.lookupd) as admin,
+            Producer(cluster.lookupd) as producer,
+        ):
+            await admin.create_topic(topic, channels=["keep"])
+            place = {"topic": topic, "channel": "ch"}
+            created = await press(browser, "create-channel", **place)
+            assert created.url.path == f"/topics/{topic}/channels/ch"
+            paused = await press(browser, "pause-channel", **place)
+            assert '<span class="flag warn">paused</span>' in paused.text and "Unpause" in paused.text
+            unpaused = await press(browser, "unpause-channel", **place)
+            assert '<span class="flag warn">paused</span>' not in unpaused.text
+            await producer.publish(topic, b"1")
+            await press(browser, "empty-channel", **place)
+            assert {name: one.lag for name, one in (await admin.stats(topic)).channels.items()} == {"ch": 0, "keep": 1}
+            await press(browser, "empty-topic", topic=topic)
+            assert (await admin.stats(topic)).channels["keep"].lag == 0
+            deleted = await press(browser, "delete-channel", **place)
+            assert deleted.url.path == f"/topics/{topic}"
+            assert await admin.channels(topic) == ("keep",)
+
+
+async def test_a_channel_is_skipped_and_moved(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    place = {"topic": topic, "channel": "ch"}
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        assert "skips every message" in (await press(browser, "skip-channel", **place)).text
+        await press(browser, "unskip-channel", **place)
+        assert not (await admin.stats(topic)).channels["ch"].skipped
+        await producer.publish_many(topic, [b"1", b"2"])
+        for position, time, lag in (("latest", "", 0), ("earliest", "", 2), ("time", "2020-01-01T00:00", 2)):
+            moved = await press(browser, "seek-channel", position=position, time=time, **place)
+            assert (position, moved.status_code) == (position, 200)
+            assert (position, (await admin.stats(topic)).channels["ch"].lag) == (position, lag)
+        for position, time in (("time", "yesterday"), ("time", ""), ("nowhere", ""), ("", "")):
+            refused = await press(browser, "seek-channel", position=position, time=time, **place)
+            assert (position, refused.status_code) == (position, 400)
+
+
+async def test_a_message_is_published_with_everything(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, extend=True, channels=["ch"])
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+        fields = {"headers": "user: 42\r\nsource: page", "key": "k1", "tag": "canary", "trace_id": "77"}
+        answer = await press(browser, "publish", topic=topic, body="two\r\nlines \u00e9", **fields)
+        assert answer.status_code == 200 and "The message was stored." in answer.text
+        (message,) = await admin.peek(topic)
+        assert message.body == "two\nlines \u00e9"
+        assert message.headers == {"user": "42", "source": "page"}
+        assert (message.key, message.tag, message.trace_id) == ("k1", "canary", 77)
+        for bad in ({"body": ""}, {"body": "x", "headers": "no colon"}, {"body": "x", "trace_id": "seven"}):
+            refused = await press(browser, "publish", topic=topic, **bad)
+            assert (bad, refused.status_code) == (bad, 400)
+        assert len(await admin.peek(topic)) == 1
+
+
+async def test_a_topic_is_upgraded(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+        assert "upgrade-topic" in (await browser.get(f"/topics/{topic}")).text
+        answer = await press(browser, "upgrade-topic", topic=topic)
+        assert "upgrade-topic" not in answer.text.partition("<main")[2]
+        info = await admin.topic(topic)
+    assert info.meta is not None and info.meta.extend_support
+
+
+async def test_a_topic_of_the_original_nsq_is_paused_and_a_node_hidden(classic: Cluster) -> None:
+    topic = fresh()
+    node = classic.nodes["n1"]
+    async with browsing(classic, write=True) as browser, Admin(classic.lookupd) as admin:
+        await admin.create_topic(topic, channels=["ch"])
+        paused = await press(browser, "pause-topic", topic=topic)
+        assert '<span class="flag warn">paused</span>' in paused.text
+        unpaused = await press(browser, "unpause-topic", topic=topic)
+        assert '<span class="flag warn">paused</span>' not in unpaused.text
+        hidden = await press(browser, "tombstone", topic=topic, node=node.http)
+        assert hidden.status_code == 200
+        assert [str(one.tcp) for one in await admin.nodes() if topic in one.tombstoned] == [node.tcp]
+        refused = await press(browser, "skip-channel", topic=topic, channel="ch")
+    assert refused.status_code == 400 and "the original NSQ cannot do this" in refused.text
+
+
+async def test_nodes_of_an_embedded_cluster_are_killed_frozen_and_restarted() -> None:
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("orders", replicas=3, channels=["ch"])
+        async with browsing(cluster, embedded=True, write=True, interval=0.1) as browser:
+            old = cluster.leader("orders")
+            killed = await press(browser, "kill", name=old)
+            assert '<span class="state down">down</span>' in killed.text
+            await page_with(browser, "/", lambda text: "2 of 3" in text)
+            new = cluster.wait_writable("orders")
+            assert new != old
+            await page_with(browser, "/topics/orders", lambda text: f"<b>{new}</b>" in text)
+            restarted = await press(browser, "restart", name=old)
+            assert "state down" not in restarted.text
+            frozen = await press(browser, "freeze", name=old)
+            assert '<span class="state frozen">frozen</span>' in frozen.text and "Thaw" in frozen.text
+            thawed = await press(browser, "thaw", name=old)
+            assert "state frozen" not in thawed.text
+            moved = await press(browser, "move-leader", topic="orders", partition="0", name=old)
+            assert moved.status_code == 200
+            assert cluster.leader("orders") == old
+            assert (await press(browser, "kill", name="n9")).status_code == 400
+
+
+async def test_faults_are_for_embedded_clusters_only(ha: Cluster) -> None:
+    async with browsing(ha, write=True) as browser:
+        answer = await press(browser, "kill", name="n1")
+        text = (await browser.get("/")).text
+    assert answer.status_code == 503 and "nsqext broker --web" in answer.text
+    assert ha.state("n1") == "up"
+    assert "/actions/kill" not in text

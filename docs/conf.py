@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed_version
+from nsqext import __version__
 
 project = "nsqext"
 author = "nsqext contributors"
 copyright = "nsqext contributors"
-release = installed_version("nsqext")
+release = __version__
 version = release
 
 extensions = [
@@ -15,12 +15,24 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 
 html_theme = "furo"
 html_title = f"nsqext {release}"
+html_logo = "pictures/logo.svg"
+html_favicon = "pictures/logo.svg"
+html_static_path = ["_static"]
+html_css_files = ["front.css"]
+# pages have no link to their source
+html_copy_source = False
+
+# the copy button copies commands, without prompts and output
+copybutton_prompt_text = "$ "
+copybutton_exclude = ".linenos, .gp"
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

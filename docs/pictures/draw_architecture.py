@@ -1,0 +1,125 @@
+"""Draw the packages in layers: ``python -m docs.pictures.draw_architecture`` writes architecture.svg.
+
+Packages and imports are read from the sources: the picture cannot be drawn if a package imports one of a higher layer, or
+if the broker imports the client.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import nsqext
+
+__all__ = ("PATH", "architecture", "imports")
+
+PATH = Path(__file__).with_name("architecture.svg")
+_PACKAGE = Path(nsqext.__file__).parent
+
+_LAYERS = (
+    ("cli", "web", "spark", "testing"),
+    ("app", "sync", "admin", "observability"),
+    ("middleware",),
+    ("client",),
+    ("lookup", "transport"),
+    ("protocol", "dispatch"),
+    ("settings", "errors", "types"),
+)
+"""The layers, highest first; a package that is not listed belongs to the highest."""
+_ROLES = {
+    "admin": "topics, channels",
+    "app": "handlers of a service",
+    "broker": "in-process cluster",
+    "cli": "commands",
+    "client": "producer, consumer",
+    "dispatch": "key ranges",
+    "errors": "one tree, with flags",
+    "lookup": "leaders of partitions",
+    "middleware": "around publishes and handlers",
+    "observability": "logs, spans, metrics",
+    "protocol": "bytes, without I/O",
+    "settings": "URL, environment",
+    "spark": "source and sink",
+    "sync": "blocking code",
+    "testing": "pytest plugin",
+    "transport": "connections",
+    "types": "small values",
+    "web": "pages with live numbers",
+}
+_COLOURS = ("#225588", "#2f6699", "#3a70a2", "#4477aa", "#4477aa", "#5f8fb8", "#7f8c99")
+_BROKER = "#aa4455"
+_WIDTH, _ROW, _GAP, _SIDE = 600, 52, 8, 150
+
+
+def imports() -> dict[str, set[str]]:
+    """Return which packages each package imports; modules directly below ``nsqext`` count as packages."""
+    folders = {folder.name: tuple(folder.rglob("*.py")) for folder in _PACKAGE.iterdir() if any(folder.glob("*.py"))}
+    modules = {path.stem: (path,) for path in _PACKAGE.glob("*.py") if not path.name.startswith("_")}
+    rooms = folders | modules
+    return {
+        room: {name for path in rooms[room] for name in _imported(path) if name in rooms and name != room}
+        for room in sorted(rooms)
+    }
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("nsqext."):
+            yield node.module.split(".")[1]
+
+
+def _layers(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Return the packages by layer.
+
+    Raises:
+        ValueError: an import goes upwards, or from the broker to the client.
+    """
+    number = {room: next((n for n, names in enumerate(_LAYERS) if room in names), 0) for room in edges}
+    for room, names in edges.items():
+        for name in names - {"broker"}:
+            if room == "broker" and number[name] < _LAYERS.index(("protocol", "dispatch")):
+                raise ValueError(f"the broker imports {name}")
+            if room != "broker" and number[name] < number[room]:
+                raise ValueError(f"{room} imports {name}, which is in a higher layer")
+    return [[room for room in edges if number[room] == n and room != "broker"] for n in range(len(_LAYERS))]
+
+
+def _box(room: str, x: float, y: float, width: float, height: float, colour: str) -> str:
+    middle, top = x + width / 2, y + height / 2
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8" fill="{colour}"/>'
+        f'<text x="{middle:g}" y="{top - 3:g}" font-weight="bold" font-size="15">{room}</text>'
+        f'<text x="{middle:g}" y="{top + 15:g}" font-size="12">{_ROLES.get(room, "")}</text>'
+    )
+
+
+def architecture() -> str:
+    """Return the picture as SVG."""
+    layers = _layers(imports())
+    boxes = []
+    for number, rooms in enumerate(layers):
+        # the broker stands beside the client and what the client alone needs
+        beside = _LAYERS[number] in (("client",), ("lookup", "transport"))
+        space = _WIDTH - (_SIDE + _GAP if beside else 0)
+        width = (space - (len(rooms) - 1) * _GAP) / len(rooms)
+        y = number * (_ROW + _GAP)
+        boxes += [
+            _box(room, column * (width + _GAP), y, width, _ROW, _COLOURS[number]) for column, room in enumerate(rooms)
+        ]
+    first = _LAYERS.index(("client",))
+    boxes.append(_box("broker", _WIDTH - _SIDE, first * (_ROW + _GAP), _SIDE, 2 * _ROW + _GAP, _BROKER))
+    height = len(layers) * (_ROW + _GAP) - _GAP
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+            'aria-label="Packages of nsqext in layers" font-family="sans-serif" fill="#ffffff" text-anchor="middle">',
+            *boxes,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PATH.write_text(architecture(), encoding="utf-8")

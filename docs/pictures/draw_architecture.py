@@ -110,15 +110,11 @@ def architecture() -> str:
     first = _LAYERS.index(("client",))
     boxes.append(_box("broker", _WIDTH - _SIDE, first * (_ROW + _GAP), _SIDE, 2 * _ROW + _GAP, _BROKER))
     height = len(layers) * (_ROW + _GAP) - _GAP
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-            'aria-label="Packages of nsqext in layers" font-family="sans-serif" fill="#ffffff" text-anchor="middle">',
-            *boxes,
-            "</svg>",
-            "",
-        ]
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        'aria-label="Packages of nsqext in layers" font-family="sans-serif" fill="#ffffff" text-anchor="middle">'
     )
+    return "\n".join([head, *boxes, "</svg>", ""])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Draw the packages in layers: ``python -m docs.pictures.draw_architecture`` writes architecture.svg.
 
-Packages and imports are read from the sources: the picture cannot be drawn if a package imports one of a higher layer, or
-if the broker imports the client.
+Packages and imports are read from the sources. Imports of a higher layer, or of the client by the broker, are errors.
 """
 
 from __future__ import annotations

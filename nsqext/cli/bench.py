@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from secrets import token_hex
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
 import typer
 from attrs import define, field
 
 from nsqext import Consumer, Message, Producer
-from nsqext.cli.common import Lookupd, Nsqd, Url, addresses, perform, show
+from nsqext.cli.common import Connection, connected, examples, perform, show
 from nsqext.errors import InvalidSetting
 
 __all__ = ("run",)
@@ -82,7 +82,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     async def handle(message: Message) -> None:
         nonlocal taken, ended
         taken += 1
-        if taken == load.count + 1:
+        if taken == load.count + 1:  # the first one opened the connection of the producer
             ended = _clock()
             consumer.stop()
 
@@ -90,10 +90,13 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     begun = _clock()
     await consumer.run()
     if ended:
-        _report("consume", taken, ended - begun, [])
+        _report("consume", load.count, ended - begun, [])
 
 
+@examples("nsqext bench --count 50000", "nsqext bench load --channel c --lookupd 127.0.0.1:4161")
+@connected
 def run(
+    connection: Connection,
     topic: Annotated[
         str | None, typer.Argument(help="A topic made for this; a cluster of its own, in this process, without it.")
     ] = None,
@@ -102,29 +105,26 @@ def run(
     size: Annotated[int, typer.Option(min=1, help="Bytes of each.")] = 200,
     in_flight: Annotated[int, typer.Option(min=1, help="Publishes at the same time.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 1,
-    lookupd: Lookupd = None,
-    nsqd: Nsqd = None,
-    url: Url = None,
 ) -> None:
-    """Publish messages, then consume them; prints what came through in a second.
+    """Publish messages, then consume them, and report the rates.
 
     Consuming is measured from before its connection is made, so take enough messages. A single run tells little on a
     machine that has other things to do: repeat it.
     """
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
 
-    def measure(where: dict[str, Any]) -> None:
-        producer = Producer.from_url(url, **where)
-        consumer = Consumer.from_url(load.topic, load.channel, url, max_in_flight=2500, **where)
+    def measure(cluster: Connection) -> None:
+        producer = cluster.producer()
+        consumer = cluster.consumer(load.topic, load.channel, max_in_flight=2500)
         perform(lambda: _measure(load, producer, consumer))
 
     if topic is not None:
-        measure(addresses(url, lookupd, nsqd))
+        measure(connection)
         return
-    if lookupd or nsqd or url:
+    if connection.given or connection.url:
         raise InvalidSetting("no topic is named", hint="make one (nsqext topic create) and give its name")
     from nsqext.broker import Cluster
 
     with Cluster(nodes=1) as cluster:
         cluster.create_topic(load.topic, channels=[channel])
-        measure({"lookupd": cluster.lookupd})
+        measure(Connection(None, {"lookupd": cluster.lookupd}))

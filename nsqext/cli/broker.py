@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nsqext.cli.common import examples
 from nsqext.cli.web import WEB_PORT, web_options
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import DEFAULT_CHANNEL
@@ -57,6 +58,11 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
+@examples(
+    "nsqext broker --topic orders:partitions=2,extend,channel=billing",
+    "nsqext broker --nodes 1 --lookupd-http-address 127.0.0.1:4161 --data-path data",
+    "nsqext broker --generation nsq",
+)
 def run(
     nodes: Annotated[int, typer.Option(help="Number of nsqd.")] = 3,
     lookupds: Annotated[int, typer.Option(help="Number of nsqlookupd.")] = 1,

@@ -28,11 +28,12 @@ __all__ = (
     "Lookupd",
     "Nsqd",
     "Url",
-    "addresses",
     "body_fields",
     "connected",
+    "counted",
     "examples",
     "lookup_addresses",
+    "make_table",
     "perform",
     "printable",
     "show",
@@ -146,7 +147,8 @@ class Connection:
         from nsqext import Consumer
 
         self.load()
-        return Consumer.from_url(topic, channel, self.url, **{**self.given, **settings})
+        quiet = {"delivery_block_warning": 0.0}  # the warning is for programs with handlers of their own
+        return Consumer.from_url(topic, channel, self.url, **{**self.given, **quiet, **settings})
 
     @property
     def for_people(self) -> bool:
@@ -228,17 +230,6 @@ def examples(*lines: str) -> Callable[[F], F]:
     return add
 
 
-def addresses(url: str | None, lookupd: str | None, nsqd: str | None) -> dict[str, Any]:
-    """Return the addresses that override those of the URL, as keywords of `from_url`.
-
-    Raises:
-        InvalidSetting: no address is given.
-    """
-    given = {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
-    Connection(url, given).load()
-    return given
-
-
 def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] = ()) -> Sequence[str]:
     """Return the addresses of the lookup service.
 
@@ -277,6 +268,11 @@ def printable(text: str) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "replace").decode("ascii")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is needed."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def body_fields(body: bytes) -> dict[str, str]:

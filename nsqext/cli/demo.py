@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from nsqext import NsqError
+from nsqext.cli.common import examples
 from nsqext.cli.flights import CANARY, FLIGHTS, Columns, Parcel, find_flights, read_parcels
 from nsqext.cli.flights_journey import CHANNEL, Journey, Outcome, travel
 from nsqext.cli.flights_report import make_progress, show_tables, show_verdict
@@ -40,6 +41,7 @@ _Partitions = Annotated[int, typer.Option(min=1, max=254, help="Partitions of th
 _Nodes = Annotated[int | None, typer.Option(min=1, max=32, help="Nodes of the own cluster. [default: 3]")]
 
 
+@examples("nsqext demo", "nsqext demo --lookupd 127.0.0.1:4161 --partitions 8")
 def run(
     lookupd: _Lookupd = None,
     csv: _Csv = None,

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import anyio
+import attrs
 import httpx
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
-from nsqext.cli.common import Url, lookup_addresses
+from nsqext.cli.common import Connection, connected, examples, perform, printable
 from nsqext.cli.key_ranges_watch import PartitionKeys, RangeWatch
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.protocol.names import check_channel, check_topic
@@ -22,40 +24,38 @@ __all__ = ("make_table", "run")
 
 _BARS = 10, 40
 _OTHERS = 66  # columns of a terminal that everything but the bar takes
-_USUAL = ("127.0.0.1:4161",)
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
+@examples("nsqext key-ranges orders billing", "nsqext key-ranges orders billing --once --json")
+@connected
 def run(
+    connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
-    lookupd: Annotated[
-        str | None,
-        typer.Option(
-            help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD, or 127.0.0.1:4161."
-        ),
-    ] = None,
-    url: Url = None,
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
-    """Show ranges, rates and the replay set of a key_failover channel as they move, until Ctrl+C."""
+    """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)
     check_channel(channel)
-    found = lookup_addresses(url, lookupd, _USUAL)
-    try:
-        anyio.run(_show, topic, channel, found, interval, once)
-    except KeyboardInterrupt:
-        return
+    perform(lambda: _show(connection, topic, channel, interval, once=once))
 
 
-async def _show(topic: str, channel: str, lookupd: Sequence[str], interval: float, once: bool) -> None:
+async def _show(connection: Connection, topic: str, channel: str, interval: float, *, once: bool) -> None:
     console = Console()
-    directory = MetadataCache(lookupd=lookupd)
+    directory = MetadataCache(lookupd=connection.lookupd())
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as web:
         watch = RangeWatch(directory, web, topic, channel)
         name = f"{topic} / {channel}"
         try:
+            if not connection.for_people:
+                while True:
+                    for found in await watch.look():
+                        connection.show({"topic": topic, "channel": channel, **attrs.asdict(found)}, "")
+                    if once:
+                        return
+                    await anyio.sleep(interval)
             table = make_table(name, await watch.look(), console.width)
             if once:
                 console.print(table)
@@ -86,7 +86,7 @@ def make_table(name: str, found: Sequence[PartitionKeys], width: int) -> Table:
         if one.error or not one.ranges:
             table.add_row(str(one.partition), "", "", "", one.error or "no consumer", "", str(one.replay))
         for place, line in enumerate(one.ranges):
-            who = f"{line.consumer} (tag {line.tag})" if line.tag else line.consumer
+            who = escape(printable(f"{line.consumer} (tag {line.tag})" if line.tag else line.consumer))
             colour = colours[line.consumer]
             table.add_row(
                 "" if place else str(one.partition),

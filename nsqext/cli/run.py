@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from nsqext.cli.common import examples
 from nsqext.cli.worker import CANNOT_START, LOG_FORMAT
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def _modified(folder: Path) -> Mapping[Path, int]:
     return found
 
 
+@examples("nsqext run shop:app --workers 4", "nsqext run shop:app --reload")
 def run(
     app: Annotated[str, typer.Argument(help="MODULE:APP, found from the current folder.")],
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,

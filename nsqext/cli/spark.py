@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.common import Lookupd, Url, lookup_addresses, perform, show
+from nsqext.cli.common import Lookupd, Url, examples, lookup_addresses, perform, show
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.spark.cluster.admin import Admin
@@ -34,6 +34,7 @@ class Action(StrEnum):
     DELETE = "delete"
 
 
+@examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query")
 def run(
     subject: Annotated[Subject, typer.Argument(help="Anchor channels of streaming queries.")],
     action: Annotated[Action, typer.Argument(help="What to do.")],

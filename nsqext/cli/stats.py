@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nsqext.admin import Admin, TopicStats
 
-__all__ = ("COLUMNS", "Rates", "run", "stats_records")
+__all__ = ("COLUMNS", "Rates", "look", "run", "stats_records")
 
 COLUMNS = (
     "topic",

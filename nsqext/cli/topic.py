@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsqext.cli.common import Connection, connected, examples, perform
+from nsqext.cli.common import Connection, connected, counted, examples, perform
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqext.admin import Admin, TopicInfo
     from nsqext.types import TopicMeta
 
-__all__ = ("app", "confirm", "count", "describe_meta", "topic_record")
+__all__ = ("app", "confirm", "describe_meta", "topic_record")
 
 app = typer.Typer()
 
@@ -77,20 +77,15 @@ def show_topic(connection: Connection, topic: Topic) -> None:
     perform(act)
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is needed."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def describe_meta(meta: TopicMeta) -> list[str]:
     """Return the options of a topic of the redesigned NSQ in words."""
-    words = [count(meta.partition_num, "partition"), count(meta.replica, "replica")]
+    words = [counted(meta.partition_num, "partition"), counted(meta.replica, "replica")]
     return words + [word for word, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds]
 
 
 def describe(info: TopicInfo) -> str:
     """Return a topic in one line."""
-    parts = describe_meta(info.meta) if info.meta else [f"on {count(len(info.nodes), 'node')}"]
+    parts = describe_meta(info.meta) if info.meta else [f"on {counted(len(info.nodes), 'node')}"]
     channels = ", ".join(info.channels) or "none"
     return f"{info.name}: {', '.join(parts)}; channels: {channels}"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from nsqext.cli.common import Url, lookup_addresses
+from nsqext.cli.common import Url, examples, lookup_addresses
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import is_loopback
 from nsqext.types import Address
@@ -27,6 +27,7 @@ AUTH_VARIABLE = "NSQEXT_WEB_BASIC_AUTH"
 _USUAL = ("127.0.0.1:4161",)
 
 
+@examples("nsqext web --lookupd 127.0.0.1:4161", "nsqext web --write --port 8000")
 def run(
     lookupd: Annotated[
         str | None,

@@ -101,7 +101,7 @@ def test_bench_counts_what_it_published() -> None:
         "publish",
         300,
         "consume",
-        301,
+        300,
     )
     assert 0 < published["p50_ms"] <= published["p99_ms"]
     assert published["per_second"] == pytest.approx(300 / published["seconds"])
@@ -110,7 +110,7 @@ def test_bench_counts_what_it_published() -> None:
 def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> None:
     words = ("--channel", "ch", "--count", "250", "--batch", "100", "--lookupd", cluster.lookupd[0])
     published, consumed = lines("bench", topic, *words)
-    assert (published["messages"], consumed["messages"]) == (250, 251)
+    assert (published["messages"], consumed["messages"]) == (250, 250)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def command(*words: str) -> list[str]:
 def environment(**variables: str) -> dict[str, str]:
     """Return an environment without the settings of this process."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NSQEXT_")}
-    return {**clean, "PYTHONPATH": ROOT, "XDG_CONFIG_HOME": "/nonexistent", **variables}
+    return {"XDG_CONFIG_HOME": "/nonexistent", **clean, "PYTHONPATH": ROOT, **variables}
 
 
 def run(*words: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -45,7 +45,7 @@ def run(*words: str, stdin: bytes = b"", **variables: str) -> subprocess.Complet
 def lines(*words: str, stdin: bytes = b"", **variables: str) -> list[dict[str, Any]]:
     """Run a command that has to succeed; returns the JSON lines that it printed."""
     done = run(*words, stdin=stdin, **variables)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (0, b""), (words, done.stderr)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -1,0 +1,91 @@
+"""Writes the reference of commands, from what the program says in its helps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from nsqext.cli import COMMANDS
+
+PAGE = Path(__file__).parent / "reference" / "commands.md"
+BEGIN, END = "<!-- begin: commands -->\n", "<!-- end: commands -->\n"
+
+SHARED = frozenset(("--lookupd", "--nsqd", "--url", "--context", "--json", "--help"))
+"""Options that the page describes once."""
+
+_EXAMPLES = "\n\n\b\nExamples:\n"
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Yield every command with its full name."""
+    for name, (path, _) in COMMANDS.items():
+        module = import_module(path)
+        app = getattr(module, "app", None)
+        if app is None:
+            single = typer.Typer(add_completion=False)
+            single.command(name)(module.run)
+            yield name, typer.main.get_command(single)
+            continue
+        group: Any = typer.main.get_command(app)
+        for part, command in group.commands.items():
+            yield f"{name} {part}", command
+
+
+def examples(command: Any) -> list[str]:
+    """Return the examples of a command's help."""
+    return [line.strip() for line in (command.help or "").partition(_EXAMPLES)[2].splitlines() if line.strip()]
+
+
+def section(name: str, command: Any) -> list[str]:
+    """Return the lines of a command."""
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option" and not SHARED & set(one.opts)]
+    words = [f"nsqext {name}", *(_usage(one) for one in arguments), *(["[OPTIONS]"] if options else [])]
+    text = (command.help or "").partition(_EXAMPLES)[0]
+    lines = [f"### `{name}`", "", *text.replace("\f", "").strip().splitlines(), "", "```text", " ".join(words)]
+    lines += ["", *examples(command), "```", ""]
+    if options:
+        lines += ["| option | meaning |", "| --- | --- |"]
+        lines += [f"| `{', '.join(one.opts)}` | {_meaning(one)} |" for one in options]
+        lines += [""]
+    return lines
+
+
+def _usage(argument: Any) -> str:
+    name = str(argument.metavar or argument.name).upper()
+    name = f"{name}…" if argument.nargs == -1 or getattr(argument, "multiple", False) else name
+    return name if argument.required else f"[{name}]"
+
+
+def _meaning(option: Any) -> str:
+    said = " ".join((option.help or "").split()).replace("|", "\\|")
+    default = option.default
+    if default is None or isinstance(default, bool) or callable(default) or default in ((), [], ""):
+        return said
+    return f"{said} Default: `{getattr(default, 'value', default)}`."
+
+
+def reference() -> str:
+    """Return the generated part of the page."""
+    lines = ["| command | does |", "| --- | --- |"]
+    lines += [f"| `nsqext {name}` | {summary} |" for name, (_, summary) in COMMANDS.items()]
+    lines += [""]
+    for name, command in commands():
+        lines += section(name, command)
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """Return the page as it has to be."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{reference()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}\n")

@@ -1,0 +1,71 @@
+"""``nsqext config``: contexts, which are named connection settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nsqext.cli.common import Json, examples, show
+from nsqext.cli.contexts import contexts_file, load_contexts, save_contexts
+from nsqext.client.from_url import consumer_settings, load_producer, producer_settings
+from nsqext.errors import InvalidSetting
+from nsqext.settings import redacted
+
+__all__ = ("app",)
+
+app = typer.Typer()
+
+Name = Annotated[str, typer.Argument(help="Name of the context.")]
+
+
+def _shown(url: str) -> str:
+    return redacted(url, {*producer_settings(), *consumer_settings()})
+
+
+@app.command("set")
+@examples(
+    "nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?connection_tls=true'",
+    "nsqext topic list --context prod",
+)
+def set_context(
+    name: Name, url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")]
+) -> None:
+    """Add or replace a context; the first one becomes the current one."""
+    found = load_producer(url, {}, {})
+    if not found.lookupd and not found.nsqd:
+        raise InvalidSetting("the URL has no address", hint="write nsq://HOST:PORT")
+    save_contexts(load_contexts().with_context(name, url))
+    show({"context": name, "url": _shown(url)}, f"context {name} is {_shown(url)}, in {contexts_file()}")
+
+
+@app.command("list")
+@examples("nsqext config list")
+def list_contexts(json: Json = False) -> None:
+    """List the contexts; secrets are not shown."""
+    from nsqext.cli.common import Connection
+
+    contexts = load_contexts()
+    Connection(None, {}, json).table(
+        ("context", "url", "current"),
+        [
+            {"context": name, "url": _shown(url), "current": name == contexts.current}
+            for name, url in contexts.urls.items()
+        ],
+    )
+
+
+@app.command("use")
+@examples("nsqext config use prod")
+def use(name: Name) -> None:
+    """Make a context the current one: commands use it where neither options nor the environment give an address."""
+    save_contexts(load_contexts().using(name))
+    show({"context": name, "current": True}, f"{name} is the current context")
+
+
+@app.command("delete")
+@examples("nsqext config delete prod")
+def delete(name: Name) -> None:
+    """Delete a context."""
+    save_contexts(load_contexts().without(name))
+    show({"context": name, "deleted": True}, f"context {name} is deleted")

@@ -1,0 +1,161 @@
+"""Files of recorded messages: JSON lines, compressed in members that are complete after each batch.
+
+A file is a sequence of gzip members. A process that is killed leaves at most one incomplete member at the end, whose
+messages were not acknowledged; reading stops in front of it. A file is never appended to by another process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+from attrs import frozen
+
+from nsqext.errors import InvalidInput
+
+__all__ = ("Entry", "MessageFiles", "files_in", "read_entries")
+
+SUFFIX = ".jsonl.gz"
+_CHUNK = 1 << 18
+
+
+class MessageFiles:
+    """Writes records to files that are rotated by size and age.
+
+    Args:
+        folder: where the files are; it is created.
+        topic: begins their names.
+        max_bytes: a file that is as large is followed by the next one.
+        max_age: so is one of this age, in seconds; 0 for no limit.
+    """
+
+    def __init__(self, folder: Path, topic: str, *, max_bytes: int, max_age: float) -> None:
+        self._folder = folder
+        self._topic = topic.replace("#", "_")
+        self._max_bytes = max_bytes
+        self._max_age = max_age
+        self._file: BinaryIO | None = None
+        self._began = 0.0
+        self._size = 0
+        self.path: Path | None = None
+
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Write records and synchronize the file with the disk; they survive a power loss when it returns."""
+        file = self._file or self._open()
+        data = gzip.compress(b"".join(orjson.dumps(record) + b"\n" for record in records), compresslevel=6)
+        file.write(data)
+        os.fsync(file.fileno())
+        self._size += len(data)
+        if self._size >= self._max_bytes or (self._max_age and time.monotonic() - self._began >= self._max_age):
+            self.close()
+
+    def _open(self) -> BinaryIO:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
+        self.path = self._folder / f"{self._topic}.{moment}Z{SUFFIX}"
+        self._file = self.path.open("xb", buffering=0)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name of the file
+        finally:
+            os.close(folder)
+        self._began, self._size = time.monotonic(), 0
+        return self._file
+
+    def close(self) -> None:
+        """Close the current file; the next batch begins another one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@frozen
+class Entry:
+    """A recorded message.
+
+    Attributes:
+        file: name of its file.
+        number: its line in the file, from 1.
+        record: what was recorded.
+    """
+
+    file: str
+    number: int
+    record: dict[str, Any]
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of messages, those of a folder in the order in which they were written.
+
+    Raises:
+        InvalidInput: there are none, or two of them have the same name.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    missing = [path for path in found if not path.is_file()]
+    if missing or not found:
+        raise InvalidInput(
+            f"no file of messages: {', '.join(map(str, missing or paths))}", hint="give a file or a folder"
+        )
+    if len({path.name for path in found}) < len(found):
+        raise InvalidInput("two files have the same name", hint="replay them one after the other")
+    return found
+
+
+def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
+    """Yield the messages of a file, without the incomplete member of a process that was killed.
+
+    Args:
+        path: the file, compressed or not.
+        skip: lines to leave out.
+
+    Raises:
+        InvalidInput: a line is no record.
+    """
+    for number, line in enumerate(_lines(path), 1):
+        if number <= skip:
+            continue
+        try:
+            record = orjson.loads(line)
+        except ValueError as error:
+            raise InvalidInput(f"{path.name}, line {number} is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise InvalidInput(f"{path.name}, line {number} is not a record of a message")
+        yield Entry(path.name, number, record)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if compressed:
+            for member in _members(file, path):
+                yield from member.splitlines()
+        else:
+            for line in file:
+                if line.strip():
+                    yield line
+
+
+def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the content of each complete gzip member."""
+    rest = b""
+    while rest or (rest := file.read(_CHUNK)):
+        decoder, parts = zlib.decompressobj(wbits=31), []
+        while not decoder.eof:
+            try:
+                parts.append(decoder.decompress(rest))
+            except zlib.error as error:
+                raise InvalidInput(f"{path.name} is damaged: {error}") from error
+            rest = decoder.unused_data
+            if not decoder.eof and not (rest := file.read(_CHUNK)):
+                return  # incomplete: the process that wrote it was killed
+        yield b"".join(parts)

@@ -1,0 +1,34 @@
+"""The reference of commands is what the program says, and every command has an example."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from docs import commands_table
+from nsqext.cli import COMMANDS
+
+ALL = dict(commands_table.commands())
+
+
+def test_the_page_is_up_to_date() -> None:
+    written = commands_table.PAGE.read_text(encoding="utf-8")
+    assert written == commands_table.page(), "run python docs/commands_table.py"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_has_examples_that_call_it(name: str) -> None:
+    found = commands_table.examples(ALL[name])
+    assert any(f"nsqext {name}" in example for example in found), found
+    for example in found:
+        assert shlex.split(example)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_their_help_says(name: str) -> None:
+    _, summary = COMMANDS[name]
+    assert summary.endswith(".")
+    assert len(summary) < 100
+    if name in ALL:
+        assert ALL[name].help.strip()

@@ -10,7 +10,7 @@ from nsqext.cli.common import Json, examples, show
 from nsqext.cli.contexts import contexts_file, load_contexts, save_contexts
 from nsqext.client.from_url import consumer_settings, load_producer, producer_settings
 from nsqext.errors import InvalidSetting
-from nsqext.settings import redacted
+from nsqext.errors.redaction import redact_url
 
 __all__ = ("app",)
 
@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(help="Name of the context.")]
 
 
 def _shown(url: str) -> str:
-    return redacted(url, {*producer_settings(), *consumer_settings()})
+    return redact_url(url, {*producer_settings(), *consumer_settings()})
 
 
 @app.command("set")

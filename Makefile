@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile spark-cluster spark-long check coverage docs bench clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate spark-cluster spark-long check coverage docs bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -20,6 +20,8 @@ help:
 	@echo "make test        run the test suite"
 	@echo "make chaos       run 200 schedules of faults and print what came of them"
 	@echo "make hostile     run hostile servers and clients and print what they cost"
+	@echo "make simulate    run SEEDS=500 simulated schedules of faults on all cores"
+	@echo "make mutate      put bugs into client and broker, and count the seeds that find them"
 	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
@@ -42,6 +44,13 @@ chaos: $(VENV)/test/.ready
 
 hostile: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.hostile
+
+SEEDS ?= 500
+simulate: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.simulation --seeds $(SEEDS)
+
+mutate: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.simulation.mutate
 
 spark-long: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from anyio._core._eventloop import reset_current_async_library, set_current_async_library
 
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.broker.runtime_ha import RuntimeHa
 from nsqext.errors import NsqError
+from nsqext.testing.simulation.network import current_host
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("SimulatedCluster",)
+__all__ = ("SimulatedCluster", "as_server")
+
+
+@contextmanager
+def as_server() -> Iterator[None]:
+    """Run a part of a task as the servers' process: sockets and tasks that it makes are the servers'."""
+    host = current_host.set("server")
+    # as in a process that `anyio.run` started; clients run as under `asyncio.run`, which does not set it
+    library = set_current_async_library("asyncio")
+    try:
+        yield
+    finally:
+        current_host.reset(host)
+        reset_current_async_library(library)
 
 
 class SimulatedCluster:
@@ -79,7 +96,8 @@ class SimulatedCluster:
             multi_part=not ordered and partitions * replicas > len(self.nodes),
             extend=extend,
         )
-        await self.runtime.create_topic(name, spec, tuple(channels), dispatch)
+        with as_server():
+            await self.runtime.create_topic(name, spec, tuple(channels), dispatch)
         self.topics[name] = partitions
 
     def leader(self, topic: str, partition: int = 0) -> str:
@@ -95,7 +113,8 @@ class SimulatedCluster:
     async def restart(self, name: str) -> None:
         """Start a killed server again; does nothing if it runs."""
         if name in self.down:
-            await self.runtime.restart(name)
+            with as_server():
+                await self.runtime.restart(name)
             self.down.discard(name)
 
     async def terminate(self, name: str) -> None:
@@ -116,7 +135,8 @@ class SimulatedCluster:
     async def move_leader(self, topic: str, partition: int, name: str) -> bool:
         """Make another node the leader; returns whether the cluster did it."""
         try:
-            await self.runtime.move_leader(topic, partition, name)
+            with as_server():
+                await self.runtime.move_leader(topic, partition, name)
         except NsqError:
             return False
         return True

@@ -8,13 +8,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio._core._eventloop import set_current_async_library
 from attrs import frozen
 
-from nsqext.testing.simulation.cluster import SimulatedCluster
+from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.faults import Fault, FaultOptions, draw_faults
 from nsqext.testing.simulation.loop import SimulatedLoop, SimulationStuck
-from nsqext.testing.simulation.network import Network, NetworkOptions, current_host
+from nsqext.testing.simulation.network import Network, NetworkOptions
 from nsqext.testing.simulation.seams import SimulatedClock, simulated_machine
 from nsqext.testing.simulation.world import World
 
@@ -152,13 +151,26 @@ def run_seed(
     network: NetworkOptions | None = None,
     time_limit: float = 600.0,
     keep_trace: bool = False,
+    most_turns: int = 2_000_000,
 ) -> Run:
-    """Run a scenario with one seed and given faults; an exception of the scenario is in the result."""
+    """Run a scenario with one seed and given faults; an exception of the scenario is in the result.
+
+    Args:
+        scenario: the scenario.
+        seed: the seed.
+        faults: the faults, whatever the seed.
+        nodes: number of nsqd.
+        lookupds: number of nsqlookupd.
+        network: properties of the network.
+        time_limit: virtual seconds after which the run fails.
+        keep_trace: keep the last events as text.
+        most_turns: turns of the event loop after which the run fails.
+    """
     wires = Network(Random(f"network {seed}"), network, keep_trace=keep_trace)
     clock = SimulatedClock(wires)
     error: BaseException | None = None
     with simulated_machine(wires, clock, seed):
-        loop = SimulatedLoop(wires)
+        loop = SimulatedLoop(wires, most_turns)
         unhandled: list[BaseException] = []
         loop.set_exception_handler(lambda _, context: _note(unhandled, context))
         try:
@@ -168,7 +180,7 @@ def run_seed(
             error = found
         finally:
             _close(loop)
-        error = error or (unhandled[0] if unhandled else None)
+        error = unhandled[0] if unhandled else error  # often the cause of what the scenario raised
     return Run(seed, tuple(faults), wires.trace, wires.now, loop.selector.turns, error, tuple(wires.lines or ()))
 
 
@@ -191,10 +203,8 @@ async def _main(
     cluster = SimulatedCluster(nodes, lookupds, seed)
 
     async def serve(*, task_status: TaskStatus[None]) -> None:
-        current_host.set("server")
-        # as in a process that `anyio.run` started; clients run as under `asyncio.run`, which does not set it
-        set_current_async_library("asyncio")
-        await cluster.runtime.run(task_status=task_status)
+        with as_server():
+            await cluster.runtime.run(task_status=task_status)
 
     async with anyio.create_task_group() as servers:
         await servers.start(serve)

@@ -1,0 +1,197 @@
+"""Judge a history by docs/explanation/guarantees.md alone.
+
+Each checker returns a line for each violation. None of them knows how client or broker work.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from tests.simulation.history import Delivery, History, Publish
+
+__all__ = ("CHECKERS", "judge")
+
+_SETTLE = 20.0
+"""Seconds after the last fault in which leases end, back-off ends, and clients reconnect."""
+_CLOSE = 45.0
+"""Longest close: ``close_timeout`` of consumers is 30 s."""
+
+Checker = Callable[[History], Iterator[str]]
+
+
+def lost(history: History) -> Iterator[str]:
+    """*A publish that returned is stored*; *at least once*: each channel handles it."""
+    handled = {(found.topic, found.channel, found.body) for found in history.deliveries if found.outcome == "returned"}
+    for channel in history.channels:
+        for publish in history.publishes:
+            due = publish.topic == channel.topic and publish.outcome == "stored"
+            if due and (channel.topic, channel.name, publish.body) not in handled:
+                yield f"{publish.body!r}, stored at {publish.end:.3f} s, was never handled on {channel.name}"
+
+
+def phantom(history: History) -> Iterator[str]:
+    """*A publish that raised is not stored, or says that nobody knows.*"""
+    failed = {publish.body: publish for publish in history.publishes if publish.outcome == "failed"}
+    for body in sorted({delivery.body for delivery in history.deliveries} & failed.keys()):
+        yield f"{body!r} was delivered, and its publish had failed: {failed[body].error}"
+
+
+def invented(history: History) -> Iterator[str]:
+    """A message that is delivered was published to that topic."""
+    known = {(publish.topic, publish.body) for publish in history.publishes}
+    for delivery in history.deliveries:
+        if (delivery.topic, delivery.body) not in known:
+            yield f"{delivery.body!r} was delivered on {delivery.channel}, and never published to {delivery.topic}"
+
+
+def stored_twice(history: History) -> Iterator[str]:
+    """*A message may be stored twice in one case only*: its outcome was unknown and it was sent again."""
+    copies: dict[tuple[str, bytes], set[tuple[int, int]]] = defaultdict(set)
+    for delivery in history.deliveries:
+        copies[delivery.topic, delivery.body].add((delivery.partition, delivery.message_id))
+    for (_, body), found in copies.items():
+        if len(found) > 1 and history.on_unknown == "raise":
+            yield f"{body!r} is stored {len(found)} times, although nothing may be sent again"
+
+
+def _first_begins(history: History, topic: str, channel: str) -> dict[bytes, Delivery]:
+    first: dict[bytes, Delivery] = {}
+    for delivery in history.deliveries:
+        if (delivery.topic, delivery.channel) == (topic, channel):
+            first.setdefault(delivery.body, delivery)
+    return first
+
+
+def reordered(history: History) -> Iterator[str]:
+    """Order within a key and partition, or within a partition, on channels that promise it."""
+    for channel in history.channels:
+        if not channel.order:
+            continue
+        first = _first_begins(history, channel.topic, channel.name)
+        rows: dict[tuple[int, str], list[Publish]] = defaultdict(list)
+        for publish in history.publishes:
+            if publish.topic == channel.topic and publish.outcome == "stored" and publish.body in first:
+                key = publish.key if channel.order == "key" else ""
+                rows[publish.partition, key].append(publish)
+        for (partition, key), row in rows.items():
+            yield from _overtaken(row, first, f"{channel.topic}[{partition}]/{channel.name} key {key!r}")
+
+
+def _overtaken(row: list[Publish], first: dict[bytes, Delivery], where: str) -> Iterator[str]:
+    """Compare publishes of which one ended before the other began, or that are of one batch."""
+    row = sorted(row, key=lambda publish: (publish.begin, publish.number))
+    for index, earlier in enumerate(row):
+        for later in row[index + 1 :]:
+            ordered = earlier.end <= later.begin or (earlier.begin == later.begin and earlier.number < later.number)
+            if ordered and first[later.body].begin < first[earlier.body].begin:
+                yield (
+                    f"{where}: {later.body!r} was handled at {first[later.body].begin:.3f} s, before the earlier "
+                    f"{earlier.body!r} at {first[earlier.body].begin:.3f} s"
+                )
+                return
+
+
+def receipts(history: History) -> Iterator[str]:
+    """Receipts are unique, name the stored message, and offsets grow with time."""
+    owners: dict[tuple[str, int, int], bytes] = {}
+    ids: dict[tuple[str, bytes], set[int]] = defaultdict(set)
+    for delivery in history.deliveries:
+        ids[delivery.topic, delivery.body].add(delivery.message_id)
+    last: dict[tuple[str, int], Publish] = {}
+    stored = [
+        publish for publish in history.publishes if publish.outcome == "stored" and publish.message_id is not None
+    ]
+    for publish in sorted(stored, key=lambda publish: publish.end):
+        place = publish.topic, publish.partition
+        other = owners.setdefault((*place, publish.message_id or 0), publish.body)
+        if other != publish.body:
+            yield f"{publish.body!r} and {other!r} have the same message id {publish.message_id}"
+        found = ids[publish.topic, publish.body]
+        if found and publish.message_id not in found:
+            yield f"{publish.body!r} has a receipt for {publish.message_id}, and was delivered as {sorted(found)}"
+        before = last.get(place)
+        if before is not None and before.end <= publish.begin and (before.offset or 0) >= (publish.offset or 0):
+            yield f"{publish.body!r} has offset {publish.offset}, the earlier {before.body!r} has {before.offset}"
+        last[place] = publish
+
+
+def redelivered_without_cause(history: History) -> Iterator[str]:
+    """A handled message is delivered again only because a consumer was lost, a timeout passed, or a leader changed."""
+    handled: dict[tuple[str, str, int, int], Delivery] = {}
+    for delivery in sorted(history.deliveries, key=lambda delivery: delivery.begin):
+        key = delivery.topic, delivery.channel, delivery.partition, delivery.message_id
+        before = handled.get(key)
+        if before is not None and before.end < delivery.begin and not _disturbed(history, before.begin, delivery.begin):
+            yield (
+                f"{delivery.body!r} was handled on {delivery.channel} at {before.end:.3f} s, and delivered again at "
+                f"{delivery.begin:.3f} s without a cause"
+            )
+        if delivery.outcome == "returned":
+            handled[key] = delivery
+
+
+def _disturbed(history: History, begin: float, end: float) -> bool:
+    return any(first - 1.0 <= end and begin <= last + _SETTLE for first, last in history.disturbances)
+
+
+def too_many_at_once(history: History) -> Iterator[str]:
+    """A consumer runs as many handlers at once as it was allowed to."""
+    changes: list[tuple[float, int, str]] = []
+    for delivery in history.deliveries:
+        changes.append((delivery.begin, 1, delivery.consumer))
+        changes.append((delivery.end, -1, delivery.consumer))
+    running: dict[str, int] = defaultdict(int)
+    for moment, change, consumer in sorted(changes):
+        running[consumer] += change
+        if running[consumer] > history.concurrency.get(consumer, 1):
+            yield f"{consumer} ran {running[consumer]} handlers at {moment:.3f} s"
+            return
+
+
+def unbounded_waits(history: History) -> Iterator[str]:
+    """*A publish that takes longer than its timeout fails*; publishes after the last fault succeed; closing ends."""
+    for publish in history.publishes:
+        if publish.outcome == "pending":
+            yield f"{publish.body!r}: the publish of {publish.begin:.3f} s never ended"
+        elif publish.outcome != "killed" and publish.end - publish.begin > history.timeout + 2:
+            yield f"{publish.body!r}: the publish took {publish.end - publish.begin:.3f} s"
+        elif history.healed is not None and publish.begin > history.healed + _SETTLE and publish.outcome != "stored":
+            yield f"{publish.body!r}: the publish of {publish.begin:.3f} s, after all faults, failed: {publish.error}"
+    if history.close_seconds > _CLOSE:
+        yield f"closing took {history.close_seconds:.3f} s"
+
+
+def undocumented_errors(history: History) -> Iterator[str]:
+    """Publishes raise documented errors only."""
+    for publish in history.publishes:
+        if publish.outcome == "undocumented":
+            yield f"{publish.body!r}: {publish.error}"
+
+
+def left_over(history: History) -> Iterator[str]:
+    """Closed clients leave no sockets and tasks."""
+    yield from history.left_over
+
+
+CHECKERS: dict[str, Checker] = {
+    function.__name__: function
+    for function in (
+        lost,
+        phantom,
+        invented,
+        stored_twice,
+        reordered,
+        receipts,
+        redelivered_without_cause,
+        too_many_at_once,
+        unbounded_waits,
+        undocumented_errors,
+        left_over,
+    )
+}
+
+
+def judge(history: History) -> list[str]:
+    """Return every violation, with the name of its checker."""
+    return [f"{name}: {text}" for name, checker in CHECKERS.items() for text in checker(history)]

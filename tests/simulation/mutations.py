@@ -1,0 +1,286 @@
+"""Bugs that are put into client and broker, to measure whether the schedules find them.
+
+A mutation replaces one function while it is applied. ``python -m tests.simulation.mutate`` prints how many seeds
+each of them takes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+from attrs import frozen
+
+__all__ = ("MUTATIONS", "Mutation")
+
+
+@frozen
+class Mutation:
+    """A bug.
+
+    Attributes:
+        name: what goes wrong.
+        where: module, and path of the function in it.
+        change: returns the broken function, given the right one.
+    """
+
+    name: str
+    where: str
+    change: Callable[[Any], Any]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the bug in for a while."""
+        module, _, path = self.where.partition(":")
+        owner: Any = import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        with patch.object(owner, name, self.change(vars(owner)[name])):
+            yield
+
+
+def _sometimes(share: float, broken: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a change that calls ``broken(right, *args)`` for a share of the calls, ``right`` for the others."""
+
+    def change(right: Any) -> Any:
+        def function(*args: Any, **settings: Any) -> Any:
+            if random.random() < share:
+                return broken(right, *args, **settings)
+            return right(*args, **settings)
+
+        return function
+
+    return change
+
+
+def _always(broken: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda right: lambda *args, **settings: broken(right, *args, **settings)
+
+
+def _loss_as_unsent(right: Any, self: Any, unsent: bool = True) -> Any:
+    return right(self, True)
+
+
+def _give_up_without_doubt(right: Any, self: Any, reason: str, in_doubt: bool = False) -> Any:
+    self.unknown = False
+    return right(self, reason, False)
+
+
+async def _do_nothing_async(right: Any, *args: Any, **settings: Any) -> None:
+    """Stand for a coroutine function that is never called."""
+
+
+async def _ignore_failure(right: Any, self: Any, message: Any, error: Exception) -> None:
+    """Finish a message whose handler raised."""
+    if not message.answered:
+        message.finish_now()
+
+
+def _start_twice(right: Any, self: Any, tasks: Any, queues: Any) -> None:
+    right(self, tasks, queues)
+    right(self, tasks, queues)
+
+
+def _other_receipt(right: Any, target: Any, response: bytes, trace_id: int) -> Any:
+    from attrs import evolve
+
+    found = right(target, response, trace_id)
+    return evolve(found, message_id=found.message_id + 1) if found.message_id else found
+
+
+def _send_without_rest(right: Any, self: Any, data: Any, requests: int = 0) -> None:
+    """Forget what the kernel did not take."""
+    right(self, data, requests)
+    self._rest = b""
+
+
+async def _commit_at_once(right: Any, node: Any, hosted: Any, stored: Any, epoch: int, code: str) -> None:
+    """Acknowledge before the replicas have the record."""
+    hosted.partition.commit(stored)
+
+
+def _finish_without_effect(right: Any, self: Any, subscriber: Any, internal_id: int) -> None:
+    """Lose the acknowledgement: the message is in flight until it times out."""
+
+
+def _forget_in_flight(right: Any, self: Any, client: Any) -> None:
+    """Drop what a lost client had in flight."""
+    for delivery in self._in_flight.of(client):
+        self._in_flight.remove(delivery.entry.record.internal_id)
+
+
+def _elect_any(right: Any, state: Any, alive: Any) -> Any:
+    """Choose a replica that is not in sync."""
+    return next((node for node in reversed(state.replicas) if node in alive), None)
+
+
+def _copy_but_last(right: Any, source: Any, target: Any, most: int = 1000) -> bool:
+    """Leave out the last record of a follower that lacks several."""
+    done = right(source, target, most)
+    if done and target.log.end_count > 1 and random.random() < 0.5:
+        last = target.log.at(target.log.end_count)
+        if last is not None:
+            target.truncate(last.offset)
+    return bool(done)
+
+
+def _hand_over_nothing_delayed(right: Any, old: Any, new: Any) -> None:
+    """Forget requeued messages with a delay when the leader moves."""
+    for channel in old.channels.values():
+        channel.cursor.delayed.messages.clear()
+    right(old, new)
+
+
+def _acknowledge_too_far(right: Any, old: Any, new: Any) -> None:
+    """Skip what is in flight when the leader moves."""
+    right(old, new)
+    for channel in new.channels.values():
+        channel.cursor.jump(new.log.end_offset, new.log.end_count)
+
+
+def _ends_without_sign(right: Any, self: Any) -> None:
+    """Fail in the callback of the event loop, as under ``asyncio.run`` with sniffio before it was fixed."""
+    if self._watch is not None:
+        self.closed = True
+        self._watch.end()
+        self._watch = None
+        raise RuntimeError("no event loop")
+    right(self)
+
+
+def _no_order(right: Any, self: Any, message: Any) -> Any:
+    return [message]
+
+
+def _drop_received(right: Any, self: Any, frames: list[bytes]) -> None:
+    """Lose a message that was received: it is neither handled nor requeued."""
+    right(self, frames[1:] if len(frames) > 1 else frames)
+
+
+_CLIENT = "nsqext.client"
+_BROKER = "nsqext.broker"
+
+_ALL = (
+    Mutation(
+        "unknown outcomes count as not stored",
+        f"{_CLIENT}.producer.retry:outcome_unknown",
+        _always(lambda right, error: False),
+    ),
+    Mutation(
+        "publishes that are given up are reported as failed",
+        f"{_CLIENT}.producer.retry:AttemptErrors.given_up",
+        _always(_give_up_without_doubt),
+    ),
+    Mutation(
+        "requests on a lost connection count as unsent",
+        "nsqext.protocol.client.client_protocol:ClientProtocol.loss",
+        _always(_loss_as_unsent),
+    ),
+    Mutation(
+        "on_unknown=raise is ignored",
+        f"{_CLIENT}.producer.retry:RetryPolicy.final",
+        _always(lambda right, self, errors: not errors.last.retryable),
+    ),
+    Mutation(
+        "requests do not expire",
+        "nsqext.protocol.client.client_protocol:ClientProtocol.expire",
+        _always(lambda right, self, now: 0),
+    ),
+    Mutation(
+        "partly sent commands lose their rest",
+        "nsqext.transport.connection:Connection._send",
+        _always(_send_without_rest),
+    ),
+    Mutation(
+        "a reset connection raises in the event loop",
+        "nsqext.transport.connection:Connection._end",
+        _always(_ends_without_sign),
+    ),
+    Mutation(
+        "the producer does not refresh lookup",
+        f"{_CLIENT}.producer.routing:Router.refresh",
+        _always(_do_nothing_async),
+    ),
+    Mutation(
+        "receipts name another message",
+        f"{_CLIENT}.producer.request:read_receipt",
+        _always(_other_receipt),
+    ),
+    Mutation(
+        "a message whose handler raised is finished",
+        f"{_CLIENT}.consumer.handlers.failure_policy:FailurePolicy.failed",
+        _always(_ignore_failure),
+    ),
+    Mutation(
+        "twice as many handlers run",
+        f"{_CLIENT}.consumer.handlers.workers:Workers.start",
+        _always(_start_twice),
+    ),
+    Mutation(
+        "lanes do not wait for redeliveries",
+        f"{_CLIENT}.consumer.handlers.redelivery:PartitionOrder.receive",
+        _always(_no_order),
+    ),
+    Mutation(
+        "messages of a key go to any lane",
+        f"{_CLIENT}.consumer.handlers.key_lanes:lane_number",
+        _always(lambda right, key, count: random.randrange(count)),
+    ),
+    Mutation(
+        "one received message in a burst is lost",
+        f"{_CLIENT}.consumer.subscriptions.subscription:Subscription._receive",
+        _sometimes(0.2, _drop_received),
+    ),
+    Mutation(
+        "publishes are acknowledged before replicas have them",
+        f"{_BROKER}.nsqd.publish_commands:commit",
+        _always(_commit_at_once),
+    ),
+    Mutation(
+        "any replica is elected",
+        f"{_BROKER}.coordinator.policy:candidate",
+        _always(_elect_any),
+    ),
+    Mutation(
+        "a follower that catches up lacks the last record",
+        f"{_BROKER}.coordinator.coordinator:copy_records",
+        _always(_copy_but_last),
+    ),
+    Mutation(
+        "followers keep records that their leader lacks",
+        f"{_BROKER}.coordinator.replication:cut_tail",
+        _always(lambda right, source, target: None),
+    ),
+    Mutation(
+        "delayed messages are lost when the leader moves",
+        f"{_BROKER}.coordinator.coordinator:hand_over_channels",
+        _always(_hand_over_nothing_delayed),
+    ),
+    Mutation(
+        "a new leader skips what was in flight",
+        f"{_BROKER}.coordinator.coordinator:hand_over_channels",
+        _always(_acknowledge_too_far),
+    ),
+    Mutation(
+        "messages in flight at a lost client are dropped",
+        f"{_BROKER}.engine.channel.channel:Channel._requeue_all_of",
+        _always(_forget_in_flight),
+    ),
+    Mutation(
+        "a FIN in fifty has no effect",
+        f"{_BROKER}.engine.channel.channel:Channel.finish",
+        _sometimes(0.02, _finish_without_effect),
+    ),
+    Mutation(
+        "a new leader counts ids from the beginning",
+        f"{_BROKER}.engine.partition:Partition._continue_counter",
+        _always(lambda right, self: None),
+    ),
+)
+
+MUTATIONS: dict[str, Mutation] = {mutation.name: mutation for mutation in _ALL}

@@ -1,0 +1,302 @@
+"""The schedule that `make simulate` runs: producers and consumers of every kind, under the faults of a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+
+from nsqext import (
+    BackoffOptions,
+    BatchFailed,
+    ConnectionOptions,
+    Consumer,
+    ConsumerOptions,
+    DeliveryUnknown,
+    FailureOptions,
+    Message,
+    NsqError,
+    OutgoingMessage,
+    Producer,
+    ProducerOptions,
+    Receipt,
+)
+from tests.simulation.checkers import judge
+from tests.simulation.history import Channel, Delivery, History, Publish, PublishOutcome
+
+if TYPE_CHECKING:
+    from nsqext.testing.simulation import World
+
+__all__ = ("Schedule", "Violated", "run_schedule")
+
+PARTITIONS = 2
+KEYS = 3
+PUBLISHING = 7.0
+"""Virtual seconds for which publishers run."""
+PAUSE = 0.25
+"""Longest pause between two publishes."""
+DRAIN = 150.0
+"""Virtual seconds after the last fault within which everything has to be handled."""
+
+
+class Violated(AssertionError):
+    """The history of a schedule violates a guarantee."""
+
+
+class HandlerFailed(Exception):
+    """What handlers raise now and then."""
+
+
+class Schedule:
+    """One schedule: its world, its clients, its history."""
+
+    def __init__(self, world: World) -> None:
+        self.world: World = world
+        random = world.random
+        on_unknown: Literal["retry", "raise"] = "raise" if random.random() < 0.4 else "retry"
+        self.history: History = History(on_unknown, timeout=random.choice((4.0, 10.0)))
+        self.connection: ConnectionOptions = ConnectionOptions(request_timeout=random.choice((1.0, 3.0, 10.0)))
+        self.replicas: int = random.choice((1, 2, 2, 3))
+        self._numbers = 0
+        self._publishing = True
+
+    async def run(self) -> None:
+        """Run it."""
+        world, history = self.world, self.history
+        await self._create_topics()
+        async with AsyncExitStack() as stack:
+            for topic, channel, settings in self._consumers():
+                consumer = self._consumer(topic, channel, f"{topic}/{channel}/{len(history.concurrency)}", settings)
+                await stack.enter_async_context(self._closing(consumer))
+            doomed = world.start(self._doomed_client) if world.random.random() < 0.5 else None
+            async with anyio.create_task_group() as tasks:
+                for kind in self._publishers():
+                    tasks.start_soon(kind)
+                tasks.start_soon(self._come_and_go)
+                async with world.inject_faults():
+                    began = world.now
+                    history.disturbances += [
+                        (began + fault.at, began + fault.at + fault.seconds) for fault in world.faults
+                    ]
+                    await anyio.sleep(PUBLISHING)
+                    if doomed is not None:
+                        history.disturbances.append((world.now, world.now))
+                        await doomed.kill(silently=world.random.random() < 0.5)
+                self._publishing = False
+                history.healed = world.now
+                if world.faults:
+                    history.disturbances.append((began, world.now))
+            await self._publish_afterwards()
+            with anyio.move_on_after(DRAIN):
+                while history.missing():  # noqa: ASYNC110 - handlers write the history
+                    await anyio.sleep(0.25)
+                await anyio.sleep(2.0)
+        history.left_over += await self._leftovers()
+
+    async def _create_topics(self) -> None:
+        create, replicas, history = self.world.cluster.create_topic, self.replicas, self.history
+        await create("plain", PARTITIONS, replicas=replicas, channels=["a", "b"])
+        await create("lanes", PARTITIONS, replicas=replicas, extend=True, channels=["a"])
+        await create("keyed", PARTITIONS, replicas=replicas, extend=True, channels=["a"], dispatch="key_failover")
+        await create("ordered", PARTITIONS, replicas=min(replicas, 3), ordered=True, channels=["a"])
+        history.channels += [Channel("plain", "a"), Channel("plain", "b"), Channel("lanes", "a", "key")]
+        history.channels += [Channel("keyed", "a", "key"), Channel("ordered", "a", "partition")]
+
+    # --- consumers ------------------------------------------------------------------------------------------------
+
+    def _consumers(self) -> list[tuple[str, str, dict[str, Any]]]:
+        return [
+            ("plain", "a", {"concurrency": 4}),
+            ("plain", "b", {"concurrency": 2, "max_in_flight": 5}),
+            ("lanes", "a", {"concurrency": 4, "key": "##key"}),
+            ("keyed", "a", {"concurrency": 3, "dispatch": "key_failover"}),
+            ("keyed", "a", {"concurrency": 3, "dispatch": "key_failover"}),
+            ("ordered", "a", {"concurrency": 2}),
+        ]
+
+    def _consumer(self, topic: str, channel: str, name: str, settings: dict[str, Any]) -> Consumer:
+        options = ConsumerOptions(
+            failure=FailureOptions(requeue_delay=0.05),
+            backoff=BackoffOptions(mode="off"),
+            max_reconnect_wait=1.0,
+            connection=self.connection,
+        )
+        world, history, random = self.world, self.history, self.world.random
+        consumer = Consumer(topic, channel, lookupd=world.cluster.lookupd, options=options, **settings)
+        history.concurrency[name] = settings["concurrency"]
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            delivery = Delivery(
+                message.body,
+                topic,
+                channel,
+                name,
+                message.partition,
+                message.internal_id,
+                message.attempts,
+                world.now,
+            )
+            history.deliveries.append(delivery)
+            try:
+                chance = random.random()
+                if chance < 0.4:
+                    await anyio.sleep(random.uniform(0.0, 0.02))
+                elif chance < 0.42:
+                    await anyio.sleep(random.uniform(1.0, 8.0))
+                if random.random() < 0.02:
+                    delivery.outcome = "raised"
+                    raise HandlerFailed
+                delivery.outcome = "returned"
+            finally:
+                delivery.end = world.now
+                if delivery.outcome == "running":
+                    delivery.outcome = "cancelled"
+
+        return consumer
+
+    def _closing(self, client: Any) -> Any:
+        schedule = self
+
+        class Timed:
+            async def __aenter__(self) -> Any:
+                return await client.__aenter__()
+
+            async def __aexit__(self, *error: Any) -> None:
+                began = schedule.world.now
+                await client.__aexit__(*error)
+                history = schedule.history
+                history.close_seconds = max(history.close_seconds, schedule.world.now - began)
+
+        return Timed()
+
+    async def _come_and_go(self) -> None:
+        """Join and leave the shared channels."""
+        random, world = self.world.random, self.world
+        number = 0
+        while self._publishing:
+            await anyio.sleep(random.uniform(0.5, 3.0))
+            topic, dispatch = random.choice((("plain", None), ("keyed", "key_failover")))
+            number += 1
+            name = f"{topic}/a/guest {number}"
+            consumer = self._consumer(topic, "a", name, {"concurrency": 2, "dispatch": dispatch})
+            began = world.now
+            async with self._closing(consumer):
+                await anyio.sleep(random.uniform(0.1, 2.0))
+            self.history.disturbances.append((began, world.now))
+
+    async def _doomed_client(self) -> None:
+        """Consume and publish, until the process is killed."""
+        consumer = self._consumer("plain", "b", "plain/b/doomed", {"concurrency": 2})
+        async with consumer:
+            await self._publish_each("plain", "doomed", keyed=False)
+            await anyio.sleep_forever()
+
+    # --- publishers -----------------------------------------------------------------------------------------------
+
+    def _publishers(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [
+            lambda: self._publish_each("plain", "p", keyed=False),
+            lambda: self._publish_each("lanes", "q", keyed=True),
+            lambda: self._publish_each("keyed", "r", keyed=True),
+            lambda: self._publish_each("ordered", "s", keyed=True),
+            lambda: self._publish_batches("lanes", "t"),
+            lambda: self._publish_batches("plain", "u"),
+        ]
+
+    def _producer(self) -> Producer:
+        history = self.history
+        options = ProducerOptions(on_unknown=history.on_unknown, timeout=history.timeout, connection=self.connection)
+        return Producer(self.world.cluster.lookupd, options=options)
+
+    def _begin(self, topic: str, key: str) -> Publish:
+        self._numbers += 1
+        publish = Publish(f"{topic}/{key}/{self._numbers}".encode(), topic, key, self._numbers, self.world.now)
+        self.history.publishes.append(publish)
+        return publish
+
+    def _end(self, publish: Publish, result: Receipt | BaseException) -> None:
+        publish.end = self.world.now
+        if isinstance(result, Receipt):
+            publish.outcome, publish.partition = "stored", result.partition
+            publish.message_id, publish.offset = result.message_id, result.offset
+            return
+        outcome: PublishOutcome = "undocumented"
+        if isinstance(result, NsqError):
+            outcome = "unknown" if isinstance(result, DeliveryUnknown) else "failed"
+        elif not isinstance(result, Exception):
+            outcome = "killed"
+        publish.outcome, publish.error = outcome, repr(result)
+
+    async def _publish_each(self, topic: str, name: str, *, keyed: bool) -> None:
+        random = self.world.random
+        async with self._closing(self._producer()) as producer:
+            while self._publishing:
+                await self._publish_one(producer, topic, f"{name}{random.randrange(KEYS)}" if keyed else "")
+                await anyio.sleep(random.uniform(0.0, PAUSE))
+
+    async def _publish_one(self, producer: Producer, topic: str, key: str) -> None:
+        publish = self._begin(topic, key)
+        trace_id = publish.number if self.world.random.random() < 0.5 else None
+        try:
+            receipt = await producer.publish(topic, publish.body, key=key or None, trace_id=trace_id)
+        except BaseException as error:
+            self._end(publish, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._end(publish, receipt)
+
+    async def _publish_batches(self, topic: str, name: str) -> None:
+        random = self.world.random
+        keyed = topic == "lanes"
+        async with self._closing(self._producer()) as producer:
+            while self._publishing:
+                batch = [self._begin(topic, f"{name}{random.randrange(KEYS)}" if keyed else "") for _ in range(4)]
+                messages = [OutgoingMessage(publish.body, key=publish.key or None) for publish in batch]
+                outcomes: list[Any]
+                try:
+                    outcomes = list(await producer.publish_many(topic, messages))
+                except BatchFailed as error:
+                    outcomes = list(error.outcomes)
+                except Exception as error:
+                    outcomes = [error] * len(batch)
+                for publish, outcome in zip(batch, outcomes, strict=True):
+                    self._end(publish, outcome)
+                await anyio.sleep(random.uniform(0.0, 4 * PAUSE))
+
+    async def _publish_afterwards(self) -> None:
+        """Publish when faults have ended long ago: it has to succeed."""
+        await anyio.sleep(21.0)
+        async with self._closing(self._producer()) as producer:
+            for topic, key in (("plain", ""), ("lanes", "last"), ("keyed", "last"), ("ordered", "last")):
+                for _ in range(2):
+                    await self._publish_one(producer, topic, key)
+
+    async def _leftovers(self) -> list[str]:
+        """Return sockets of living clients that exist although every client was closed."""
+        await anyio.sleep(1.0)
+        network = self.world.network
+        mine = [sock for sock in network.sockets.values() if sock.host in self.world.clients]
+        return [f"open socket {sock!r}" for sock in mine if sock.host not in network.dead]
+
+
+async def run_schedule(world: World) -> None:
+    """Run a schedule and judge its history.
+
+    Raises:
+        Violated: it violates a guarantee.
+    """
+    schedule = Schedule(world)
+    await schedule.run()
+    histories.append(schedule.history)
+    del histories[:-1]
+    found = judge(schedule.history)
+    if found:
+        raise Violated("\n".join(found))
+
+
+histories: list[History] = []
+"""The last history, for figures."""

@@ -1,0 +1,1 @@
+"""A shop: orders over HTTP, invoices through topics, a ledger in SQLite."""

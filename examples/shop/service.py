@@ -1,0 +1,56 @@
+"""The handlers: orders become invoices, invoices are written to the ledger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from examples.shop.ledger import Ledger
+from examples.shop.models import Invoice, Order
+from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, Reject, Router
+from nsqext.app import Depends, Key
+from nsqext.middleware import HandlerTimeout
+from nsqext.observability.otel import OpenTelemetry
+
+FAILURE = FailureOptions(max_attempts=20, requeue_delay=0.2, dead_letter="shop-dead")
+OPTIONS = ConsumerOptions(failure=FAILURE, backoff=BackoffOptions(mode="off"), close_timeout=5.0)
+
+router = Router()
+_ledgers: list[Ledger] = []
+
+
+def ledger() -> Ledger:
+    """Return the open ledger."""
+    return _ledgers[-1]
+
+
+@router.lifespan
+async def storage(app: App) -> AsyncIterator[None]:
+    """Keep the ledger open while handlers run."""
+    async with Ledger.open(os.environ.get("SHOP_DATABASE", "shop.db")) as opened:
+        _ledgers.append(opened)
+        yield
+        _ledgers.remove(opened)
+
+
+@router.publisher("invoices")
+@router.handler("orders", "billing", concurrency=8, options=OPTIONS)
+async def bill(order: Order, key: Key) -> Invoice:
+    """Return the invoice of an order, which is published before the order is finished."""
+    if order.cents <= 0:
+        raise Reject(f"order {order.number} costs {order.cents} cents")
+    return Invoice(order.number, key or order.customer, order.cents)
+
+
+@router.handler("invoices", "ledger", concurrency=50, options=OPTIONS)
+async def write(invoice: Invoice, ledger: Annotated[Ledger, Depends(ledger)]) -> None:
+    """Write an invoice; its message is finished after the commit."""
+    await ledger.add(invoice)
+
+
+def make_app() -> App:
+    """Return the app; addresses, TLS and secrets are in the environment (``NSQEXT_LOOKUPD``, …)."""
+    app = App.from_url(middleware=[OpenTelemetry(), HandlerTimeout(20)])
+    app.include_router(router)
+    return app

@@ -1,7 +1,7 @@
 """What the broker carries on one core; run it with ``python -m benchmarks.bench_broker``.
 
 A raw client on the other cores publishes and consumes. Where NSQEXT_BENCH_NSQD names an nsqd (``host:port`` of its TCP
-side), it is measured in turns with ours.
+side), the two are measured in turns.
 """
 
 from __future__ import annotations

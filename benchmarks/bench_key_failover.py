@@ -67,7 +67,7 @@ async def measure(
             tasks.start_soon(consumer.run)
         with anyio.fail_after(10):
             for consumer in consumers:
-                while not consumer.connections:  # noqa: ASYNC110 - a consumer with a handler tells nobody that it is open
+                while not consumer.connections:  # noqa: ASYNC110 - there is no event for an open consumer
                     await anyio.sleep(0.01)
         started = time.perf_counter()
         await producer.publish_many(consumers[0].topic, drafts, partition=0)

@@ -2,7 +2,7 @@
 
 Two consumers share the channel ``billing``: one asks for the tag ``canary``, the other for none. Runs on a cluster of
 its own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend support and a channel
-``billing`` that nobody else consumes at the moment.
+``billing`` that no other program consumes at the moment.
 """
 
 from __future__ import annotations

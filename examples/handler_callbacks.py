@@ -1,6 +1,6 @@
 """Consume with a handler: returning finishes a message, raising brings it back.
 
-Publishes ten orders. The handler fails once on the fourth, which comes again with the next attempt. Runs on a cluster
+Publishes ten orders. The handler fails once on the fourth, which is then redelivered. Runs on a cluster
 of its own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend support and a
 channel ``billing``.
 """

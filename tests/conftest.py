@@ -39,7 +39,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def nobody() -> Iterator[Address]:
-    """An address at which nobody listens, and which nobody else gets while the test runs."""
+    """An address without a listener, which no other program gets while the test runs."""
     ports = Ports()
     yield ports.take(Address("127.0.0.1", 0))
     ports.release()
@@ -50,7 +50,7 @@ def _is_spark(nodeid: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the Spark tests, which take longest: the others go on beside them."""
+    """Begin with the Spark tests, which take longest: the others run beside them."""
     items.sort(key=lambda item: not _is_spark(item.nodeid))
 
 

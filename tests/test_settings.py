@@ -151,8 +151,8 @@ def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, 
         "nsq://:hu#sh@h:4161",
         "nsq://:hu/sh@h:4161",
         "nsq://:hu?sh@h:4161",
-        "nsq://somebody:hu/sh@h:4161",
-        "nsq://somebody:hu?sh@h:4161",
+        "nsq://user:hu/sh@h:4161",
+        "nsq://user:hu?sh@h:4161",
         "nsq://:hush",
     ],
 )
@@ -256,7 +256,7 @@ def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_of_the_documentation_is_complete() -> None:
-    """To write it anew: python docs/settings_table.py."""
+    """To write it again: python docs/settings_table.py."""
     found = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "settings_table.py"))
     assert found["PAGE"].read_text(encoding="utf-8") == found["page"]()
 

@@ -369,7 +369,7 @@ class Admin:
             await self._requests.change_lookup("/channel/delete", {"topic": topic, "channel": channel})
 
     async def pause_channel(self, topic: str, channel: str) -> None:
-        """Stop delivery from a channel; publishes go on and wait.
+        """Stop delivery from a channel; published messages wait.
 
         Raises:
             InvalidInput: a name is not valid, or the channel does not exist.

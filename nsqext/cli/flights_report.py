@@ -12,7 +12,7 @@ __all__ = ("make_progress", "show_tables", "show_verdict")
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a progress display with a line for each of the things that go on."""
+    """Return a progress display with a line for each task."""
     return Progress(
         SpinnerColumn(finished_text="[green]✓"),
         TextColumn("{task.description}"),

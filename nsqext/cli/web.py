@@ -78,7 +78,7 @@ def web_options(
     """Return the page's options.
 
     Raises:
-        InvalidSetting: a setting is invalid, or the address is not loopback and nobody has to sign in.
+        InvalidSetting: a setting is invalid, or the address is not loopback and no sign-in is required.
     """
     try:
         from nsqext.web import WebOptions

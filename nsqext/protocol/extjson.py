@@ -112,7 +112,7 @@ class _Reader:
         return self._data[position : position + 1]
 
     def _value(self, position: int) -> tuple[int, bool]:
-        """Read a value, or the beginning of one that holds others; returns where to go on, and whether with a value."""
+        """Read a value, or the beginning of a container; returns the next position, and whether a value is next."""
         first = self._at(position)
         if not first:
             self._fail("cannot parse empty string", position)

@@ -119,7 +119,7 @@ class FrameParser:
             )
         elif not 4 <= size <= self._max:
             self.error = ProtocolError(
-                f"frame size {size} is not within 4..{self._max} (stream goes on with {start!r})",
+                f"frame size {size} is not within 4..{self._max} (followed by {start!r})",
                 hint="the peer may not be nsqd; otherwise raise max_frame_size",
             )
         else:

@@ -1,7 +1,7 @@
 """JSON objects as the real servers read them into their structures.
 
 A name matches whatever its case; of equal names the last counts, and objects are merged; null and unknown names are
-passed over; a value of another type spoils the whole; text that is not UTF-8 is mended instead of refused.
+passed over; a value of another type spoils the whole; invalid UTF-8 is replaced instead of refused.
 """
 
 from __future__ import annotations

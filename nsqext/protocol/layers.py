@@ -282,7 +282,7 @@ class TlsLayer:
             try:
                 self._object.unwrap()
             except ssl.SSLError:
-                # the peer has not said the same yet, which nobody waits for
+                # the peer's close_notify is not awaited
                 return self._out.read()
         return self._out.read()
 

@@ -101,7 +101,7 @@ class Consumer(Opened):
 
     @classmethod
     def of(cls, consumer: AsyncConsumer) -> Self:
-        """Return a blocking consumer that consumes through an asynchronous one, which nobody may have opened."""
+        """Return a blocking consumer that consumes through an asynchronous one that is not open."""
         made = cls.__new__(cls)
         Opened.__init__(made)
         made._consumer = consumer
@@ -253,7 +253,7 @@ class Consumer(Opened):
             portal.start_task_soon(self._consumer.stop)
 
     def pause(self) -> None:
-        """Ask for no further messages, until `resume`; those that are here go on."""
+        """Request no further messages, until `resume`; received messages are handled."""
         self._run_now(self._consumer.pause)
 
     def resume(self) -> None:

@@ -23,7 +23,7 @@ class SharedLoop:
     """The event loop of all who have entered it: it is started for the first and ended after the last.
 
     Attributes:
-        left_behind: ways to loops whose threads stayed in the parent when this process was forked: nobody answers.
+        left_behind: ways to loops whose threads stayed in the parent when this process was forked; they never answer.
     """
 
     def __init__(self) -> None:

@@ -122,7 +122,7 @@ class Message:
 
     @property
     def expired(self) -> bool:
-        """Whether it is no longer ours, because its timeout has passed or its connection is gone; it comes again."""
+        """Whether it is not in flight any more: its timeout has passed, or its connection ended. It is redelivered."""
         return self._message.expired
 
     def finish(self) -> None:
@@ -141,7 +141,7 @@ class Message:
         call(self._portal, "consumer", functools.partial(self._message.requeue, backoff=backoff), delay)
 
     def touch(self) -> None:
-        """Start its timeout anew; errors are those of `nsqext.Message.touch`."""
+        """Restart its timeout; errors are those of `nsqext.Message.touch`."""
         call(self._portal, "consumer", self._message.touch)
 
     def __repr__(self) -> str:

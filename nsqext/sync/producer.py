@@ -62,7 +62,7 @@ class Producer(Opened):
 
     @classmethod
     def of(cls, producer: AsyncProducer) -> Self:
-        """Return a blocking producer that publishes through an asynchronous one, which nobody may have opened."""
+        """Return a blocking producer that publishes through an asynchronous one that is not open."""
         made = cls.__new__(cls)
         Opened.__init__(made)
         made._producer = producer

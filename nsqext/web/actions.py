@@ -280,7 +280,7 @@ ACTIONS: dict[str, Action] = {
         partial(_change_channel, "skip_channel"),
         "Skip messages",
         "The channel skips every message.",
-        "The channel finishes every message without delivery, until it is told to stop skipping.",
+        "The channel finishes every message without delivery, until skipping is switched off.",
     ),
     "unskip-channel": Action(
         partial(_change_channel, "unskip_channel"), "Stop skipping", "The channel delivers messages again."

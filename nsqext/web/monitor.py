@@ -146,7 +146,7 @@ class Monitor:
         self._changed = anyio.Event()
 
     async def run(self) -> None:
-        """Sample until cancelled, with a pause while nobody looks; closes the connections at the end."""
+        """Sample until cancelled, with a pause while no page is open; closes the connections at the end."""
         try:
             while True:
                 if time.monotonic() - self._viewed > _WATCHED:

@@ -57,7 +57,7 @@ def test_every_frame_of_the_server_is_read_whole_or_in_pieces(recorded: Conversa
 # Commands
 
 
-# what the recorder sent on purpose in a way in which no command of ours is written: without its topic's name
+# what the recorder sent on purpose in a form that this package never writes: without its topic's name
 _ODD_LINES = {
     b"", b"AUTH x", b"BOGUS", b"BOGUS x y", b"INTERNAL_CREATE_TOPIC T 0", b"INTERNAL_CREATE_TOPIC authtopic 0",
     b"INTERNAL_CREATE_TOPIC bad 0 zz", b"INTERNAL_CREATE_TOPIC newtopic 0", b"NOP\r", b"NOPE  two blanks", b"PUB",

@@ -89,7 +89,7 @@ class Plan:
     Attributes:
         seed: what it was drawn from.
         on_unknown: what producers do with publishes whose fate is unknown.
-        replicas: copies of each partition: of two, the one that is left takes no writes; of three, two go on.
+        replicas: copies of each partition: of two, the remaining one accepts no writes; of three, two continue.
         faults: how many things go wrong.
         steps: faults and their ends, by time.
     """
@@ -164,7 +164,7 @@ def _stale(chance: random.Random, at: float) -> list[Step]:
     name = chance.choice((None, *LOOKUPDS))
     return [
         Step(at, f"{name or 'lookup'} is stale", lambda world: world.cluster.faults.stale_lookup(name)),
-        Step(at + 0.6, f"{name or 'lookup'} is mended", lambda world: world.cluster.faults.heal_lookup(name)),
+        Step(at + 0.6, f"{name or 'lookup'} is repaired", lambda world: world.cluster.faults.heal_lookup(name)),
     ]
 
 
@@ -172,7 +172,7 @@ def _empty(chance: random.Random, at: float) -> list[Step]:
     name = chance.choice((None, *LOOKUPDS))
     return [
         Step(at, f"{name or 'lookup'} is empty", lambda world: world.cluster.faults.empty_lookup(name)),
-        Step(at + 0.6, f"{name or 'lookup'} is mended", lambda world: world.cluster.faults.heal_lookup(name)),
+        Step(at + 0.6, f"{name or 'lookup'} is repaired", lambda world: world.cluster.faults.heal_lookup(name)),
     ]
 
 
@@ -180,7 +180,7 @@ def _slow(chance: random.Random, at: float) -> list[Step]:
     seconds = chance.uniform(0.05, 0.5)
     return [
         Step(at, f"lookup takes {seconds:.2f} s", lambda world: world.cluster.faults.slow_lookup(seconds)),
-        Step(at + 0.6, "lookup is mended", lambda world: world.cluster.faults.heal_lookup()),
+        Step(at + 0.6, "lookup is repaired", lambda world: world.cluster.faults.heal_lookup()),
     ]
 
 

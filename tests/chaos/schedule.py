@@ -25,7 +25,7 @@ __all__ = ("run_schedule",)
 
 CHANNEL = "chaos"
 PUBLISHING = 1.5
-"""Seconds for which publishers go on."""
+"""Seconds for which publishers continue."""
 LEAST = 12
 """Publishes that each of them makes also where that takes longer."""
 DRAINING = 20.0
@@ -133,7 +133,7 @@ async def consuming(consumers: list[Consumer]) -> AsyncIterator[None]:
 
 
 async def traffic(plan: Plan, world: World, ledger: Ledger) -> None:
-    """Let everything run while the plan's steps are taken; then mend the cluster and drain."""
+    """Let everything run while the plan's steps are taken; then end the faults and drain."""
     chance = random.Random(plan.seed)
     options = ProducerOptions(on_unknown=plan.on_unknown)
     async with AsyncExitStack() as stack:
@@ -164,7 +164,7 @@ def open_files() -> dict[str, str]:
 
 @contextmanager
 def watching(outcome: list[str]) -> Iterator[None]:
-    """Note what is left over: sockets, unclosed streams, exceptions that nobody took."""
+    """Note what is left over: sockets, unclosed streams, exceptions that were not retrieved."""
     before = open_files()
     hook, unraisable = sys.unraisablehook, outcome
 
@@ -184,7 +184,7 @@ def watching(outcome: list[str]) -> Iterator[None]:
 
 
 async def leftover_tasks(before: set[int], outcome: list[str]) -> None:
-    """Note the tasks that go on although everything was closed."""
+    """Note the tasks that still run after everything was closed."""
     with anyio.move_on_after(1):
         while any(task.id not in before for task in anyio.get_running_tasks()):  # noqa: ASYNC110 - tasks end silently
             await anyio.sleep(0.01)

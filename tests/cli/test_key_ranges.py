@@ -55,7 +55,7 @@ async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest
                 topic, [OutgoingMessage(b"x", key=f"k{number}") for number in range(50)], partition=0
             )
             with anyio.fail_after(10):
-                while not (found := await watch.look())[0].replay:  # noqa: ASYNC110 - the broker tells nobody
+                while not (found := await watch.look())[0].replay:  # noqa: ASYNC110 - the broker has no event
                     await anyio.sleep(0.01)
     assert [(line.low, line.high) for line in found[1].ranges] == [(0.0, 0.5), (0.5, 1.0)]
     assert found[0].depth == 50

@@ -66,7 +66,7 @@ class Broker:
         self._lookup.tell(dict.fromkeys(range(self.partitions), self.node), num=self.partitions)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.node.peers.clear()
 
 
@@ -288,7 +288,7 @@ async def test_closing_a_consumer() -> None:
         assert not lookup.metadata._users
         assert not lookup.metadata._callbacks
         assert consumer.connections == ()
-        # its user still has it, and is told
+        # its user still has it, and gets the error
         assert one.expired
 
     async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:
@@ -329,7 +329,7 @@ async def test_seeking(cluster: Cluster, topic: str) -> None:
         async with opened(topic, cluster) as consumer:
             await take(consumer, 6)
             await step.run(consumer.seek(Position.earliest()))
-            # both partitions begin anew all the same, without waiting for something to happen to their connections
+            # both partitions begin again, without waiting for something to happen to their connections
             assert sorted(await take(consumer, 6)) == sorted(bodies * 2)
             await consumer.seek(Position.earliest())
 

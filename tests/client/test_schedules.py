@@ -1,4 +1,4 @@
-"""Turns, batcher, pool and seeker under schedules that nobody thought of: who comes when, fails, or is cancelled."""
+"""Turns, batcher, pool and seeker under random schedules: tasks that start, fail, or are cancelled at any time."""
 
 from __future__ import annotations
 

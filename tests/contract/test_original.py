@@ -69,7 +69,7 @@ def original(request: pytest.FixtureRequest) -> Iterator[Original]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that nobody has made yet."""
+    """A topic that does not exist yet."""
     return f"contract_{token_hex(4)}"
 
 

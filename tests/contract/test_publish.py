@@ -1,4 +1,4 @@
-"""What a producer is told about what it published."""
+"""The receipts and errors of publishes."""
 
 from __future__ import annotations
 

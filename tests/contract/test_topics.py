@@ -21,7 +21,7 @@ _SOON = ConnectionOptions(heartbeat_interval=1.0)
 
 
 async def test_an_upgrade_to_extend_is_followed(cluster_under_test: ClusterUnderTest, channel: str) -> None:
-    """Old and new messages arrive, without anything being opened anew."""
+    """Old and new messages arrive, without reopening a client."""
     topic, lookupd = cluster_under_test.upgradable.pop(), cluster_under_test.lookupd
     consumer = Consumer(topic, channel, lookupd=lookupd, options=ConsumerOptions(lookup=_FAST, connection=_SOON))
     received: list[Message] = []

@@ -13,7 +13,7 @@ from nsqext.errors import InvalidInput, InvalidSetting
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0

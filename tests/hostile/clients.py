@@ -129,7 +129,7 @@ def catastrophic_filters(tcp: Address, http: Address) -> None:
 
 
 def out_of_descriptors(tcp: Address, http: Address) -> None:
-    """Open connections until the broker has no descriptor left, and go on."""
+    """Open connections until the broker has no descriptor left, and continue."""
     held = []
     while True:
         with suppress(OSError):

@@ -172,7 +172,7 @@ async def test_switching_to_another_cluster(nodes: LookupNodes) -> None:
         cache.switch("b:4161")
         assert cache.addresses == (Address("b", 4161),)
         await cache.refresh("t", "r")
-        # it stays where it was found until it is found anew
+        # it stays where it was found until it is found again
         assert seen == [{0: N1, 1: N1}]
         nodes.finds("b:4161", leads("n2"))
         await eventually(lambda: len(seen) > 1)

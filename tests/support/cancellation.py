@@ -94,7 +94,7 @@ async def sweep(once: Callable[[Step], Awaitable[None]]) -> int:
         step = Step(number)
         with anyio.fail_after(20):
             await once(step)
-        await eventually(lambda: len(get_running_tasks()) <= before)  # noqa: B023 - it is over when the loop goes on
+        await eventually(lambda: len(get_running_tasks()) <= before)  # noqa: B023 - it ends before the next round of the loop
         if not step.reached:
             gc.collect()  # what was left open warns
             return number - 1

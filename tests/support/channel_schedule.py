@@ -77,8 +77,8 @@ class Schedule(RuleBasedStateMachine):
         self.committed: set[int] = set()
         self.finished: set[int] = set()
         self.written: set[int] = set()  # finished, and the position is on the disk
-        self.doubtful: set[int] = set()  # may come again or not: finished before a crash, or passed over
-        self.wanted: set[int] = set()  # to come again since the position was moved, if that was written down
+        self.doubtful: set[int] = set()  # may be redelivered or not: finished before a crash, or passed over
+        self.wanted: set[int] = set()  # to be redelivered since the position was moved, if that was written down
         self.moved = False  # the read position was moved, so messages held by consumers may be discarded already
 
     def open(self, folder: str = "n1") -> Partition:

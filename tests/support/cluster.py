@@ -37,7 +37,7 @@ class Node:
 
 @define
 class ClusterUnderTest:
-    """A cluster with topics for everybody; each test uses a channel of its own.
+    """A cluster with topics for all tests; each test uses a channel of its own.
 
     Attributes:
         lookupd: lookup addresses.
@@ -56,7 +56,7 @@ class ClusterUnderTest:
     upgradable: list[str] = field(factory=list)
 
     async def make_channel(self, topic: str) -> str:
-        """Make a channel that nobody consumes yet; returns its name."""
+        """Make a channel without consumers; returns its name."""
         name = f"made_{token_hex(4)}"
         async with Admin(self.lookupd) as admin:
             await admin.create_channel(topic, name)

@@ -101,7 +101,7 @@ def _write_line(words: list[str]) -> bytes | None:
 
 
 def write_command(command: Command) -> bytes | None:
-    """Return the command as the client would write it; None where it cannot be meant by a client of ours."""
+    """Return the command as the client would write it; None where this package never sends it."""
     words, body, items = command
     verb = words[0]
     if verb in (b"FIN", b"TOUCH"):

@@ -91,7 +91,7 @@ def _plain_errors() -> Iterator[None]:
 async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *nodes: ScriptedNode) -> None:
     """Run a consumer while a test does something; stop it afterwards, and wait for its end.
 
-    The scripted nodes close their connections then, so that nobody waits for their answer to CLS.
+    The scripted nodes close their connections then, so that no consumer waits for their answer to CLS.
     """
     with _plain_errors():
         async with create_task_group() as tasks:

@@ -350,7 +350,7 @@ async def _serving(
 
 
 class ScriptedLookup:
-    """A fake lookup node: answers ``/lookup`` with what was told last, and counts the questions.
+    """A fake lookup node: answers ``/lookup`` with the last given response, and counts the questions.
 
     Attributes:
         address: of its HTTP side.

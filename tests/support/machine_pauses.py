@@ -1,7 +1,7 @@
 """Pauses of the machine, for tests whose sense lies in the time between two events.
 
 Machines that are shared stop a process for a second now and then. What a test finds then says nothing about the code:
-it is told how long the process was held up, or tries again.
+it receives how long the process was held up, or tries again.
 """
 
 from __future__ import annotations

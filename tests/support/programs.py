@@ -26,7 +26,7 @@ _BLOCK = re.compile(
 )
 
 # a consumer says so after the machine has stopped the program for a second; a handler that blocks would be named
-_PAUSED = re.compile(r"^the event loop was blocked .* none of this consumer's handlers was at work;.*\n", re.MULTILINE)
+_PAUSED = re.compile(r"^the event loop was blocked .* no handler of this consumer was running;.*\n", re.MULTILINE)
 
 
 @frozen

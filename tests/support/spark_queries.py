@@ -46,7 +46,7 @@ class Reading:
 
         Args:
             change: what is done to the rows.
-            trigger: see ``DataStreamWriter.trigger``; by default it ends at what is there now.
+            trigger: see ``DataStreamWriter.trigger``; by default it ends at the current end.
         """
         frame = self.spark.readStream.format("nsqext").options(**self.options).load()
         rows = frame.select("topic", "partition", "offset", "value")

@@ -121,7 +121,7 @@ class _Publishing:
 
 
 def test_closing_under_the_hands_of_other_threads_hangs_none(cluster: Cluster, topic: str) -> None:
-    """Every call ends: with a receipt, or with an error that says that the producer is closed, or that nobody knows."""
+    """Every call ends: with a receipt, or an error: the producer is closed, or the outcome is unknown."""
     for _ in range(5):
         producer = sync.Producer(cluster.lookupd)
         publishing = _Publishing(producer, topic)

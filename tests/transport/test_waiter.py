@@ -1,4 +1,4 @@
-"""Whoever waits for an answer goes on in the turn of the event loop that brought it; cancellation works as ever."""
+"""A task that waits for a response continues in the turn of the event loop that read it; cancellation works."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_cancellation_reaches_a_waiter_and_the_scope_that_asked_for_it(
         with anyio.move_on_after(0.01) as scope:
             await waiter
     assert scope.cancelled_caught
-    waiter.set()  # the answer comes late, and finds nobody
+    waiter.set()  # the response is late, and no task waits for it
     assert waiter.done()
     assert waiter.cancelled()
     assert not waiter.cancel()

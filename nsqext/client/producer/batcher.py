@@ -77,7 +77,8 @@ class Batcher:
     publishes what is pending. Memory is bounded: `add` waits while ``max_pending`` messages are not stored yet.
 
     Raises:
-        BatchFailed: by `add`, `flush` and on leaving, when messages failed that nobody waited for; see `take_failed`.
+        BatchFailed: by `add`, `flush` and on leaving, when messages failed that no `publish` waits for; see
+            `take_failed`.
     """
 
     def __init__(self, publisher: _Publisher, start_soon: StartSoon, topic: str, limits: BatcherLimits) -> None:
@@ -137,7 +138,7 @@ class Batcher:
 
         Raises:
             InvalidInput: the message cannot be right.
-            BatchFailed: as many messages failed as may be pending, and nobody asked for them.
+            BatchFailed: as many messages failed as may be pending, and were not taken with `take_failed`.
             InvalidState: the batcher is not open.
 
         When it is cancelled, the message was not taken.
@@ -173,7 +174,7 @@ class Batcher:
         Cancellation ends the waiting, not the publishing.
 
         Raises:
-            BatchFailed: messages failed that nobody waited for, now or before.
+            BatchFailed: messages failed that no `publish` waits for, now or before.
         """
         await self._settled(self._taken)
         self._raise_failed()

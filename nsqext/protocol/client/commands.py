@@ -1,6 +1,6 @@
 """Commands as a client writes them: ``NAME words\\n``, some with a sized body behind.
 
-Arguments are taken as they are; whoever calls has checked them (`nsqext.protocol.names`). Publish commands are built
+Arguments are not checked; callers check them (`nsqext.protocol.names`). Publish commands are built
 from a line that is made once for each topic and partition, because that is all that changes between two publishes.
 """
 
@@ -178,5 +178,5 @@ def req(message_id: bytes, delay_ms: int = 0) -> bytes:
 
 
 def touch(message_id: bytes) -> bytes:
-    """TOUCH: start the message timeout anew."""
+    """TOUCH: restart the message timeout."""
     return b"TOUCH %b\n" % message_id

@@ -205,7 +205,7 @@ class BatchReader:
     Attributes:
         items: the messages so far.
         position: where the reading stopped, in the buffer that was read last; behind the item that was refused, too.
-        need: bytes that have to be there from ``position`` on before it can go on; 0 when the batch is complete.
+        need: bytes that have to be there from ``position`` on before it can continue; 0 when the batch is complete.
     """
 
     __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")

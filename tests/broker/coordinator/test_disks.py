@@ -126,9 +126,9 @@ async def test_a_copy_whose_disk_is_full_joins_when_there_is_room(
         with monkeypatch.context() as patch:
             break_disk(patch, hosted(coordinator, "n2").partition)
             membership.returned(coordinator, member)
-            while caplog.text.count("n2 cannot catch up: No space left") < 3:  # noqa: ASYNC110 - a log tells nobody
+            while caplog.text.count("n2 cannot catch up: No space left") < 3:  # noqa: ASYNC110 - a log has no event
                 await anyio.sleep(0.001)
-            await publish(coordinator, b"two")  # nobody waits for it meanwhile
+            await publish(coordinator, b"two")  # a publish in between
         await until(coordinator, "sync=n1,n2,n3")
         assert bodies(coordinator, "n2") == [b"one", b"two"]
 

@@ -28,7 +28,7 @@ class Schedule:
     """One run.
 
     Attributes:
-        acknowledged: what the publisher was told is stored, in order.
+        acknowledged: the receipts of the publisher, in order.
     """
 
     def __init__(self, coordinator: Coordinator, seed: int) -> None:

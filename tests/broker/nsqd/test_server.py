@@ -101,7 +101,7 @@ async def _running(node: Node | None = None) -> AsyncIterator[_Running]:
 
 async def _until(condition: Callable[[], object]) -> None:
     with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - the node tells nobody
+        while not condition():  # noqa: ASYNC110 - the node has no event
             await anyio.sleep(0.005)
 
 

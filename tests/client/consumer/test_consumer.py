@@ -242,7 +242,7 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
             raise anyio.get_cancelled_exc_class()()
 
     if anyio_backend_name == "trio":
-        return  # which lets nobody raise Cancelled by hand
+        return  # which does not allow raising Cancelled by hand
     publish(cluster, topic, b"a")
     await running(consumer, lambda: eventually(lambda: len(seen) == 2))
     assert seen == [1, 2]

@@ -53,7 +53,7 @@ def left(cluster: Cluster, topic: str) -> int:
 
 
 def key_ranges(topic: dict[str, Any]) -> list[dict[str, str]]:
-    """Return who has which keys of the channel; nobody has any before the first subscription chose the dispatch."""
+    """Return the key ranges of the consumers; none before the first subscription chose the dispatch."""
     found: list[dict[str, str]] = topic["channels"][0].get("key_ranges", [])
     return found
 

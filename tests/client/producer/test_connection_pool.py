@@ -1,4 +1,4 @@
-"""The pool: one connection a node, made once for all who want it, given up when nobody does."""
+"""The pool: one connection per node, made once for all callers, closed when none is left."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ async def test_a_node_that_takes_nothing_more_does_not_keep_the_others_open() ->
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pool.aclose)
             await anyio.wait_all_tasks_blocked()
-            pool.node(Address("127.0.0.1", 1))  # somebody learns of a node meanwhile
+            pool.node(Address("127.0.0.1", 1))  # another task learns of a node meanwhile
         assert [connection.closed for connection in connections] == [True, True]

@@ -1,4 +1,4 @@
-"""Turns of keys: first come, first served, and nobody who gives up blocks the others."""
+"""Turns of keys: first come, first served; a cancelled caller does not block the others."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def test_a_leader_that_goes_costs_less_than_two_seconds_and_no_order(how: 
                 await anyio.to_thread.run_sync(getattr(cluster, how), leader)
             gone.set()
         assert len({receipt.node for receipt in receipts["a"]}) == 2
-    # a node that is told to go refuses writes for a second before it goes
+    # a node that receives SIGTERM refuses writes for a second before it ends
     assert max(stalls) - pauses.total < (3.0 if how == "terminate" else 2.0)
     for row in receipts.values():
         offsets = [placed(receipt)[1] for receipt in row]

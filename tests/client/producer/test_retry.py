@@ -1,4 +1,4 @@
-"""What the flags of errors decide, and what callers are told in the end."""
+"""What the flags of errors decide, and which error callers receive."""
 
 from __future__ import annotations
 

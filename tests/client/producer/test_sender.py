@@ -1,4 +1,4 @@
-"""Publishes that do not work at once: what is retried, where it goes, in which order, and what callers are told."""
+"""Publishes that do not work at once: what is retried, where, in which order, and which error callers receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client role: answers find their commands, heartbeats are answered, and an end reaches everybody who waits."""
+"""The client role: answers find their commands, heartbeats are answered, and an end reaches every caller that waits."""
 
 from __future__ import annotations
 

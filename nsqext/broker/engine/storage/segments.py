@@ -39,7 +39,7 @@ class DiskOptions:
     """How a partition uses the disk.
 
     Attributes:
-        fsync: ``never``, ``interval`` or ``always``: when the operating system is told to write to the medium.
+        fsync: ``never``, ``interval`` or ``always``: when written data is flushed to the medium by fsync.
         sync_interval: seconds between two writes of the channels' positions, and of ``interval`` for fsync.
         max_file_bytes: size at which a new file is started.
         retention_bytes: finished messages that are kept for consumers that seek backwards.

@@ -38,7 +38,7 @@ class StallWatch:
 
         Args:
             late: seconds.
-            running: messages whose handlers are at work.
+            running: messages whose handlers run.
             topic: for the log.
         """
         slow, self._slow = self._slow, []
@@ -46,9 +46,9 @@ class StallWatch:
             return
         culprits = [text for seconds, text in slow if seconds > late / 2] or [repr(message) for message in running]
         if culprits:
-            who = f"{self._name} was at work on {', '.join(culprits)}"
+            who = f"{self._name} was handling {', '.join(culprits)}"
         else:
-            who = "none of this consumer's handlers was at work"
+            who = "no handler of this consumer was running"
         logger.warning(
             "the event loop was blocked for %.1f s; %s; heartbeats cannot be answered meanwhile: "
             "give blocking work to a thread (anyio.to_thread.run_sync)",

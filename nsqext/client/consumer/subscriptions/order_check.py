@@ -48,7 +48,7 @@ class OrderCheck:
                 topic=message.topic,
                 partition=message.partition,
                 node=message.node,
-                hint="nothing was skipped: the subscription starts anew",
+                hint="nothing was skipped: the subscription starts again",
             )
         last, self._last = self._last, message
         if last is not None and number == self._id and message.attempts == last.attempts and not last.answered:

@@ -18,7 +18,7 @@ from nsqext.protocol.messages import EXT_JSON
 
 
 class Owner:
-    """A subscription that writes down what it is told."""
+    """A subscription that records the calls it receives."""
 
     topic, node, in_order = "t", "127.0.0.1:4150", False
     msg_timeout, max_msg_timeout, ignore_lost = 60.0, 900.0, False
@@ -59,7 +59,7 @@ class Owner:
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that tests advance."""
 
     now = 1000.0
 
@@ -388,7 +388,7 @@ async def test_what_is_left_is_given_back_with_the_rest_of_its_delay() -> None:
     bench.lanes.stop()
     bench.wait(2.0)
     await b1.requeue(1.0)  # its handler was still at work
-    bench.owner.horizon, c1.received = 0.5, 0.0  # no longer ours
+    bench.owner.horizon, c1.received = 0.5, 0.0  # no longer in flight
     bench.lanes.requeue_remaining(lambda message: message.body != b"b2")
     assert sorted(bench.owner.delays.items()) == [(b"a1", 3.0), (b"a2", 3.0), (b"b1", 1.0)]
     bench.lanes.requeue_remaining(lambda message: True)

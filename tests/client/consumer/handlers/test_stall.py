@@ -22,14 +22,14 @@ def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
     watch.took(make_message(RecordingOwner(), 2), 0.6)
     watch.tick(3.0, [make_message(RecordingOwner(), 3)], "t")
     (record,) = caplog.records
-    assert "blocked for 3.0 s; the handler work was at work on <Message t[3] id=0000000000000001" in record.message
+    assert "blocked for 3.0 s; the handler work was handling <Message t[3] id=0000000000000001" in record.message
     assert "id=0000000000000002" not in record.message
     assert record.__dict__["seconds"] == 3.0
 
 
 def test_a_handler_that_is_still_at_work_is_named(caplog: pytest.LogCaptureFixture) -> None:
     StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)], "t")
-    assert "the handler work was at work on <Message t[3] id=0000000000000003" in caplog.text
+    assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text
 
 
 def test_somebody_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,7 +70,7 @@ async def test_a_handler_that_blocks_is_found(caplog: pytest.LogCaptureFixture) 
         with caplog.at_level(logging.WARNING, "nsqext.consumer"):
             await running(consumer, body, node)
         assert (
-            "the handler test_a_handler_that_blocks_is_found.<locals>.busy was at work on <Message t[-1]" in caplog.text
+            "the handler test_a_handler_that_blocks_is_found.<locals>.busy was handling <Message t[-1]" in caplog.text
         )
 
 

@@ -145,7 +145,7 @@ def test_the_sum_is_never_too_much(total: int, steps: list[tuple[str, int]]) -> 
         assert sum(shares.values()) <= total
         assert all(0 <= share <= (1 if key % 3 else 2500) for key, share in shares.items())
         if backoff.state == "running" and any(state.state == "running" for state in own.values()):
-            assert any(shares.values()), "somebody gets something"
+            assert any(shares.values()), "one of them gets a share"
 
 
 @given(st.integers(1, 5), st.integers(6, 30))

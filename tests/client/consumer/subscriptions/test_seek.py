@@ -200,7 +200,7 @@ async def test_a_seek_ends_with_its_partition() -> None:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_seek_in_vain, consumer)
                     await anyio.wait_all_tasks_blocked()
-                    lookup.tell({0: node}, num=1)  # deleted, and made anew with fewer
+                    lookup.tell({0: node}, num=1)  # deleted, and created again with fewer
 
 
 async def _seek_in_vain(consumer: Consumer) -> None:

@@ -35,7 +35,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 async def take_until(consumer: Consumer, body: bytes) -> None:
-    """Finish messages until one has this body; those before may come again, when their finish did not get through."""
+    """Finish messages until one has this body; earlier ones may be redelivered, if their FIN was lost."""
     while await take(consumer, 1) != [body]:
         pass
 

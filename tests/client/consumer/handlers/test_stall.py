@@ -32,9 +32,9 @@ def test_a_handler_that_is_still_at_work_is_named(caplog: pytest.LogCaptureFixtu
     assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text
 
 
-def test_somebody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_part_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
     StallWatch(1.0, "the handler work").tick(3.0, [], "t")
-    assert "none of this consumer's handlers" in caplog.text
+    assert "no handler of this consumer was running" in caplog.text
 
 
 def test_waiting_is_no_blocking(caplog: pytest.LogCaptureFixture) -> None:

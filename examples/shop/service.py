@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from typing import Annotated
 
 from examples.shop.ledger import Ledger
 from examples.shop.models import Invoice, Order
-from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, Reject, Router
-from nsqext.app import Depends, Key
+from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, MessageBatch, Reject, Router
+from nsqext.app import Key, decode_body
 from nsqext.middleware import HandlerTimeout
 from nsqext.observability.otel import OpenTelemetry
 
@@ -28,10 +27,11 @@ def ledger() -> Ledger:
 @router.lifespan
 async def storage(app: App) -> AsyncIterator[None]:
     """Keep the ledger open while handlers run."""
-    async with Ledger.open(os.environ.get("SHOP_DATABASE", "shop.db")) as opened:
-        _ledgers.append(opened)
-        yield
-        _ledgers.remove(opened)
+    opened = Ledger(os.environ.get("SHOP_DATABASE", "shop.db"))
+    _ledgers.append(opened)
+    yield
+    _ledgers.remove(opened)
+    opened.close()
 
 
 @router.publisher("invoices")
@@ -43,10 +43,10 @@ async def bill(order: Order, key: Key) -> Invoice:
     return Invoice(order.number, key or order.customer, order.cents)
 
 
-@router.handler("invoices", "ledger", concurrency=50, options=OPTIONS)
-async def write(invoice: Invoice, ledger: Annotated[Ledger, Depends(ledger)]) -> None:
-    """Write an invoice; its message is finished after the commit."""
-    await ledger.add(invoice)
+@router.batch_handler("invoices", "ledger", max_count=100, max_wait=0.1, options=OPTIONS)
+async def write(batch: MessageBatch) -> None:
+    """Write invoices; their messages are finished after the commit."""
+    await ledger().add(decode_body(message.body, Invoice) for message in batch)
 
 
 def make_app() -> App:

@@ -15,6 +15,7 @@ from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.app.settings import consumer_options, shared_options
 from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
@@ -166,7 +167,12 @@ class App(Router):
         return consumer_options(self._consumer_options, spec.options, f"{spec.topic}/{spec.channel}")
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return what is called with a message: middleware, decoding, the function, publishing of the result."""
+        """Return what is called with a message: middleware, decoding, the function, publishing of the result.
+
+        For a batch handler, the message is a batch of one.
+        """
+        if spec.batch is not None:
+            return lambda message: spec.function(MessageBatch([message]))
         plan = spec.plan
         call: Handler = spec.function if plan is None else plan.handler(self._options_of(spec).failure)
         topics = self.publishers.get(spec.function)
@@ -293,14 +299,17 @@ class App(Router):
         """Prepare a run."""
         if not self.specs:
             raise InvalidSetting("the app has no handler", hint="decorate a function with @app.handler(topic, channel)")
-        for function in self.publishers.keys() - {spec.function for spec in self.specs}:
+        for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
         if self._running:
             raise InvalidState("the app runs already")
         if self._used:
             self._make_clients()
         for consumer, spec in zip(self._consumers, self.specs, strict=True):
-            consumer.handler(self.handler_of(spec))
+            if spec.batch is not None:
+                consumer.batch_handler(max_count=spec.batch.max_count, max_wait=spec.batch.max_wait)(spec.function)
+            else:
+                consumer.handler(auto_finish=spec.auto_finish)(self.handler_of(spec))
         self._running = self._used = True
         self._error = None
         self._unstarted = len(self._consumers)

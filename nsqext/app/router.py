@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from attrs import field, frozen
 
+from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.errors import InvalidSetting
@@ -19,6 +20,7 @@ __all__ = ("HandlerSpec", "LifespanManager", "Router")
 
 HandlerFunction = Callable[..., Awaitable[object]]
 F = TypeVar("F", bound=HandlerFunction)
+B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
 LifespanManager = Callable[..., AbstractAsyncContextManager[object]]
 L = TypeVar("L", bound=Callable[..., AsyncIterator[object]])
 
@@ -37,6 +39,8 @@ class HandlerSpec:
         concurrency: as above.
         options: options that differ from those of the app.
         middleware: around this handler, inside of the middleware of the app.
+        auto_finish: see `nsqext.Consumer.handler`.
+        batch: limits of the batches of a batch handler; None for a handler of single messages.
     """
 
     topic: str
@@ -48,6 +52,8 @@ class HandlerSpec:
     concurrency: int | None = None
     options: ConsumerOptions = field(factory=ConsumerOptions)
     middleware: tuple[Middleware, ...] = ()
+    auto_finish: bool = True
+    batch: BatchLimits | None = None
 
 
 class Router:
@@ -68,6 +74,7 @@ class Router:
         concurrency: int | None = None,
         options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
+        auto_finish: bool = True,
     ) -> Callable[[F], F]:
         """Decorator: let a coroutine function handle the messages of a topic.
 
@@ -82,31 +89,75 @@ class Router:
             concurrency: as for ``tag``; 1 without a setting.
             options: everything else; what differs from the defaults takes precedence over the settings of the app.
             middleware: around this handler, inside of the middleware of the app.
+            auto_finish: see `nsqext.Consumer.handler`.
 
         Raises:
             InvalidName: a topic, channel or tag that servers refuse.
             InvalidSetting: not a coroutine function, parameters that cannot be filled, or a bad option.
             InvalidState: the app runs already.
         """
+        around = check_middleware(middleware)
+        self._check_names(topic, channel, tag)
+
+        def add(function: F) -> F:
+            _check_coroutine(function)
+            plan = plan_call(function)
+            given = options or ConsumerOptions()
+            arguments = (tag, max_in_flight, concurrency, given, around, auto_finish)
+            self._add(HandlerSpec(topic, channel, function, plan, *arguments))
+            return function
+
+        return add
+
+    def batch_handler(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        max_count: int = 500,
+        max_wait: float = 0.2,
+        tag: str | None = None,
+        max_in_flight: int | None = None,
+        concurrency: int | None = None,
+        options: ConsumerOptions | None = None,
+    ) -> Callable[[B], B]:
+        """Decorator: let a coroutine function handle batches of messages; see `nsqext.Consumer.batch_handler`.
+
+        Middleware does not surround it, and its result is not published.
+
+        Args:
+            topic: name of the topic.
+            channel: name of the channel.
+            max_count: messages of a batch, at most; ``max_in_flight`` bounds it too.
+            max_wait: seconds that the first message of a batch waits for further ones.
+            tag: see `handler`.
+            max_in_flight: see `handler`.
+            concurrency: see `handler`.
+            options: see `handler`.
+
+        Raises:
+            InvalidName: a topic, channel or tag that servers refuse.
+            InvalidSetting: not a coroutine function, or a bad option.
+            InvalidState: the app runs already.
+        """
+        self._check_names(topic, channel, tag)
+        limits = BatchLimits(max_count, max_wait)
+
+        def add(function: B) -> B:
+            _check_coroutine(function)
+            given = options or ConsumerOptions()
+            arguments = (tag, max_in_flight, concurrency, given)
+            self._add(HandlerSpec(topic, channel, function, None, *arguments, batch=limits))
+            return function
+
+        return add
+
+    def _check_names(self, topic: str, channel: str, tag: str | None) -> None:
         self._check_changeable()
         check_topic(topic)
         check_channel(channel)
         if tag is not None:
             check_tag(tag)
-        around = check_middleware(middleware)
-
-        def add(function: F) -> F:
-            call = type(function).__call__
-            if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
-                raise InvalidSetting(
-                    f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
-                )
-            plan = plan_call(function)
-            given = options or ConsumerOptions()
-            self._add(HandlerSpec(topic, channel, function, plan, tag, max_in_flight, concurrency, given, around))
-            return function
-
-        return add
 
     def _add(self, spec: HandlerSpec) -> None:
         self.specs.append(spec)
@@ -159,3 +210,11 @@ class Router:
         for function, topics in router.publishers.items():
             self.publishers.setdefault(function, []).extend(topics)
         self.lifespans.extend(router.lifespans)
+
+
+def _check_coroutine(function: object) -> None:
+    call = type(function).__call__
+    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
+        raise InvalidSetting(
+            f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
+        )

@@ -11,7 +11,16 @@ import anyio
 import httpx
 import pytest
 
-from nsqext import App, ConnectionOptions, ConsumerOptions, FailureOptions, LookupOptions, Message, ProducerOptions
+from nsqext import (
+    App,
+    ConnectionOptions,
+    ConsumerOptions,
+    FailureOptions,
+    LookupOptions,
+    Message,
+    MessageBatch,
+    ProducerOptions,
+)
 from nsqext.app import Health
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed
@@ -327,3 +336,36 @@ async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
     assert response.status_code == status
     if (path, method) == ("/readyz", "GET"):
         assert response.json() == {"ok": False, "reasons": ["the app does not run"]}
+
+
+async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    batches: list[list[bytes]] = []
+    later: list[Message] = []
+    done = anyio.Event()
+
+    @app.batch_handler(topics[0], "ch", max_count=3, max_wait=5.0)
+    async def write(batch: MessageBatch) -> str:
+        batches.append([message.body for message in batch])
+        return "written"
+
+    @app.handler(topics[1], "ch", auto_finish=False)
+    async def keep(message: Message) -> None:
+        later.append(message)
+        done.set()
+
+    async with app.test() as test:
+        assert await test.deliver(topics[0], b"alone") == ["written"]
+    with anyio.fail_after(15):
+        async with app:
+            await app.producer.publish_many(topics[0], [b"%d" % number for number in range(6)], partition=0)
+            await app.publish(topics[1], "x")
+            await done.wait()
+            assert not later[0].answered
+            await later[0].finish()
+    assert batches[:1] == [[b"alone"]]
+    assert sorted(body for batch in batches[1:] for body in batch) == [b"%d" % number for number in range(6)]
+    assert max(map(len, batches)) <= 3
+    app.publisher("results")(write)
+    with pytest.raises(InvalidSetting, match="is not a handler"):
+        await app.serve()

@@ -20,7 +20,7 @@ if find_spec("uvloop") is not None:
 _BACKENDS["trio"] = ("trio", {})
 
 # a test may be skipped in continuous integration for want of these servers, and for nothing else
-_ALLOWED_SKIPS = ("NSQEXT_TEST_LOOKUPD", "NSQEXT_TEST_NSQD", "NSQEXT_TEST_KILL_LEADER")
+_ALLOWED_SKIPS = ("NSQEXT_TEST_PICTURES", "NSQEXT_TEST_LOOKUPD", "NSQEXT_TEST_NSQD", "NSQEXT_TEST_KILL_LEADER")
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)

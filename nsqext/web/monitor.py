@@ -211,21 +211,22 @@ class Monitor:
             changed.set()
 
     async def _read(self) -> Snapshot:
-        topics = await self._admin.topics()
+        found = await self._admin.topics()
         stats = await self._admin.all_stats()
+        topics = {name: found.get(name) or self._leaderless(name) for name in stats}
         nodes = await self._admin.nodes()
         now = time.monotonic()
         elapsed, self._sampled = now - self._sampled, now
         for name, topic in stats.items():
-            if name not in topics:
-                continue
             parts: dict[object, int] = {
                 part.node if part.partition is None else part.partition: part.messages for part in topic.partitions
             }
             self._published.setdefault(name, _Counter()).add(parts, elapsed)
             for channel in topic.channels:
                 done: dict[object, int] = {
-                    part.node if part.partition is None else part.partition: part.messages - part.channels[channel].lag
+                    part.node if part.partition is None else part.partition: max(
+                        part.messages - part.channels[channel].lag, 0
+                    )
                     for part in topic.partitions
                     if channel in part.channels
                 }
@@ -234,11 +235,16 @@ class Monitor:
         return Snapshot(
             taken=time.time(),
             topics=topics,
-            stats={name: stats[name] for name in topics if name in stats},
+            stats=stats,
             nodes=nodes,
             published={name: counter.rate for name, counter in self._published.items()},
             finished={key: counter.rate for key, counter in self._finished.items()},
         )
+
+    def _leaderless(self, name: str) -> TopicInfo:
+        """Describe a topic that lookup lists and does not find: no partition of it has a leader at the moment."""
+        old = self._latest.topics.get(name) if self._latest is not None else None
+        return TopicInfo(name, "ha", None, {}, (), ()) if old is None else evolve(old, leaders={})
 
     def _forget(self, topics: Mapping[str, TopicInfo], stats: Mapping[str, TopicStats]) -> None:
         for name in [name for name in self._published if name not in topics]:

@@ -178,3 +178,15 @@ async def test_styles_and_script_are_served(ha: Cluster) -> None:
             answer = await browser.get(f"/static/{name}")
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith(kind)
+
+
+async def test_a_topic_without_any_leader_is_still_shown() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("orders", partitions=1, channels=["ch"])
+        async with browsing(cluster, embedded=True, interval=0.1) as browser:
+            await page_with(browser, "/topics/orders", lambda text: cluster.nodes["n1"].tcp in text)
+            cluster.kill("n1")
+            text = await page_with(browser, "/topics/orders", lambda text: "no leader" in text)
+            assert "What happened" not in text
+            overview = await page_with(browser, "/", lambda text: "0 of 1 led" in text)
+    assert "0 of 1" in overview and "state down" in overview

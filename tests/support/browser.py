@@ -1,0 +1,132 @@
+"""Chromium through its driver."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+__all__ = ("Browser", "running_browser")
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_LONGEST = 20.0  # seconds; the machine of the tests may be busy
+
+
+class Browser:
+    """A tab.
+
+    Args:
+        driver: controls it.
+        url: of the page under test, without a trailing slash.
+    """
+
+    def __init__(self, driver: Chrome, url: str) -> None:
+        self.driver = driver
+        self.url = url
+
+    def open(self, path: str) -> None:
+        """Load a page."""
+        self.driver.get(self.url + path)
+
+    def show_as(self, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        """Set the size of the window and the colour scheme."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def wait(self, holds: Callable[[], Any]) -> Any:
+        """Wait until a condition holds; returns its value."""
+        return WebDriverWait(self.driver, _LONGEST, 0.05).until(lambda _: holds())
+
+    def script(self, text: str) -> Any:
+        """Return the value of a script's expression."""
+        return self.driver.execute_script(f"return {text}")
+
+    @property
+    def text(self) -> str:
+        """What the page shows."""
+        return str(self.script("document.body.innerText"))
+
+    def wait_text(self, text: str) -> None:
+        """Wait until the page shows a text."""
+        self.wait(lambda: text in self.text)
+
+    def row(self, key: str) -> str:
+        """Return the text of a row of a table, by its key."""
+        return str(self.script(f"document.querySelector('tr[data-key=\"{key}\"]')?.innerText ?? ''"))
+
+    def click(self, selector: str) -> None:
+        """Click an element. The script of the page may replace it at any time: find and click are one step."""
+        self.driver.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+    def press(self, label: str, *, action: str, within: str = "body") -> None:
+        """Press the button of an action, and confirm where the page asks.
+
+        Args:
+            label: of the button.
+            action: last part of the form's address.
+            within: selector of an element around the form.
+        """
+        form = f'{within} form[action="/actions/{action}"]'
+        buttons = self.driver.execute_script(
+            "return [...document.querySelectorAll(arguments[0] + ' button')].map(found => found.innerText)", form
+        )
+        assert label in buttons, (label, buttons)
+        before = self.driver.find_element(By.TAG_NAME, "html")
+        self.driver.execute_script(
+            "[...document.querySelectorAll(arguments[0] + ' button')]"
+            ".find(found => found.innerText === arguments[1]).click()",
+            form,
+            label,
+        )
+        self._wait_loaded(before)
+        if self.script("document.querySelector('input[name=sure]') !== null"):
+            before = self.driver.find_element(By.TAG_NAME, "html")
+            self.click("main button.danger")
+            self._wait_loaded(before)
+
+    def _wait_loaded(self, before: Any) -> None:
+        self.wait(lambda: self.driver.find_element(By.TAG_NAME, "html") != before)
+        self.wait(lambda: self.script("document.readyState") == "complete")
+
+    def fill(self, name: str, text: str) -> None:
+        """Replace the value of a field."""
+        self.driver.execute_script(
+            "document.querySelector('[name=\"' + arguments[0] + '\"]:not([type=hidden])').value = arguments[1]",
+            name,
+            text,
+        )
+
+    def errors(self) -> list[str]:
+        """Return what the browser's console reports since the last call: errors of scripts, refusals by policies."""
+        return [str(entry["message"]) for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def running_browser() -> Iterator[Chrome]:
+    """Start a browser without a window; skips the test where it is not installed."""
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("chromium and its driver are not installed: apt-get install chromium chromium-driver")
+    options = ChromeOptions()
+    options.binary_location = browser
+    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    if os.geteuid() == 0:
+        words.append("--no-sandbox")
+    for word in words:
+        options.add_argument(word)
+    started = Chrome(options=options, service=Service(driver))
+    try:
+        yield started
+    finally:
+        started.quit()

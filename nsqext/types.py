@@ -1,4 +1,4 @@
-"""Small values that cross the rooms of the package."""
+"""Values that several parts of the package share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Address:
 
 @frozen
 class TopicMeta:
-    """What lookup tells about a topic (the ``meta`` member of its answer).
+    """Metadata of a topic (the ``meta`` member of lookup responses).
 
     Attributes:
-        partition_num: number of partitions; 0 where the server does not tell (the original NSQ).
+        partition_num: number of partitions; 0 if the server does not report it (the original NSQ).
         replica: copies of each partition.
         extend_support: messages may carry JSON extend headers.
-        ordered: SUB_ORDERED is required and every publish names its partition.
-        multi_part: several partitions may live on one node.
-        disable_channel_auto_create: channels have to be registered at the lookup service first.
+        ordered: SUB_ORDERED is required, and each publish names its partition.
+        multi_part: several partitions may be on one node.
+        disable_channel_auto_create: channels must be registered at the lookup service first.
     """
 
     partition_num: int = 0
@@ -41,13 +41,13 @@ class TopicMeta:
 
 @frozen
 class Receipt:
-    """What is known about a publish that was stored.
+    """Where a published message was stored.
 
     Attributes:
-        topic: the topic it went to.
-        partition: its partition; -1 at a server without partitions.
+        topic: its topic.
+        partition: its partition; -1 on a server without partitions.
         node: ``host:port`` of the leader that stored it.
-        message_id: internal id; None without a trace id: servers report it for traced publishes only.
+        message_id: internal id; None without a trace id, because servers report it for traced publishes only.
         trace_id: the trace id of the message; 0 without one.
         offset: byte offset in the partition's queue; None without a trace id.
         size: bytes of the record in that queue; None without a trace id.

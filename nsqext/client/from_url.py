@@ -1,4 +1,4 @@
-"""The settings of producers and consumers, and how `from_url` loads them."""
+"""Settings of producers and consumers, and the loaders of `from_url`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = (
 
 
 def read_position(text: str) -> Position:
-    """Read ``earliest``, ``latest``, ``timestamp:SECONDS``, ``offset:BYTES`` or ``message:NUMBER``."""
+    """Parse ``earliest``, ``latest``, ``timestamp:SECONDS``, ``offset:BYTES`` or ``message:NUMBER``."""
     kind, _, number = text.partition(":")
     if text == "earliest":
         return Position.earliest()
@@ -60,21 +60,21 @@ def consumer_settings() -> dict[str, Setting]:
 def load_producer(
     url: str | None, keywords: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Loaded[ProducerOptions]:
-    """Put the settings of a producer together; see `nsqext.settings.load`."""
+    """Load the settings of a producer; see `nsqext.settings.load`."""
     return load(ProducerOptions, producer_settings(), url, keywords, foreign=consumer_settings(), environ=environ)
 
 
 def load_consumer(
     url: str | None, keywords: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Loaded[ConsumerOptions]:
-    """Put the settings of a consumer together; see `nsqext.settings.load`."""
+    """Load the settings of a consumer; see `nsqext.settings.load`."""
     return load(ConsumerOptions, consumer_settings(), url, keywords, foreign=producer_settings(), environ=environ)
 
 
 def load_clients(
     url: str | None, keywords: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> tuple[Loaded[ProducerOptions], Loaded[ConsumerOptions]]:
-    """Put the settings of a producer and consumers together; a setting that both have is set for both.
+    """Load the settings of a producer and of consumers; a setting that both have is set for both.
 
     Raises:
         InvalidSetting: as for `nsqext.settings.load`.

@@ -1,4 +1,4 @@
-"""The trace log of the smart client note: what was published and consumed, message by message, switched on by topic.
+"""The trace log of the smart client note: a record for each published and consumed message of chosen topics.
 
 Records go to the logger ``nsqext.trace`` with level INFO; each field is an attribute of the record.
 """
@@ -22,11 +22,10 @@ logger: logging.Logger = logging.getLogger("nsqext.trace")
 
 
 class TraceLog:
-    """Which topics are traced, in all producers and consumers of this process. May be changed at any time, from any
-    thread.
+    """Select the topics to trace, for all producers and consumers of this process; at any time, from any thread.
 
     Attributes:
-        active: whether any topic is traced: what hot paths look at.
+        active: whether any topic is traced; checked on hot paths.
     """
 
     def __init__(self) -> None:
@@ -35,10 +34,10 @@ class TraceLog:
         self._all = False
 
     def on(self, topic: str | None = None) -> None:
-        """Trace a topic; all without one.
+        """Trace a topic; None for all topics.
 
         Raises:
-            InvalidName: no topic can be called so.
+            InvalidName: the name is not valid.
         """
         if topic is None:
             self._all = True
@@ -47,7 +46,7 @@ class TraceLog:
         self.active = True
 
     def off(self, topic: str | None = None) -> None:
-        """Trace a topic no more; nothing without one. A topic cannot be left out while all are traced."""
+        """Stop tracing a topic; None for all topics. While all are traced, a single one cannot be excluded."""
         if topic is None:
             self._all, self._topics = False, frozenset()
         else:
@@ -59,7 +58,7 @@ class TraceLog:
         return self._all or topic in self._topics
 
     def published(self, receipts: Iterable[Receipt], local: str = "") -> None:
-        """Write down what was stored; call it only where ``active``.
+        """Log stored messages; call it only if ``active``.
 
         Args:
             receipts: of the publish.
@@ -90,11 +89,11 @@ class TraceLog:
                 )
 
     def consumed(self, messages: Iterable[Message], channel: str, local: str) -> None:
-        """Write down what was delivered; call it only where ``active`` and the topic is wanted.
+        """Log received messages; call it only if ``active`` and the topic is traced.
 
         Args:
             messages: of one topic.
-            channel: the channel that they came through.
+            channel: their channel.
             local: ``host:port`` of this end of the connection.
         """
         for message in messages:

@@ -1,4 +1,4 @@
-"""Who serves which keys: ranges of the hash space, used by broker and client alike (Key_Failover note)."""
+"""Assignment of keys to consumers by ranges of the hash space, for broker and client (Key_Failover note)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The extend header as the redesigned server reads it: JSON, with a parser that forgives more than the rule.
+"""Parse extend headers as the redesigned server does: JSON, with a parser that accepts more than the standard allows.
 
-Headers that every parser takes alike go through orjson. Only for the others the server's own way matters: it accepts
-some of them (odd numbers, control characters in strings, bytes that are not UTF-8), the first of equal names counts,
-and its error texts name what it stumbled over (captured: pub_ext_errors).
+orjson parses valid JSON. Other headers are parsed as the server does: it accepts some of them (invalid numbers, control
+characters in strings, bytes that are not UTF-8), uses the first of equal names, and quotes in its errors what it could
+not parse (captured: pub_ext_errors).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _ESCAPES = {7: "\\a", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t", 11: "
 
 
 def encodable(text: str) -> str:
-    """Return text with U+FFFD for every half of a surrogate pair, which JSON may hold and UTF-8 may not."""
+    """Replace each half of a surrogate pair, which JSON may contain and UTF-8 may not, by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 class UnreadableHeader(ValueError):
-    """The server cannot read the header; its text says why."""
+    """The server cannot parse the header; the text is the one of its error."""
 
 
 def read_header(header: bytes, name: str) -> dict[str, Any]:
-    """Return the members of a header; any JSON value passes, and what is no object has none (captured: pub_ext).
+    """Return the members of a header; a JSON value that is not an object has none (captured: pub_ext).
 
     Args:
         header: the header.
-        name: the member that is asked for; of several, the first counts.
+        name: the member that the caller needs; of equal names the first is used.
 
     Raises:
-        UnreadableHeader: with the server's text.
+        UnreadableHeader: the server cannot parse it either.
     """
     deep = header.count(b"{") + header.count(b"[") >= _MAX_DEPTH
     if deep or header.count(f'"{name}"'.encode()) > 1:
@@ -60,16 +60,16 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 
 def read_leniently(header: bytes) -> dict[str, Any]:
-    """Return the members of a header, read as the server does; values that are not text are None.
+    """Return the members of a header, parsed as the server does; values that are not text are None.
 
     Raises:
-        UnreadableHeader: with the server's text.
+        UnreadableHeader: the server cannot parse it either.
     """
     return _Reader(header).read()
 
 
 def quote(text: str) -> str:
-    """Return the text in double quotes, with escapes for what cannot be printed (captured: sub_bad_names)."""
+    """Return the text in double quotes, with unprintable characters escaped (captured: sub_bad_names)."""
     parts: list[str] = []
     for char in text:
         code = ord(char)
@@ -87,7 +87,7 @@ def quote(text: str) -> str:
 
 
 class _Reader:
-    """Reads one value without recursion; of the members of an outermost object, names and texts are kept."""
+    """Parse one value without recursion; keep names and texts of the outermost object's members."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -112,7 +112,7 @@ class _Reader:
         return self._data[position : position + 1]
 
     def _value(self, position: int) -> tuple[int, bool]:
-        """Read a value, or the beginning of a container; returns the next position, and whether a value is next."""
+        """Parse a value, or the start of an object or array; return the next position, and whether a value follows."""
         first = self._at(position)
         if not first:
             self._fail("cannot parse empty string", position)
@@ -141,7 +141,7 @@ class _Reader:
         return (self._key(position) if kind == b"{" else position), True
 
     def _behind(self, position: int) -> tuple[int, bool]:
-        """Read what follows a value inside an object or an array."""
+        """Parse what follows a value in an object or array."""
         position = self._skip(position)
         kind, first = self._open[-1], self._at(position)
         if not first:

@@ -26,7 +26,7 @@ HEARTBEAT = b"_heartbeat_"
 CLOSE_WAIT = b"CLOSE_WAIT"
 
 DEFAULT_MAX_FRAME_SIZE = 16 * 1024 * 1024
-"""Largest frame that is accepted, in bytes; three times the largest body that a server takes by default."""
+"""Largest frame that is accepted, in bytes; three times the largest body that servers accept by default."""
 
 Frame = tuple[int, bytes]
 """Frame type and data."""
@@ -48,10 +48,10 @@ def encode_frame(kind: int, data: bytes) -> bytes:
 
 
 class FrameParser:
-    """Cuts a stream of bytes into frames.
+    """Split received bytes into frames.
 
-    Memory grows only with bytes that have arrived, never with an announced size, and a frame that arrives in many
-    pieces is joined once.
+    Memory grows with the bytes received, never with an announced size. A frame that is received in many pieces is
+    joined once.
 
     Args:
         max_frame_size: largest size word that is accepted, in bytes.
@@ -64,9 +64,9 @@ class FrameParser:
         self._need = 8
         self._max = max_frame_size
         self.single: bool = False
-        """Return one frame for each call of `feed`, because what follows it may be of another layer."""
+        """Return one frame for each call of `feed`, because the bytes after it may be those of another layer."""
         self.error: ProtocolError | None = None
-        """Why the stream cannot be read any further; frames before the fault have been returned."""
+        """Why the stream cannot be parsed any further; frames before the error have been returned."""
 
     @property
     def buffered(self) -> int:
@@ -74,9 +74,9 @@ class FrameParser:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes, return the frames that are complete now.
+        """Add received bytes and return the frames that they complete.
 
-        Never raises: after a fault ``error`` is set and everything further is discarded.
+        Never raises: on invalid bytes ``error`` is set, and all further bytes are discarded.
         """
         frames: list[Frame] = []
         if self.error is not None:
@@ -107,7 +107,7 @@ class FrameParser:
         return frames
 
     def take_rest(self) -> bytes:
-        """Hand over the bytes behind the last frame: they belong to a layer that was just negotiated."""
+        """Return and forget the bytes after the last frame: they belong to a layer that was just negotiated."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
@@ -115,11 +115,11 @@ class FrameParser:
     def _fail(self, start: bytes, size: int, kind: int) -> None:
         if start.startswith(b"HTTP"):
             self.error = ProtocolError(
-                "the peer answers with HTTP", hint="this is an HTTP port; give the TCP address of nsqd"
+                "the peer responds with HTTP", hint="this is an HTTP port; give the TCP address of nsqd"
             )
         elif not 4 <= size <= self._max:
             self.error = ProtocolError(
-                f"frame size {size} is not within 4..{self._max} (followed by {start!r})",
+                f"frame size {size} is not within 4..{self._max} (the next bytes are {start!r})",
                 hint="the peer may not be nsqd; otherwise raise max_frame_size",
             )
         else:

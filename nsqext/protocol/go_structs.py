@@ -1,7 +1,7 @@
-"""JSON objects as the real servers read them into their structures.
+"""Parse JSON objects as Go's ``encoding/json`` does for the servers' structures.
 
-A name matches whatever its case; of equal names the last counts, and objects are merged; null and unknown names are
-passed over; a value of another type spoils the whole; invalid UTF-8 is replaced instead of refused.
+Names match case-insensitively. Of equal names the last is used, and objects are merged. Null and unknown names are
+ignored. A value of another type is an error for the whole object. Invalid UTF-8 becomes replacement characters.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _INT64 = (1 << 63) - 1
 
 
 class UnreadableFields(ValueError):
-    """Not JSON, not an object, or a value of another type than the schema's."""
+    """The body is not JSON, not an object, or has a value of a type that the schema does not allow."""
 
 
 def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
-    """Return the known members of a JSON object, under the schema's names; the body ``null`` has none.
+    """Return the known members of a JSON object, by the schema's names; the body ``null`` has no members.
 
     Raises:
-        UnreadableFields: the server would not read it either.
+        UnreadableFields: the server cannot read it either.
     """
     value = _load(body)
     return {} if value is None else _object(value, schema)
 
 
 class _Members(tuple[tuple[str, Any], ...]):
-    """Members of a JSON object, equal names included."""
+    """Members of a JSON object, including those of equal names."""
 
     __slots__ = ()
 

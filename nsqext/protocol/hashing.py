@@ -1,4 +1,4 @@
-"""Which partition a key goes to; the hashes of the clients that exist, so that they agree."""
+"""Map keys to partitions, with the hashes of the Go and Java clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur3_32(data: bytes, seed: int = 0) -> int:
-    """Return the MurmurHash3 x86 32-bit hash, an unsigned number; what the Go client's users hash keys with."""
+    """Return the MurmurHash3 x86 32-bit hash, an unsigned number; used with the Go client."""
     h = seed & _MASK
     full = len(data) & ~3
     for position in range(0, full, 4):
@@ -56,10 +56,10 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def murmur3_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key as the Go client finds it: hash modulo partitions.
+    """Return the partition of a key as with the Go client: the hash modulo the number of partitions.
 
     Raises:
-        InvalidPartition: there are no partitions.
+        InvalidPartition: the number of partitions is not positive.
     """
     _check_count(partitions)
     return murmur3_32(key) % partitions
@@ -67,11 +67,11 @@ def murmur3_partition(key: bytes, partitions: int) -> int:
 
 @lru_cache(maxsize=8192)
 def java_string_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key (UTF-8 text) as the Java client finds it: the absolute remainder.
+    """Return the partition of a key (UTF-8 text) as with the Java client: the absolute remainder.
 
     Raises:
         InvalidInput: the key is not UTF-8 text.
-        InvalidPartition: there are no partitions.
+        InvalidPartition: the number of partitions is not positive.
     """
     _check_count(partitions)
     try:
@@ -84,7 +84,7 @@ def java_string_partition(key: bytes, partitions: int) -> int:
 def _check_count(partitions: int) -> None:
     if partitions < 1:
         raise InvalidPartition(
-            f"a key cannot choose among {partitions} partitions", hint="the number of partitions has to be known"
+            f"a key cannot choose among {partitions} partitions", hint="the number of partitions must be known"
         )
 
 

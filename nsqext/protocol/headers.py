@@ -32,7 +32,7 @@ KEY_HEADER = "##key"
 """Carries the key of a message to consumers and to channels of type key_failover."""
 
 MAX_HEADER_BYTES = 60_000
-"""Largest encoded header, in bytes. Servers store up to 65,506 and die of more, so we stay well below."""
+"""Largest encoded header, in bytes. Servers store up to 65,506 and crash on more; this is well below."""
 
 # The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
@@ -50,17 +50,17 @@ def encode_headers(
     Args:
         headers: the user's headers; names match ``[0-9a-zA-Z_.#-]+`` and do not begin with ``##``, values are text.
         tag: becomes ``##client_dispatch_tag``.
-        trace_id: becomes ``##trace_id``, a decimal string as the server demands (captured: pub_ext_errors).
+        trace_id: becomes ``##trace_id``, a decimal string as the server requires (captured: pub_ext_errors).
         reserved: further names with the ``##`` prefix, set by this package.
 
     Raises:
-        InvalidHeader: a bad name or value, or more than `MAX_HEADER_BYTES`.
-        InvalidName: a bad tag.
-        InvalidInput: a bad trace id.
+        InvalidHeader: an invalid name or value, or more than `MAX_HEADER_BYTES`.
+        InvalidName: an invalid tag.
+        InvalidInput: an invalid trace id.
     """
     full: dict[str, str] = {}
     if headers is not None and not isinstance(headers, Mapping):
-        raise InvalidHeader(f"headers have to be a mapping, not {type(headers).__name__}", hint="give a dict")
+        raise InvalidHeader(f"headers must be a mapping, not {type(headers).__name__}", hint="give a dict")
     for name, value in (headers or {}).items():
         _check(name, value)
         full[name] = value
@@ -73,9 +73,7 @@ def encode_headers(
     try:
         encoded = orjson.dumps(full)
     except TypeError as error:
-        raise InvalidHeader(
-            f"headers cannot be written as JSON: {error}", hint="values have to be valid text"
-        ) from error
+        raise InvalidHeader(f"headers cannot be written as JSON: {error}", hint="values must be valid text") from error
     if len(encoded) > MAX_HEADER_BYTES:
         raise InvalidHeader(
             f"headers take {len(encoded)} bytes, more than {MAX_HEADER_BYTES}", hint="put large values into the body"
@@ -84,11 +82,11 @@ def encode_headers(
 
 
 def add_key(encoded: bytes, key: bytes) -> bytes:
-    """Return an encoded header with a key in it (``##key``), which consumers and channels of type key_failover go by.
+    """Return an encoded header with a key (``##key``), which consumers and channels of type key_failover use.
 
     Args:
-        encoded: what `encode_headers` made; empty for no other headers.
-        key: UTF-8 text; other bytes travel as Latin-1, each of them a character.
+        encoded: result of `encode_headers`; empty for no other headers.
+        key: UTF-8 text; other bytes are sent as Latin-1, one character each.
 
     Raises:
         InvalidHeader: more than `MAX_HEADER_BYTES`.
@@ -108,7 +106,7 @@ def add_key(encoded: bytes, key: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _is_free(name: str) -> bool:
-    """Return whether users may call a header so; they take a few names for many messages."""
+    """Return whether users may give this name to a header; cached, because many messages use few names."""
     return _HEADER_NAME.fullmatch(name) is not None and not name.startswith(RESERVED_PREFIX)
 
 
@@ -130,13 +128,13 @@ def _check(name: object, value: object) -> None:
 def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
-    Servers store the bytes as they came and accept any JSON value (captured: pub_ext), so values may be of any JSON
-    type and a header that is no object at all gives an empty dict. They also accept what is not quite JSON: bytes that
-    are not UTF-8, half a surrogate pair, control characters, odd numbers. Such a header is read as they read it:
-    replacement characters stand for what is no text, and None for values of other types.
+    Servers store the bytes unchanged and accept any JSON value (captured: pub_ext), so values may be of any JSON type,
+    and a header that is not an object gives an empty dict. They also accept some invalid JSON: invalid UTF-8, half
+    a surrogate pair, control characters, invalid numbers. Such a header is parsed as servers do, with replacement
+    characters for invalid text, and None for values that are not text.
 
     Raises:
-        ProtocolError: the bytes are not JSON, not for servers either.
+        ProtocolError: servers cannot parse the bytes either.
     """
     if not encoded:
         return {}

@@ -1,7 +1,7 @@
 """Layers between the socket and the frames, without I/O: TLS, snappy and deflate, for both roles.
 
-IDENTIFY negotiates them; they lie upon each other in the order TLS, snappy or deflate (captured: tls, snappy, deflate).
-A layer is used by one connection and is of no use any more after it raised an error.
+IDENTIFY negotiates them; TLS is below snappy or deflate (captured: tls, snappy, deflate). A layer belongs to one
+connection and cannot be used after it raised an error.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 __all__ = ("MAX_DECODED", "DeflateLayer", "Layer", "SnappyLayer", "TlsLayer")
 
 MAX_DECODED = 64 * 1024 * 1024
-"""Bytes that one call of ``decode`` gives at most; four of the largest frames, and what 64 KiB of deflate can hold."""
+"""Most bytes that one call of ``decode`` returns, four of the largest frames; 64 KiB of deflate can hold as many."""
 
 
 class Layer(Protocol):
-    """What a connection needs of a layer."""
+    """Encode sent bytes and decode received ones."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return the bytes to send for ``data``; the peer can read them all without waiting for more."""
+        """Return the bytes to send for ``data``, complete: the peer can decode them without further bytes."""
         ...
 
     def decode(self, data: bytes) -> bytes:
-        """Return what can be read now that ``data`` has arrived, cut in any way.
+        """Return the bytes that ``data`` completes; it may be cut anywhere.
 
         Raises:
-            ProtocolError: the bytes are not of this layer, or grow beyond what is allowed.
+            ProtocolError: the bytes are not of this layer, or decode to more than is allowed.
         """
         ...
 
 
 class DeflateLayer:
-    """A raw deflate stream in each direction, with a sync flush behind everything that is sent.
+    """A raw deflate stream in each direction, with a sync flush after everything that is sent.
 
     Args:
         level: 1 (quick) to 9 (small); 0 stores without compressing.
-        max_decoded: bytes that one call of `decode` gives at most.
+        max_decoded: most bytes that one call of `decode` returns.
     """
 
     __slots__ = ("_compressor", "_decompressor", "_max")
@@ -62,7 +62,7 @@ class DeflateLayer:
         """Return the bytes that ``data`` completes.
 
         Raises:
-            ProtocolError: no deflate stream, bytes behind its end, or more than ``max_decoded`` bytes.
+            ProtocolError: not a deflate stream, bytes after its end, or more than ``max_decoded`` bytes.
         """
         stream = self._decompressor
         ended = stream.eof and data
@@ -81,7 +81,7 @@ _STREAM_START = b"\xff\x06\x00\x00sNaPpY"
 _COMPRESSED, _PLAIN, _START = 0x00, 0x01, 0xFF
 _FIRST_SKIPPABLE = 0x80
 _MAX_CHUNK = 64 * 1024
-# four bytes of checksum and the most that snappy makes of 64 KiB which cannot be compressed
+# four bytes of checksum, and 64 KiB that snappy could not compress
 _MAX_CHUNK_BODY = 4 + 32 + _MAX_CHUNK + _MAX_CHUNK // 6
 
 
@@ -89,7 +89,7 @@ class SnappyLayer:
     """The snappy framing format in each direction.
 
     Args:
-        max_decoded: bytes that one call of `decode` gives at most.
+        max_decoded: most bytes that one call of `decode` returns.
 
     Raises:
         InvalidSetting: the extra ``nsqext[snappy]`` is not installed.
@@ -108,7 +108,7 @@ class SnappyLayer:
         self._max = max_decoded
 
     def encode(self, data: bytes) -> bytes:
-        """Return the chunks for ``data``; the first ones open the stream."""
+        """Return the chunks for ``data``; the first chunk starts the stream."""
         self._compressor.compress(data)
         return bytes(self._compressor.flush())
 
@@ -116,7 +116,7 @@ class SnappyLayer:
         """Return the bytes of the chunks that ``data`` completes.
 
         Raises:
-            ProtocolError: no snappy framing format, a wrong checksum, or more than ``max_decoded`` bytes.
+            ProtocolError: not the snappy framing format, a wrong checksum, or more than ``max_decoded`` bytes.
         """
         self._buffer += data
         chunks = self._take_chunks()
@@ -128,7 +128,7 @@ class SnappyLayer:
             raise ProtocolError(f"the snappy layer cannot be read: {error}") from error
 
     def _take_chunks(self) -> bytes:
-        """Cut the complete data chunks off the buffer, once their announced sizes are found to be allowed."""
+        """Remove the complete data chunks from the buffer and return them; their announced sizes are checked first."""
         buffer, position, total = self._buffer, 0, 0
         chunks: list[bytes] = []
         while True:
@@ -194,24 +194,24 @@ class SnappyLayer:
 class TlsLayer:
     """TLS on memory buffers.
 
-    The handshake takes steps: send what `pending` returns, give what arrives to `decode`, until `ready`. `decode` may
-    return data of the peer already in the step that completes the handshake.
+    For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`. `decode` may
+    return data in the step that completes the handshake.
 
     Args:
         context: certificates and versions; a context of `ssl.create_default_context` verifies the server.
-        server_hostname: name that the server's certificate has to carry.
-        server_side: this is the server.
+        server_hostname: name that the server's certificate must have.
+        server_side: whether this is the server.
 
     Raises:
-        InvalidSetting: context and names do not go together.
+        InvalidSetting: the context checks names and there is no name.
     """
 
     __slots__ = ("_in", "_object", "_out", "closed", "ready")
 
     def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None, server_side: bool = False) -> None:
         if context.check_hostname and not (server_side or server_hostname):
-            # memory buffers would skip the check in silence
-            raise InvalidSetting("TLS checks names and has none to check", hint="give tls_hostname")
+            # memory buffers would skip the check
+            raise InvalidSetting("TLS checks the server's name, and no name is given", hint="give tls_hostname")
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         try:
@@ -219,9 +219,9 @@ class TlsLayer:
         except (ssl.SSLError, ValueError, TypeError) as error:
             raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
         self.ready: bool = False
-        """The handshake is complete."""
+        """Whether the handshake is complete."""
         self.closed: bool = False
-        """The peer said that it will send nothing more."""
+        """Whether the peer announced that it sends nothing more."""
         self._handshake()
 
     @property
@@ -230,15 +230,15 @@ class TlsLayer:
         return self._object.version()
 
     def pending(self) -> bytes:
-        """Hand over the bytes that have to be sent now: handshake, key updates, or an alert after an error."""
+        """Return and forget the bytes to send now: handshake, key updates, or an alert after an error."""
         return self._out.read()
 
     def encode(self, data: bytes) -> bytes:
-        """Return the records for ``data``, behind the bytes that were pending.
+        """Return the pending bytes and the records for ``data``.
 
         Raises:
             InvalidState: the handshake is not complete.
-            ProtocolError: TLS is broken.
+            ProtocolError: the TLS connection failed.
         """
         if not self.ready:
             raise InvalidState("the TLS handshake is not complete")
@@ -250,11 +250,11 @@ class TlsLayer:
         return self._out.read()
 
     def decode(self, data: bytes) -> bytes:
-        """Return the data of the records that are complete; makes a step of the handshake before it is ready.
+        """Return the data of complete records; during the handshake, perform its next step.
 
         Raises:
             ConnectionFailed: the handshake failed; `pending` holds the alert for the peer.
-            ProtocolError: bytes that are not TLS.
+            ProtocolError: the bytes are not TLS.
         """
         self._in.write(data)
         if not self.ready:
@@ -272,17 +272,17 @@ class TlsLayer:
             self.closed = True
         except ssl.SSLError as error:
             raise ProtocolError(
-                f"the TLS layer cannot be read: {_reason(error)}", hint="an alert tells that the peer refuses this side"
+                f"the TLS layer cannot be read: {_reason(error)}", hint="an alert means that the peer refuses"
             ) from error
         return b"".join(parts)
 
     def close(self) -> bytes:
-        """Return the bytes that tell the peer that nothing more will be sent."""
+        """Return the bytes that announce the end of the connection to the peer."""
         if self.ready:
             try:
                 self._object.unwrap()
             except ssl.SSLError:
-                # the peer's close_notify is not awaited
+                # the peer has not announced the same yet; it is not waited for
                 return self._out.read()
         return self._out.read()
 

@@ -1,4 +1,4 @@
-"""Delivered messages in all their shapes.
+"""Layouts of delivered messages.
 
 ::
 
@@ -7,8 +7,8 @@
     [8B queue offset][4B raw size]        SUB_ADVANCED and SUB_ORDERED
     [body]
 
-Which parts are there is not written in the message: it follows from the topic and from how the consumer subscribed
-(captured: sub_plain, sub_ext, sub_advanced_ext, sub_ordered_ext).
+The message does not say which parts it has: that follows from the topic and from the subscription (captured: sub_plain,
+sub_ext, sub_advanced_ext, sub_ordered_ext).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _DIGIT = ord("0")
 
 
 class RawMessage:
-    """A delivered message, cut into its fields.
+    """A delivered message, split into its fields.
 
     Attributes:
         timestamp: when the server stored it, in nanoseconds since 1970.
-        attempts: how often it was delivered, this time included.
+        attempts: number of deliveries, including this one.
         id: the 16 bytes that FIN, REQ and TOUCH name.
-        version: version of the extend part: 0 none, 2 tag, 4 JSON.
-        header: bytes of the extend part as they were published; empty without one.
-        offset: byte offset in the partition's queue; -1 where the subscription does not tell.
-        size: bytes of its record in the queue; 0 where the subscription does not tell.
-        body: what was published.
+        version: version of the extend part: 0 for no header, 2 for a tag, 4 for JSON.
+        header: bytes of the extend part as published; empty without one.
+        offset: byte offset in the partition's queue; -1 if the subscription does not report it.
+        size: bytes of its record in the queue; 0 if the subscription does not report it.
+        body: the body as published.
     """
 
     __slots__ = ("attempts", "body", "header", "id", "offset", "size", "timestamp", "version")
@@ -78,7 +78,7 @@ class RawMessage:
 
     @property
     def trace_id(self) -> int:
-        """Trace id that the publisher gave; 0 without one, and at the original NSQ, which has none."""
+        """Trace id of the publish; 0 without one, and on the original NSQ, which has no trace ids."""
         if is_text_id(self.id):
             return 0
         value: int = _U64.unpack_from(self.id, 8)[0]
@@ -86,7 +86,7 @@ class RawMessage:
 
 
 def is_text_id(message_id: bytes) -> bool:
-    """Return whether an id is text, as at the original NSQ; others begin with the number of a partition below 1024."""
+    """Return whether an id is text, as on the original NSQ; other ids begin with a partition number below 1024."""
     return message_id[0] >= _DIGIT
 
 
@@ -96,14 +96,14 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
     Args:
         message: the object to fill.
         data: data of the frame.
-        extend: the topic is extended and the consumer identified with extend_support.
+        extend: the topic has extend support and the consumer identified with extend_support.
         detail: the subscription was SUB_ADVANCED or SUB_ORDERED.
 
     Raises:
         ProtocolError: the data is too short for its parts.
     """
     if len(data) < MESSAGE_HEAD_SIZE:
-        raise ProtocolError(f"a message has at least {MESSAGE_HEAD_SIZE} bytes, this one {len(data)}")
+        raise ProtocolError(f"received a message of {len(data)} bytes, expected at least {MESSAGE_HEAD_SIZE}")
     message.timestamp, message.attempts = _HEAD.unpack_from(data)
     message.id = data[10:26]
     message.version = EXT_NONE
@@ -133,7 +133,7 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
 
 
 def encode_message(message: RawMessage, extend: bool = False, detail: bool = False) -> bytes:
-    """Return the data of a message frame, as a server with this subscription would send it."""
+    """Return the data of a message frame for a subscription."""
     parts = [_HEAD.pack(message.timestamp, message.attempts), message.id]
     if extend:
         parts.append(bytes((message.version,)))

@@ -1,4 +1,4 @@
-"""What topics, channels and tags may be called, and which trace ids and partitions exist."""
+"""Rules for names of topics, channels and tags, for trace ids and for partition numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_TAG_BYTES = 100
 MAX_PARTITION = 1023
 """Clients of every generation refuse partitions above 1024; servers make fewer, see `MAX_PARTITIONS`."""
 MAX_PARTITIONS = 254
-"""Partitions that servers make for a topic at most."""
+"""Largest number of partitions that servers create for a topic."""
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 _TAG = re.compile(r"[a-zA-Z0-9_-]+")
@@ -40,7 +40,7 @@ _RULE = "1 to 64 letters, digits, '.', '_' or '-', and '#ephemeral' at the end i
 
 @lru_cache(maxsize=4096)
 def is_valid_topic(name: str) -> bool:
-    """Return whether a server takes the topic name (captured: sub_bad_names)."""
+    """Return whether servers accept the topic name (captured: sub_bad_names)."""
     return 1 <= len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
 
 
@@ -49,33 +49,33 @@ is_valid_channel = is_valid_topic
 
 @lru_cache(maxsize=4096)
 def is_valid_tag(tag: str) -> bool:
-    """Return whether every client could ask for the tag; servers check only its length."""
+    """Return whether all clients accept the tag; servers check only its length."""
     return len(tag) <= MAX_TAG_BYTES and _TAG.fullmatch(tag) is not None
 
 
 def is_ephemeral(name: str) -> bool:
-    """Return whether a topic or channel goes away with its last client."""
+    """Return whether a topic or channel is deleted with its last client."""
     return name.endswith("#ephemeral")
 
 
 def check_topic(name: str) -> str:
-    """Return the name; raise `InvalidName` when no server would take it."""
+    """Return the name; raise `InvalidName` if servers do not accept it."""
     if not (isinstance(name, str) and is_valid_topic(name)):
         raise InvalidName(f"topic name {name!r} is not valid", hint=f"use {_RULE}")
     return name
 
 
 def check_channel(name: str) -> str:
-    """Return the name; raise `InvalidName` when no server would take it."""
+    """Return the name; raise `InvalidName` if servers do not accept it."""
     if not (isinstance(name, str) and is_valid_channel(name)):
         raise InvalidName(f"channel name {name!r} is not valid", hint=f"use {_RULE}")
     return name
 
 
 def check_tag(tag: str) -> str:
-    """Return the tag; raise `InvalidName` when it could not be asked for by every client.
+    """Return the tag; raise `InvalidName` if not all clients accept it.
 
-    Servers check only the length (100 bytes, captured: identify_bounds); the alphabet is what all clients agree on.
+    Servers check only the length (100 bytes, captured: identify_bounds); all clients accept this alphabet.
     """
     if not (isinstance(tag, str) and is_valid_tag(tag)):
         raise InvalidName(f"tag {tag!r} is not valid", hint="use 1 to 100 letters, digits, '_' or '-'")
@@ -83,7 +83,7 @@ def check_tag(tag: str) -> str:
 
 
 def check_partition(partition: int) -> int:
-    """Return the partition; raise `InvalidPartition` when no topic can have it."""
+    """Return the partition; raise `InvalidPartition` if no topic can have it."""
     if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= MAX_PARTITION:
         raise InvalidPartition(f"partition {partition!r} is not valid", hint=f"use a number from 0 to {MAX_PARTITION}")
     return partition

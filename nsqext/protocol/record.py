@@ -20,7 +20,7 @@ __all__ = ("EXTEND_FLAG", "MAX_ATTEMPTS", "RECORD_OVERHEAD", "Record", "decode_r
 
 EXTEND_FLAG = 0xA000
 MAX_ATTEMPTS = 4000
-"""Attempts count no further; a stored number above it means that flags are present. Other flags are reserved."""
+"""Highest count of attempts; a larger stored number has flags. Flags other than `EXTEND_FLAG` are reserved."""
 
 _HEAD = Struct(">IqHQQ")
 _U16 = Struct(">H")
@@ -43,7 +43,7 @@ class Record:
 
 
 def raw_size(body: int, header: int, extend: bool, version: int = 0) -> int:
-    """Return the bytes that a record takes in the queue, as trace replies and SUB_ADVANCED name them.
+    """Return the bytes of a record in the queue, as trace replies and SUB_ADVANCED report them.
 
     Args:
         body: bytes of the body.
@@ -69,10 +69,10 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, position: int = 0) -> tuple[Record, int]:
-    """Read the record at a position; returns it with the position behind it.
+    """Decode the record at a position; return it and the position after it.
 
     Raises:
-        ProtocolError: the bytes end too early or the lengths contradict each other, as at a torn tail.
+        ProtocolError: the record is cut off, or its lengths contradict each other.
     """
     try:
         length, timestamp, attempts, internal_id, trace_id = _HEAD.unpack_from(data, position)
@@ -89,6 +89,6 @@ def decode_record(data: bytes, position: int = 0) -> tuple[Record, int]:
     except (_StructError, IndexError) as error:
         raise ProtocolError(f"record at byte {position} is cut off after {len(data) - position} bytes") from error
     if not start <= stop <= len(data):
-        raise ProtocolError(f"record at byte {position} claims {length} bytes, {len(data) - position - 4} are there")
+        raise ProtocolError(f"record at byte {position} has length {length}; {len(data) - position - 4} bytes follow")
     record.body = data[start:stop]
     return record, stop

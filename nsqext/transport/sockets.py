@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("connect",)
 
 make_socket = socket.socket
-"""Seam: the simulation of `nsqext.testing` puts sockets in memory in its place."""
+"""Makes sockets; the simulation of `nsqext.testing` replaces it by one of sockets in memory."""
 
 
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:

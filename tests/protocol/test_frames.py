@@ -54,7 +54,7 @@ def test_one_at_a_time_where_a_layer_may_begin_behind_it() -> None:
         (b"\xff\xff\xff\xff\x00\x00\x00\x00", "frame size 4294967295"),
         (b"\x00\x00\x00\x04\x00\x00\x00\x03", "frame type 3 is unknown"),
         (b"\x00\x00\x00\x04\xff\xff\xff\xff", "frame type -1 is unknown"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "answers with HTTP.*give the TCP address"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "responds with HTTP.*give the TCP address"),
         (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", "frame type 1163870785 is unknown"),
         (b"SSH-2.0-OpenSSH_9\r\n", "frame size"),
     ],

@@ -97,7 +97,7 @@ def test_java_needs_text() -> None:
 @pytest.mark.parametrize("strategy", sorted(PARTITIONERS))
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_key_needs_partitions_to_choose_from(strategy: str, count: int) -> None:
-    with pytest.raises(InvalidPartition, match="has to be known"):
+    with pytest.raises(InvalidPartition, match="must be known"):
         key_hash(strategy)(b"key", count)
 
 

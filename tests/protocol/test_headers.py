@@ -57,7 +57,7 @@ def test_values_are_text(value: Any) -> None:
 
 @pytest.mark.parametrize("headers", [[("a", "b")], "a=b", 5])
 def test_headers_are_a_mapping(headers: Any) -> None:
-    with pytest.raises(InvalidHeader, match="have to be a mapping"):
+    with pytest.raises(InvalidHeader, match="must be a mapping"):
         encode_headers(headers)
 
 

@@ -367,7 +367,7 @@ def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext)
 
 
 def test_a_context_that_needs_a_name_says_so(client_context: ssl.SSLContext) -> None:
-    with pytest.raises(InvalidSetting, match=r"none to check: give tls_hostname"):
+    with pytest.raises(InvalidSetting, match=r"no name is given: give tls_hostname"):
         TlsLayer(client_context)
     with pytest.raises(InvalidSetting, match="TLS cannot be set up"):
         TlsLayer(client_context, ".bad")

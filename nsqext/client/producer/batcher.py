@@ -1,4 +1,4 @@
-"""Messages one by one, published in batches in the background: bounded, nothing dropped, nothing failed in silence."""
+"""Publish single messages in batches in the background; bounded, and every failure is reported."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class _Publisher(Protocol):
 
 @frozen
 class BatcherLimits:
-    """How much a batcher collects.
+    """Limits of a batcher.
 
     Attributes:
-        linger: seconds that a message waits for others to join it.
+        linger: seconds that a message waits for further ones.
         max_count: messages of one batch.
         max_bytes: bytes of one batch.
-        max_pending: messages that are taken and not stored yet, with those that failed and were not asked for.
+        max_pending: accepted messages that are not stored yet, and failed ones until `Batcher.take_failed`.
     """
 
     linger: float = 0.005
@@ -71,14 +71,13 @@ class _Entry:
 
 
 class Batcher:
-    """Publishes what it is given in batches, one batch after the other, so that keys keep their order.
+    """Publish messages in batches, one batch after the other, so that keys keep their order.
 
-    Made by `nsqext.Producer.batcher`, and used as an asynchronous context manager inside the producer's; leaving it
-    publishes what is pending. Memory is bounded: `add` waits while ``max_pending`` messages are not stored yet.
+    `nsqext.Producer.batcher` makes it. Use it as an asynchronous context manager inside the producer's; its exit
+    publishes the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored yet.
 
     Raises:
-        BatchFailed: by `add`, `flush` and on leaving, when messages failed that no `publish` waits for; see
-            `take_failed`.
+        BatchFailed: by `add`, `flush` and the exit, if messages failed that were added by `add`; see `take_failed`.
     """
 
     def __init__(self, publisher: _Publisher, start_soon: StartSoon, topic: str, limits: BatcherLimits) -> None:
@@ -100,10 +99,10 @@ class Batcher:
 
     @property
     def pending(self) -> int:
-        """Number of messages that were taken and are not stored yet."""
+        """Number of accepted messages that are not stored yet."""
         return len(self._queue) + len(self._flying)
 
-    # Life
+    # Opening and closing
 
     async def __aenter__(self) -> Self:
         if self._begun:
@@ -120,40 +119,40 @@ class Batcher:
             self._raise_failed()
 
     async def end(self) -> None:
-        """Take nothing more, and return when everything is published, or failed.
+        """Accept no further messages; return when all accepted ones are stored or failed.
 
-        Cancellation ends the waiting, not the publishing.
+        Cancellation ends the wait, not the publishing.
         """
         self._open = False
         self._work.set()
         await self._settled(self._taken)
 
-    # For users
+    # Adding messages
 
     async def add(self, message: bytes | OutgoingMessage) -> None:
-        """Take a message; returns when there is room for it, which is before it is stored.
+        """Accept a message; return when there is room for it, before it is stored.
 
         Args:
-            message: a body, or a `OutgoingMessage` where it has headers, a tag, a trace id or a key.
+            message: a body, or an `OutgoingMessage` with headers, a tag, a trace id or a key.
 
         Raises:
-            InvalidInput: the message cannot be right.
-            BatchFailed: as many messages failed as may be pending, and were not taken with `take_failed`.
+            InvalidInput: the message is not valid.
+            BatchFailed: ``max_pending`` messages failed, and `take_failed` was not called.
             InvalidState: the batcher is not open.
 
-        When it is cancelled, the message was not taken.
+        If it is cancelled, the message is not accepted.
         """
         await self._take(message, None)
 
     async def publish(self, message: bytes | OutgoingMessage) -> Receipt:
-        """Take a message, and wait until it is stored.
+        """Accept a message and wait until it is stored.
 
         Raises:
-            InvalidInput: the message cannot be right.
-            NsqError: how it failed.
+            InvalidInput: the message is not valid.
+            NsqError: it was not stored.
             InvalidState: the batcher is not open.
 
-        When it is cancelled, the message may be stored or not.
+        If it is cancelled, the message may be stored or not.
         """
         outcomes: list[Outcome] = []
         stored = anyio.Event()
@@ -169,12 +168,12 @@ class Batcher:
         return outcomes[0]
 
     async def flush(self) -> None:
-        """Publish what is pending without lingering, and return when it is stored.
+        """Publish pending messages without ``linger``; return when they are stored.
 
-        Cancellation ends the waiting, not the publishing.
+        Cancellation ends the wait, not the publishing.
 
         Raises:
-            BatchFailed: messages failed that no `publish` waits for, now or before.
+            BatchFailed: messages that were added by `add` failed, now or before.
         """
         await self._settled(self._taken)
         self._raise_failed()
@@ -189,7 +188,7 @@ class Batcher:
         if self._failed:
             raise BatchFailed([error for _, error in self._failed], topic=self._topic, hint="see take_failed()")
 
-    # Inside
+    # Publishing
 
     async def _take(self, message: bytes | OutgoingMessage, settled: Callable[[Outcome], None] | None) -> None:
         size = self._check(message)
@@ -205,7 +204,7 @@ class Batcher:
         self._work.set()
 
     def _check(self, message: bytes | OutgoingMessage) -> int:
-        """Return the size of a message, or raise where it is not valid: other messages must not fail with it."""
+        """Return the size of a message; raise if it is not valid, so that others do not fail with it."""
         body, header, trace_id = encode_message(self._publisher.options, _NO_META, message)
         if isinstance(message, OutgoingMessage) and message.key is not None:
             key_bytes(message.key)
@@ -259,7 +258,7 @@ class Batcher:
                 outcomes = error.outcomes
             except NsqError as error:
                 if isinstance(error, InvalidInput) and error.index is not None:
-                    # nothing was sent: the others go without it
+                    # nothing was sent: the others are published without it
                     self._settle([batch.pop(error.index)], [error])
                 else:
                     outcomes = [error] * len(batch)
@@ -276,11 +275,11 @@ class Batcher:
         self._wake()
 
     def _give_up(self) -> None:
-        """Settle what the producer's end cut off."""
+        """Settle the messages that were pending when the producer was closed."""
         flying, self._flying = self._flying, []
         waiting = list(self._queue)
         self._queue.clear()
-        unknown = DeliveryUnknown("the producer was closed before the answer came", topic=self._topic)
+        unknown = DeliveryUnknown("the producer was closed before the response was received", topic=self._topic)
         unsent = PublishFailed("not published before the producer was closed", topic=self._topic)
         self._settle([*flying, *waiting], [unknown] * len(flying) + [unsent] * len(waiting))
 

@@ -31,7 +31,7 @@ class KeyLock:
         return True
 
     async def enter(self, turn: Turn) -> None:
-        """Acquire the lock, after all earlier callers. Cancellation gives the place in the queue up."""
+        """Acquire the lock, after all earlier callers. Cancellation gives up the place in the queue."""
         if self.try_enter(turn):
             return
         row = self._waiting[turn]

@@ -1,7 +1,7 @@
-"""Bodies that clients compress, as the Go client of the redesigned NSQ does: two extend headers tell how.
+"""Compress and decompress bodies as the Go client of the redesigned NSQ does; two extend headers describe it.
 
 ``nsq.client.compress`` is ``1`` for gzip, ``2`` for a snappy block, ``3`` for an lz4 block, and ``0`` or absent for a
-plain body; ``nsq.msg.size`` is the number of bytes before. Servers know nothing of it. Snappy and lz4 need the
+plain body; ``nsq.msg.size`` is the uncompressed size in bytes. Servers do not interpret them. Snappy and lz4 need the
 ``snappy`` extra.
 """
 
@@ -26,12 +26,12 @@ __all__ = (
 )
 
 Codec = Literal["none", "gzip", "snappy", "lz4"]
-"""How bodies are compressed."""
+"""Compression of bodies."""
 
 COMPRESS_HEADER: Final = "nsq.client.compress"
 SIZE_HEADER: Final = "nsq.msg.size"
 MAX_UNPACKED: Final = 64 * 1024 * 1024
-"""Bytes that a body may unpack to, unless another bound is given."""
+"""Default of the largest body after decompression, in bytes."""
 
 _LARGEST_RATIO = {"snappy": 22, "lz4": 255}
 """Bytes that one byte of a block can unpack to: snappy copies 64 bytes by three, lz4 255 by one."""
@@ -40,7 +40,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 def check_codec(codec: str) -> None:
-    """Raise unless bodies can be compressed so.
+    """Check that a codec exists and is installed.
 
     Raises:
         InvalidSetting: the name is unknown, or a package is not installed.
@@ -58,7 +58,7 @@ def is_compressed(headers: Mapping[str, Any]) -> bool:
 
 
 def compress_body(codec: Codec, body: bytes) -> tuple[bytes, dict[str, str]] | None:
-    """Return the compressed body and the headers that tell so; None where it would not get smaller."""
+    """Return the compressed body and its headers; None if it would not be smaller."""
     if codec == "none":
         return None
     if codec == "gzip":
@@ -74,15 +74,15 @@ def compress_body(codec: Codec, body: bytes) -> tuple[bytes, dict[str, str]] | N
 
 
 def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UNPACKED) -> bytes:
-    """Return the body as it was before it was compressed; as it is where the headers tell of no compression.
+    """Return the decompressed body; unchanged if the headers name no compression.
 
     Args:
         headers: extend headers of the message.
         body: its body.
-        limit: bytes that it may unpack to.
+        limit: largest size after decompression, in bytes.
 
     Raises:
-        ProtocolError: the compression is unknown, the body is damaged, or it would grow beyond ``limit``.
+        ProtocolError: the compression is unknown, the body is damaged, or larger than ``limit`` after decompression.
         InvalidSetting: a package is not installed.
     """
     if not is_compressed(headers):
@@ -96,7 +96,7 @@ def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UN
     elif number == "3":
         unpacked = _unlz4(body, limit, size)
     else:
-        raise ProtocolError(f"a body is compressed in a way that is not known: {COMPRESS_HEADER} is {number!r}")
+        raise ProtocolError(f"the compression of a body is unknown: {COMPRESS_HEADER} is {number!r}")
     if size is not None and len(unpacked) != size:
         raise ProtocolError(f"a compressed body unpacks to {len(unpacked)} bytes, its {SIZE_HEADER} says {size}")
     return unpacked
@@ -107,7 +107,7 @@ def _announced(headers: Mapping[str, Any], limit: int) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ProtocolError(f"{SIZE_HEADER} of a compressed body is {text[:40]!r}, which is no size")
+        raise ProtocolError(f"{SIZE_HEADER} of a compressed body is {text[:40]!r}, which is not a size")
     if int(text) > limit:
         raise _too_large(int(text), limit)
     return int(text)
@@ -122,7 +122,7 @@ def _gunzip(body: bytes, limit: int) -> bytes:
     if len(unpacked) > limit:
         raise _too_large(len(unpacked), limit)
     if not unpacker.eof:
-        raise ProtocolError("a gzip body ends too early")
+        raise ProtocolError("a gzip body is cut off")
     return unpacked
 
 
@@ -141,7 +141,7 @@ def _unsnap(body: bytes, limit: int) -> bytes:
 
 def _unlz4(body: bytes, limit: int, announced: int | None) -> bytes:
     cramjam = _cramjam("lz4")
-    # the block does not tell its size
+    # the block does not contain its size
     most = _LARGEST_RATIO["lz4"] * len(body)
     if announced is not None and announced > most:
         raise ProtocolError(f"an lz4 body of {len(body)} bytes claims to unpack to {announced}")
@@ -155,7 +155,7 @@ def _unlz4(body: bytes, limit: int, announced: int | None) -> bytes:
 
 def _too_large(size: int, limit: int) -> ProtocolError:
     return ProtocolError(
-        f"a compressed body unpacks to {size} bytes or more, {limit} are allowed", hint="the sender may be hostile"
+        f"a compressed body unpacks to {size} bytes or more; {limit} are allowed", hint="the sender may be hostile"
     )
 
 

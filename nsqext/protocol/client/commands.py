@@ -1,7 +1,7 @@
-"""Commands as a client writes them: ``NAME words\\n``, some with a sized body behind.
+"""Encode commands of the client: ``NAME words\\n``, some followed by a sized body.
 
-Arguments are not checked; callers check them (`nsqext.protocol.names`). Publish commands are built
-from a line that is made once for each topic and partition, because that is all that changes between two publishes.
+The caller has checked the arguments (`nsqext.protocol.names`). The line of a publish command is made once for each
+topic and partition.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NOP = b"NOP\n"
 CLS = b"CLS\n"
 
 DEFAULT_MAX_MESSAGE_SIZE = 1024 * 1024
-"""Bytes of one message that servers take by default; trace id and header count against it.
+"""Largest message that servers accept by default, in bytes, including trace id and header.
 
 Captured: pub_max_size.
 """
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
-"""Bytes of one batch that servers take by default, its count word included."""
+"""Largest batch that servers accept by default, in bytes, including its count word."""
 
 _SMALL = 4096
 
@@ -52,17 +52,17 @@ _U64 = Struct(">Q")
 
 
 def sized(line: bytes, body: bytes) -> bytes:
-    """Return a command line with a body behind it."""
+    """Return a command line followed by a sized body."""
     return b"%b%b%b" % (line, _U32.pack(len(body)), body)
 
 
 def identify(body: bytes) -> bytes:
-    """IDENTIFY with its JSON body."""
+    """Return IDENTIFY with its JSON body."""
     return sized(b"IDENTIFY\n", body)
 
 
 def auth(secret: bytes) -> bytes:
-    """AUTH with its secret."""
+    """Return AUTH with its secret."""
     return sized(b"AUTH\n", secret)
 
 
@@ -72,7 +72,7 @@ def publish_line(verb: str, topic: str, partition: int = -1, *, delay: float | N
     Args:
         verb: name of the command.
         topic: name of the topic.
-        partition: left out when negative, as the original NSQ wants it.
+        partition: omitted if negative, as the original NSQ requires.
         delay: seconds, for DPUB only, sent in milliseconds.
     """
     if delay is not None:
@@ -83,26 +83,29 @@ def publish_line(verb: str, topic: str, partition: int = -1, *, delay: float | N
 
 
 def trace_body(trace_id: int, body: bytes) -> bytes:
-    """Body of PUB_TRACE, or an item of MPUB_TRACE."""
+    """Return the body of PUB_TRACE, or an item of MPUB_TRACE."""
     return _U64.pack(trace_id) + body
 
 
 def ext_body(header: bytes, body: bytes) -> bytes:
-    """Body of PUB_EXT, or an item of MPUB_EXT; only MPUB_EXT takes an empty header (captured: pub_ext_errors)."""
+    """Return the body of PUB_EXT, or an item of MPUB_EXT.
+
+    Only MPUB_EXT accepts an empty header (captured: pub_ext_errors).
+    """
     return b"%b%b%b" % (_U16.pack(len(header)), header, body)
 
 
 def multi(line: bytes, items: Sequence[bytes], sizes: Sequence[int] | int | None = None) -> bytes:
-    """A command of the MPUB family, put together in one piece: line, size, count, then every item with its size.
+    """Return a command of the MPUB family: line, size, count, then each item with its size.
 
     Args:
         line: the command line.
         items: the messages.
-        sizes: their lengths, or the one length of them all, where the caller has it.
+        sizes: their lengths, or the length that all of them have, if the caller knows it.
     """
     count = len(items)
     if isinstance(sizes, int):
-        # joined by the word that they share: a third of the time of the general way
+        # joined by their common size word, in a third of the time of the general case
         word = _U32.pack(sizes)
         head = b"%b%b%b" % (line, _U32.pack(4 + (4 + sizes) * count), _U32.pack(count))
         return word.join((head, *items))
@@ -119,39 +122,39 @@ def multi(line: bytes, items: Sequence[bytes], sizes: Sequence[int] | int | None
 
 @cache
 def _small_words() -> tuple[bytes, ...]:
-    """Return the size words of small items: to look them all up at once takes a fifth of packing them."""
+    """Return the size words of small items; looking up all of a batch takes a fifth of the time of packing them."""
     return tuple(map(_U32.pack, range(_SMALL)))
 
 
 def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int = 0) -> bytes:
-    """Return the body of one message; raise `InvalidBody` when no server would take it.
+    """Return the body of one message; raise `InvalidBody` if servers do not accept it.
 
     Args:
-        body: what is to be published.
-        limit: largest message the server takes, in bytes.
+        body: the body.
+        limit: largest message that the server accepts, in bytes.
         overhead: bytes of trace id and header, which count against the limit.
     """
     if not isinstance(body, bytes):
-        raise InvalidBody(f"a body has to be bytes, not {type(body).__name__}", hint="encode it first")
+        raise InvalidBody(f"a body must be bytes, not {type(body).__name__}", hint="encode it first")
     if not body:
         raise InvalidBody("a body cannot be empty", hint="servers refuse empty messages")
     if len(body) + overhead > limit:
         raise InvalidBody(
             f"a body of {len(body)} bytes (with {overhead} bytes of trace id and headers) is larger than {limit}",
-            hint="send less, or raise max_message_size here and on the servers",
+            hint="send less, or raise max_message_size in this client and on the servers",
         )
     return body
 
 
 def sub(topic: str, channel: str, partition: int = -1, *, verb: str = "SUB", start: str | None = None) -> bytes:
-    """SUB, SUB_ADVANCED or SUB_ORDERED.
+    """Return SUB, SUB_ADVANCED or SUB_ORDERED.
 
     Args:
         topic: name of the topic.
         channel: name of the channel.
-        partition: left out when negative, as the original NSQ wants it.
-        verb: which of the three.
-        start: start position of SUB_ADVANCED, ``kind:number``. A server that gets one ignores the partition word
+        partition: omitted if negative, as the original NSQ requires.
+        verb: the command.
+        start: start position of SUB_ADVANCED, ``kind:number``. A server that receives one ignores the partition
             (captured: sub_advanced_offset_partition).
     """
     words = [verb, topic, channel]
@@ -163,20 +166,20 @@ def sub(topic: str, channel: str, partition: int = -1, *, verb: str = "SUB", sta
 
 
 def rdy(count: int) -> bytes:
-    """RDY: how many messages may be in flight."""
+    """Return RDY, the number of messages that may be in flight."""
     return b"RDY %d\n" % count
 
 
 def fin(message_id: bytes) -> bytes:
-    """FIN of 16 raw id bytes (which may hold blanks and newlines)."""
+    """Return FIN of 16 raw id bytes, which may contain spaces and newlines."""
     return b"FIN %b\n" % message_id
 
 
 def req(message_id: bytes, delay_ms: int = 0) -> bytes:
-    """REQ with a delay in milliseconds."""
+    """Return REQ with a delay in milliseconds."""
     return b"REQ %b %d\n" % (message_id, delay_ms)
 
 
 def touch(message_id: bytes) -> bytes:
-    """TOUCH: restart the message timeout."""
+    """Return TOUCH, which restarts the message timeout."""
     return b"TOUCH %b\n" % message_id

@@ -1,8 +1,8 @@
-"""The server's reading side: bytes to commands, as the servers cut them.
+"""Split received bytes into commands, as the real servers do.
 
-A command is pulled, not pushed, because how one is read depends on what the one before did (IDENTIFY may put a layer
-between, an error ends the reading). Before a body is waited for, the rules may refuse the line and then the size, so
-that an error comes as early as the real server's.
+The caller pulls one command at a time, because the previous one decides how the next is read (IDENTIFY may start a
+layer, an error ends reading). Line and size are checked before the body is received, so that an error is sent as early
+as by the real server.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nsqext.protocol.server.request_error import Fault
 __all__ = ("BODY_VERBS", "MAX_LINE", "BodyRules", "Command", "CommandParser")
 
 MAX_LINE = 16 * 1024
-"""Longest command line, in bytes; a server that finds no newline in so many closes the connection."""
+"""Longest command line, in bytes; a server closes the connection after as many bytes without a newline."""
 
 _I32 = Struct(">i")
 
 BODY_VERBS = PUBLISH_VERBS | {b"IDENTIFY", b"AUTH"}
-"""Commands with a sized body behind the line."""
+"""Commands whose line is followed by a sized body."""
 
 
 class Command(NamedTuple):
@@ -39,29 +39,29 @@ class Command(NamedTuple):
 
 
 class BodyRules(Protocol):
-    """What a server checks while a command with a body is still being read; each raises `Fault` to refuse."""
+    """Checks of a command with a body while it is being received; each raises `Fault` to refuse it."""
 
     def check_line(self, words: list[bytes]) -> None:
         """Check the words of a command before its size is read."""
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size (signed) before the body is read; bounds what has to be kept.
+        """Check the announced size (signed) before the body is received.
 
         Returns:
-            A reader for a batch that is read item by item, as the servers do; None for a body that is taken whole.
+            A reader for a batch, which is parsed item by item; None for a body that is parsed as a whole.
         """
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Hear that the peer sends no more, in front of the size of a body, or (``sized``) within the body."""
+        """Handle the end of the stream before the size of a body, or (``sized``) within the body."""
 
 
 class CommandParser:
-    """Cuts a stream of bytes into commands.
+    """Split received bytes into commands.
 
     Args:
         rules: checks of the server.
-        raw_ids: FIN, REQ and TOUCH carry 16 raw bytes, cut by position (redesigned server); without it their line ends
-            at the first newline as any other (original server).
+        raw_ids: FIN, REQ and TOUCH have 16 raw bytes, found by position (redesigned server); otherwise their line ends
+            at the first newline like any other (original server).
     """
 
     __slots__ = ("_batch", "_buffer", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
@@ -77,7 +77,7 @@ class CommandParser:
         self._batch: BatchReader | None = None
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the peer."""
+        """Add received bytes."""
         if self._position:
             del self._buffer[: self._position]
             self._need = max(0, self._need - self._position)
@@ -86,18 +86,18 @@ class CommandParser:
 
     @property
     def buffered(self) -> int:
-        """Bytes that are not consumed yet."""
+        """Received bytes that are not consumed yet."""
         return len(self._buffer) - self._position
 
     def take_rest(self) -> bytes:
-        """Hand over the bytes behind the last command: they belong to a layer that was just negotiated."""
+        """Return and forget the bytes after the last command: they belong to a layer that was just negotiated."""
         rest = bytes(self._buffer[self._position :])
         self._buffer.clear()
         self._position = self._need = 0
         return rest
 
     def check_end(self) -> None:
-        """Hear that the peer sends no more.
+        """Check the state at the end of the stream.
 
         Raises:
             Fault: a body is cut off.
@@ -109,7 +109,8 @@ class CommandParser:
         """Return the next command, or None when more bytes are needed.
 
         Raises:
-            Fault: the rules refuse the command; or its line is too long (without a code: the server closes silently).
+            Fault: the rules refuse the command; or its line is too long; then without a code, and the server
+                closes the connection without an error frame.
         """
         if len(self._buffer) < self._need:
             return None
@@ -184,7 +185,7 @@ class CommandParser:
         return newline
 
     def _take_touch(self) -> list[bytes] | None:
-        """A line that ends before byte 23 is taken as 23 bytes, because the id may hold the newline."""
+        """Read TOUCH; a line that ends before byte 23 has 23 bytes, because the id may contain the newline."""
         position = self._position
         newline = self._find_newline(position)
         if newline < 0:

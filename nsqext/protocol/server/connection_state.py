@@ -1,6 +1,6 @@
-"""Both roles of a connection as tables: which command is taken in which state, and what comes after it.
+"""States of a connection: which commands a server accepts in each, and the state after a command.
 
-The states are those of the original server's notes (init, subscribed, closing); everything else is taken in any state.
+The states are those of the original server's notes (init, subscribed, closing).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ TAKEN: Mapping[str, frozenset[State]] = {
     "RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     "CLS": frozenset({State.SUBSCRIBED}),
 }
-"""States in which a command is taken; one that is not listed is taken in every state."""
+"""States in which a command is accepted; a command that is not listed is accepted in every state."""
 
 AFTER: Mapping[str, State] = {**dict.fromkeys(_SUBS, State.SUBSCRIBED), "CLS": State.CLOSING}
-"""State behind a command that succeeded; one that is not listed changes nothing."""
+"""State after a command that succeeded; a command that is not listed does not change it."""
 
 
 def check_state(verb: str, state: State) -> None:
-    """Raise the fault that a server answers to a command in the wrong state (captured: wrong_state)."""
+    """Raise the error of a command that is not accepted in this state (captured: wrong_state)."""
     taken = TAKEN.get(verb)
     if taken is not None and state not in taken:
         name = "SUB" if verb in _SUBS else verb

@@ -68,7 +68,7 @@ class ServerLimits:
 
 @define
 class ClientSettings:
-    """What a client's IDENTIFY made of its connection; times in seconds."""
+    """Settings of a connection after IDENTIFY; times in seconds."""
 
     client_id: str = ""
     hostname: str = ""
@@ -211,7 +211,7 @@ def _tag(settings: ClientSettings, tag: str) -> None:
 
 
 def _dispatch(settings: ClientSettings, dispatch: str, key_header: str) -> None:
-    """Take the type of dispatch, which the real server does not know: it would ignore both members."""
+    """Set the dispatch type; the real server does not know it and ignores both members."""
     if dispatch and dispatch not in DISPATCH_TYPES:
         raise Fault("E_BAD_BODY", f"IDENTIFY dispatch ({dispatch}) is invalid")
     settings.dispatch, settings.key_header = dispatch, key_header

@@ -1,8 +1,7 @@
-"""Bodies of the publish commands as a server reads them: limits, order of the checks and texts of both generations.
+"""Parse bodies of publish commands with the limits, the order of checks and the error texts of both generations.
 
-A batch (MPUB, MPUB_TRACE, MPUB_EXT) is read item by item straight from the stream, as the servers do it: a bad item is
-answered before the ones behind it are looked at, and what was not read stays in the stream (captured:
-pub_ext_on_plain).
+A batch (MPUB, MPUB_TRACE, MPUB_EXT) is parsed item by item from the stream, as by the servers: an invalid item is
+refused before later ones are received, and their bytes remain in the stream (captured: pub_ext_on_plain).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ __all__ = (
 )
 
 BATCH_VERBS = frozenset((b"MPUB", b"MPUB_TRACE", b"MPUB_EXT"))
-"""Commands that carry many messages."""
+"""Commands with many messages."""
 PUBLISH_VERBS = BATCH_VERBS | {b"PUB", b"PUB_TRACE", b"PUB_EXT", b"DPUB"}
-"""Commands that carry messages."""
+"""Commands with messages."""
 
 _NUMBER = re.compile(r"0*[0-9]{1,20}")
 _I32 = Struct(">i")
@@ -44,12 +43,12 @@ _LENGTH_SIZE = 2
 
 
 class Target(NamedTuple):
-    """What a publish is for, as far as its body is read differently for it.
+    """The topic of a publish, with the settings that affect parsing.
 
     Attributes:
-        topic: name, for the texts of errors.
-        extend: the topic takes JSON headers.
-        lenient: a topic that does not take them drops headers which are all internal (server option
+        topic: its name, for error texts.
+        extend: the topic accepts JSON headers.
+        lenient: a topic without extend support drops headers that are all internal (server option
             allow-ext-compatible).
     """
 
@@ -62,11 +61,11 @@ class PublishItem(NamedTuple):
     """One message of a publish.
 
     Attributes:
-        body: what is to be stored.
+        body: the body to store.
         trace_id: of PUB_TRACE, or of the header's ``##trace_id``.
-        header: JSON header, verbatim.
+        header: JSON header, unchanged.
         version: version of the extend part that is stored.
-        traced: a single publish that is answered with a trace reply.
+        traced: the response has a trace.
     """
 
     body: bytes
@@ -77,7 +76,7 @@ class PublishItem(NamedTuple):
 
 
 def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
-    """Check the announced size of a publish command (both generations), before anything else of its body.
+    """Check the announced size of a publish command, before its body.
 
     Raises:
         Fault: E_BAD_BODY or E_BAD_MESSAGE with the server's text (captured: pub_errors).
@@ -98,7 +97,7 @@ def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
 
 
 def check_room(verb: bytes, size: int) -> None:
-    """Check that a single body can hold a message behind its trace id or header length.
+    """Check that a body has room for a message after its trace id or header length.
 
     The server does so after it has found the topic, and before it reads the body (captured: pub_trace, pub_ext_errors).
 
@@ -118,10 +117,10 @@ def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target
         verb: PUB, PUB_TRACE, PUB_EXT, DPUB or one of the MPUB family.
         body: the body, without the size before it.
         limits: limits of the server.
-        target: where it goes.
+        target: the topic.
 
     Raises:
-        Fault: the server refuses it, with the server's text; some are not fatal.
+        Fault: refused, with the server's text; some errors are not fatal.
     """
     check_publish_size(verb, len(body), limits)
     if verb in BATCH_VERBS:
@@ -138,7 +137,7 @@ def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target
 
 
 def _cut_header(body: bytes) -> bytes:
-    """Return the header of an ext body; the length may lie."""
+    """Return the header of an ext body; its length is checked."""
     stop = _LENGTH_SIZE + _U16.unpack_from(body)[0] if len(body) >= _LENGTH_SIZE else _LENGTH_SIZE
     if len(body) <= stop:
         raise Fault("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
@@ -195,17 +194,17 @@ def _batch_ext(body: bytes, target: Target) -> PublishItem:
 
 
 class BatchReader:
-    """Reads a batch as it arrives: the count, then item by item.
+    """Parse a batch while it is received: the count, then item by item.
 
     Args:
         verb: one of the MPUB family.
         limits: limits of the server.
-        target: where the messages go.
+        target: the topic.
 
     Attributes:
         items: the messages so far.
-        position: where the reading stopped, in the buffer that was read last; behind the item that was refused, too.
-        need: bytes that have to be there from ``position`` on before it can continue; 0 when the batch is complete.
+        position: where parsing stopped in the last buffer; after a refused item, the position behind it.
+        need: bytes required from ``position`` before parsing can continue; 0 if the batch is complete.
     """
 
     __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")
@@ -221,11 +220,11 @@ class BatchReader:
         self.need: int = 4
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
-        """Take what is complete; returns whether the batch is.
+        """Parse the complete items; return whether the batch is complete.
 
         Args:
             data: the buffer.
-            position: where the unread part begins.
+            position: start of the part that is not parsed yet.
 
         Raises:
             Fault: the count or an item is refused, with the server's text.
@@ -241,7 +240,7 @@ class BatchReader:
         return self._left == 0
 
     def check_end(self) -> None:
-        """Raise the fault of a batch that ends before its last item."""
+        """Raise the error of a batch that is cut off."""
         if self._left < 0:
             raise Fault("E_BAD_BODY", "MPUB failed to read message count")
         if self._left and self.need == 4:
@@ -267,7 +266,7 @@ class BatchReader:
         if not 0 < size <= self._limits.max_msg_size:
             self.position += 4
             self._refuse(size)
-        # The servers trust the count; the sum is bounded here so that no client can fill the memory.
+        # servers trust the count; the sum is bounded so that a client cannot fill the memory
         if self._taken + size > self._limits.max_body_size:
             raise Fault("E_BAD_BODY", f"body too big {self._taken + size} > {self._limits.max_body_size}")
         if not self._has(view, 4 + size):

@@ -1,4 +1,4 @@
-"""What a server answers to a bad command."""
+"""The error that a server sends for a command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ("Fault",)
 
 
 class Fault(Exception):
-    """An error that a server role answers with an error frame.
+    """An error that is sent to the client as an error frame.
 
     Attributes:
         code: ``E_…`` word.
-        text: description; the blank before it is sent even when it is empty, as the redesigned server does. None for
-            an error that is the code alone.
-        fatal: the connection is closed behind the frame.
+        text: description; the space before it is sent even if it is empty, as the redesigned server does. None for
+            an error that consists of the code.
+        fatal: the connection is closed after the frame.
     """
 
     def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
@@ -27,5 +27,5 @@ class Fault(Exception):
         return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
 
     def frame(self) -> bytes:
-        """Return the bytes of the error frame; bytes of the client that are no text travel as surrogate escapes."""
+        """Return the bytes of the error frame; surrogate escapes in the text stand for bytes that are not UTF-8."""
         return encode_frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))

@@ -162,6 +162,21 @@ async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Clust
     assert firsts(seen["one"] + seen["two"]) == numbers
 
 
+async def test_key_failover_with_positions(cluster: Cluster, topic: str) -> None:
+    options = quick(queue_position=True)
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=options)
+    seen: list[tuple[bytes, bool]] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.offset >= 0))
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [OutgoingMessage(b"%d" % number, key="k") for number in range(5)])
+    await running(consumer, lambda: eventually(lambda: len(seen) == 5))
+    assert seen == [(b"%d" % number, True) for number in range(5)]
+
+
 async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
     """With headers, tag and trace id or without, alone and in batches."""
     async with Producer(cluster.lookupd) as producer:

@@ -100,7 +100,7 @@ class PartitionOrder:
             self._finished_before.clear()
         if first or owner.moved or self._ordered_by_server:
             self._frontier, self._last_end, self._unseen = -1, -1, 0
-            self._settling = first and not owner.moved
+            self._settling = first and not (owner.moved or self._ordered_by_server)
             return not first
         self._settling = self._frontier < 0
         if not self._settling:

@@ -16,7 +16,7 @@ BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
 _MEMBER = re.compile(r"^    (\w+): ((?:.+\n?)(?:^ {8}.+\n?)*)", re.MULTILINE)
 _SHARES = ("jitter",)
-_SIZES = ("size", "compression_min")
+_SIZES = ("size", "compression_min", "_bytes")
 
 
 def descriptions(documented: type) -> dict[str, str]:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import anyio
 
 from nsqext.client.consumer.handler_signals import check_delay
-from nsqext.errors import InvalidState, MessageNotInFlight
-from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
+from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, ProtocolError
+from nsqext.protocol.client.body_compression import (
+    COMPRESS_HEADER,
+    MAX_UNPACKED,
+    SIZE_HEADER,
+    decompress_body,
+    is_compressed,
+)
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ("Message", "Owner")
+__all__ = ("Message", "Owner", "UnpackBudget")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+T = TypeVar("T")
 
 
 class Owner(Protocol):
@@ -67,6 +77,59 @@ class Owner(Protocol):
         """Return whether the message went back to the server."""
 
 
+class UnpackBudget:
+    """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.
+
+    A body is unpacked when its message is handed out. A message waits while the bytes of others use up the budget; one
+    that is larger than the budget is handed out while no other is unpacked.
+
+    Args:
+        limit: bytes; 0 for no limit.
+
+    Attributes:
+        used: bytes of the messages that were unpacked, are in flight and not answered.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.used: int = 0
+        self._limit = limit
+        self._messages: dict[Message, int] = {}
+        self._freed = anyio.Event()
+
+    def reserve(self, message: Message, size: int) -> bool:
+        """Reserve bytes for a message, or change what it has; returns False if they are not available."""
+        before = self._messages.get(message)
+        if before is None and self._limit and self.used and self.used + size > self._limit:
+            return False
+        self._messages[message] = size
+        self.used += size - (before or 0)
+        return True
+
+    def release(self, message: Message) -> None:
+        """Release the bytes of a message that was answered."""
+        self.used -= self._messages.pop(message, 0)
+        self._freed.set()
+
+    def release_expired(self) -> None:
+        """Release the bytes of messages that are not in flight any more."""
+        for message in [message for message in self._messages if message.received < message.owner.horizon]:
+            self.release(message)
+
+    def holds(self, message: Message) -> bool:
+        """Return whether a message was unpacked, and counts."""
+        return message in self._messages
+
+    def wake(self) -> None:
+        """Wake all waiting tasks."""
+        self._freed.set()
+
+    async def wait(self) -> None:
+        """Wait for the next call of `release` or `wake`; returns at once if there was one since the last wait."""
+        if self._freed.is_set():
+            self._freed = anyio.Event()
+        await self._freed.wait()
+
+
 class Message(RawMessage):
     """A delivered message.
 
@@ -86,14 +149,16 @@ class Message(RawMessage):
         received: when it was received or touched last, on the same clock.
         answered: whether it was finished or requeued.
         owner: the subscription that received it.
+        budget: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies.
     """
 
-    __slots__ = ("_headers", "answered", "delivered", "owner", "received")
+    __slots__ = ("_headers", "answered", "budget", "delivered", "owner", "received")
 
     def __init__(self, owner: Owner) -> None:
         self.owner: Owner = owner
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False
+        self.budget: UnpackBudget | None = None
         self.delivered: float = 0.0
         self.received: float = 0.0
 
@@ -181,7 +246,7 @@ class Message(RawMessage):
             self.owner.finish(self)
         except MessageNotInFlight as error:
             self._lost(error)
-        self.answered = True
+        self.mark_answered()
 
     async def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
         """Requeue it: it will be delivered again, with one attempt more.
@@ -201,7 +266,7 @@ class Message(RawMessage):
             self.owner.requeue(self, delay, backoff=backoff)
         except MessageNotInFlight as error:
             self._lost(error)
-        self.answered = True
+        self.mark_answered()
 
     async def touch(self) -> None:
         """Restart its timeout.
@@ -222,7 +287,7 @@ class Message(RawMessage):
             self.owner.finish(self)
         except MessageNotInFlight as error:
             logger.warning("a handled message will be redelivered: %s", error)
-        self.answered = True
+        self.mark_answered()
 
     def requeue_now(self, delay: float, *, backoff: bool) -> None:
         """Requeue it after its handler raised; log where it is not in flight any more and will be redelivered."""
@@ -230,13 +295,57 @@ class Message(RawMessage):
             self.owner.requeue(self, delay, backoff=backoff)
         except MessageNotInFlight as error:
             logger.warning("a message that was not handled will be redelivered: %s", error)
+        self.mark_answered()
+
+    def mark_answered(self) -> None:
+        """Note that it was finished or requeued."""
         self.answered = True
+        if self.budget is not None:
+            self.budget.release(self)
 
     def renew(self, delivery: Message) -> None:
         """Continue with a later delivery of the same message, in place of one that is not in flight any more."""
         self.owner = delivery.owner
         self.delivered = self.received = delivery.received
         self.attempts = max(self.attempts, delivery.attempts)
+
+    def try_unpack(self) -> bool:
+        """Decompress a compressed body before the message is handed out; returns False if it has to wait for others.
+
+        A body that cannot be decompressed stays as it is, with the headers that say so.
+        """
+        budget = self.budget
+        if budget is None or budget.holds(self):
+            return True
+        if not is_compressed(self._all_headers()):
+            return budget.reserve(self, len(self.body))  # it was handed out before
+        if not budget.reserve(self, self._unpacked_size()):
+            return False
+        try:
+            self.unpack()
+        except (InvalidSetting, ProtocolError) as error:
+            logger.warning("body stays compressed: %s: %r", error, self, extra={"topic": self.topic})
+        budget.reserve(self, len(self.body))
+        return True
+
+    def _unpacked_size(self) -> int:
+        """Return the size that the publisher announced, or the largest one."""
+        size = str(self._all_headers().get(SIZE_HEADER, ""))
+        return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED
+
+    def with_unpacked_body(self, function: Callable[[Message], T]) -> T:
+        """Call a function with this message while its body is decompressed, before the message is handed out."""
+        if self.budget is None:
+            return function(self)
+        body, headers = self.body, self._all_headers()
+        try:
+            self.unpack()
+        except (InvalidSetting, ProtocolError):
+            return function(self)
+        try:
+            return function(self)
+        finally:
+            self.body, self._headers = body, headers
 
     def unpack(self) -> None:
         """Decompress a body that the publishing client compressed, and remove the headers that say so.

@@ -140,6 +140,8 @@ class DeliveryOptions:
         on_lost: the effect of answering a message that is not in flight any more: ``raise`` `MessageNotInFlight`, or
             ``ignore``.
         decompress: restore bodies that the publishing client compressed.
+        max_unpacked_bytes: bytes of restored bodies in flight over all connections; a message whose body does not fit
+            is handed out when others are answered. One message may be larger (up to 64 MiB); 0 for no limit.
         block_warning: an event loop that is blocked for longer is reported; 0 for never.
         redelivery_wait: with ``key``: how long later messages of a key and partition wait for the redelivery of earlier
             ones that timed out or whose connection ended. The time counts while the server can deliver them. Then a
@@ -152,6 +154,7 @@ class DeliveryOptions:
     auto_touch: bool = True
     on_lost: Literal["raise", "ignore"] = "raise"
     decompress: bool = True
+    max_unpacked_bytes: int = 128 << 20
     block_warning: float = 1.0
     redelivery_wait: float = 60.0
     gap_wait: float = 5.0
@@ -160,6 +163,9 @@ class DeliveryOptions:
         if self.on_lost not in ("raise", "ignore"):
             raise InvalidSetting(f"on_lost={self.on_lost!r} is neither 'raise' nor 'ignore'")
         _check_times(self, "block_warning", "redelivery_wait", "gap_wait")
+        size = self.max_unpacked_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise InvalidSetting(f"max_unpacked_bytes={size!r} is not a number of bytes")
 
 
 @frozen

@@ -76,7 +76,9 @@ class ConsumerSession:
             max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
         )
         self.dispatcher: MessageDispatcher = MessageDispatcher(spec, self.flow, self.fail)
-        self.group: SubscriptionGroup = SubscriptionGroup(self.flow, backoff, self.dispatcher.tick, self.events)
+        self.group: SubscriptionGroup = SubscriptionGroup(
+            self.flow, backoff, self.dispatcher.tick, self.events, self.dispatcher.unpack_budget
+        )
         self.subscriber: Subscriber = Subscriber(
             spec, self.group, metadata, self.dispatcher.dispatch, self.fail, self.events
         )
@@ -177,6 +179,7 @@ class ConsumerSession:
             logger.error("the consumer cannot continue: %s", error, extra={"topic": self._topic})
         self.subscriber.started.set()
         self.dispatcher.queue.wake()
+        self.dispatcher.unpack_budget.wake()
         self.ended.set()
 
     def stop(self) -> None:
@@ -225,7 +228,12 @@ class ConsumerSession:
                 await queue.wait()
                 self._given = _clock()
                 continue
-            message = queue.messages.popleft()
+            message = queue.messages[0]
+            if message.budget is not None and message.received >= message.owner.horizon and not message.try_unpack():
+                self.flush()
+                await message.budget.wait()
+                continue
+            del queue.messages[0]
             if message.received >= message.owner.horizon:
                 return message
 

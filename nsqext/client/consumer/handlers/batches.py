@@ -173,7 +173,7 @@ def _finish(messages: Sequence[Message]) -> None:
             except MessageNotInFlight as error:
                 lost = error
             else:
-                message.answered = True
+                message.mark_answered()
     if lost is not None:
         _report_lost(messages, lost)
 
@@ -188,7 +188,7 @@ def _requeue(messages: Sequence[Message], delay: float, *, backoff: bool) -> Non
             except MessageNotInFlight as error:
                 lost = error
             else:
-                message.answered = True
+                message.mark_answered()
     if lost is not None:
         _report_lost(messages, lost)
 
@@ -202,7 +202,7 @@ def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None
             text, topic=error.topic, partition=error.partition, node=error.node, hint="they will be delivered again"
         ) from error
     for message in lost:
-        message.answered = True
+        message.mark_answered()
     logger.info("%s", text, extra={"topic": error.topic})
 
 
@@ -240,6 +240,10 @@ class BatchCollector:
                 taken = queue.take(limits.max_count)
                 if taken or _clock() >= deadline:
                     return taken
+                if messages and (budget := messages[0].budget) is not None:
+                    self._request_more()
+                    with anyio.move_on_after(deadline - _clock()):
+                        await budget.wait()
         return []
 
     async def _wait(self, limits: BatchLimits, deadline: float) -> bool:

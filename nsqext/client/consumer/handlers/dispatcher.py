@@ -12,6 +12,7 @@ from nsqext.client.consumer.handlers.key_lanes import KeyLaneOwner, KeyLanes, ke
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
 from nsqext.client.consumer.handlers.stall import StallWatch
 from nsqext.client.consumer.handlers.workers import Workers
+from nsqext.client.consumer.message import UnpackBudget
 from nsqext.errors import InvalidInput
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import is_text_id
@@ -47,6 +48,7 @@ class MessageDispatcher:
     Attributes:
         queue: what all workers, or the iteration, take messages from; empty with lanes.
         held: messages in flight that no handler runs for.
+        unpack_budget: bounds the unpacked bytes of compressed messages.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class MessageDispatcher:
     ) -> None:
         self.queue: MessageQueue = MessageQueue()
         self.held: HeldMessages = HeldMessages()
+        self.unpack_budget: UnpackBudget = UnpackBudget(spec.options.delivery.max_unpacked_bytes)
         self._unstarted: list[Message] = []
         self._closing = False
         self._topic = spec.topic
@@ -120,6 +123,7 @@ class MessageDispatcher:
         running = self._running()
         self._delays.tick(now)
         held = self.held.unanswered()
+        self.unpack_budget.release_expired()
         lanes = self._lanes
         changed = False
         if lanes is not None:
@@ -183,6 +187,7 @@ class MessageDispatcher:
         """Dispatch no further message; running handlers continue."""
         self._keep_unstarted(self.queue.messages)
         self.queue.stop()
+        self.unpack_budget.wake()
         if self._lanes is not None:
             self._lanes.stop()
 

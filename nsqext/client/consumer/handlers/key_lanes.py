@@ -42,7 +42,7 @@ def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
 
     def read(message: Message) -> bytes:
         try:
-            found = message.header_value(key) if isinstance(key, str) else key(message)
+            found = message.header_value(key) if isinstance(key, str) else message.with_unpacked_body(key)
         except ProtocolError:  # a header that servers refuse to store
             return message.id
         if found is None:
@@ -127,7 +127,7 @@ class KeyLaneOwner:
         for message in messages:
             if not is_lost(message):
                 self.owner.requeue(message, delay, backoff=False)
-                message.answered = True
+                message.mark_answered()
 
     def touch(self, message: Message) -> None:
         """Send TOUCH."""

@@ -35,14 +35,22 @@ class MessageQueue:
             self._wake.set()
 
     def take(self, count: int) -> list[Message]:
-        """Remove up to a number of messages and return those that are in flight."""
+        """Remove up to a number of messages and return those that are in flight, with unpacked bodies.
+
+        Those that do not fit into the budget for unpacked bytes stay.
+        """
         messages = self.messages
         if len(messages) <= count:
             taken = list(messages)
             messages.clear()
         else:
             taken = [messages.popleft() for _ in range(count)]
-        return [message for message in taken if message.received >= message.owner.horizon]
+        taken = [message for message in taken if message.received >= message.owner.horizon]
+        for number, message in enumerate(taken):
+            if message.budget is not None and not message.try_unpack():
+                messages.extendleft(reversed(taken[number:]))
+                return taken[:number]
+        return taken
 
     def stop(self) -> None:
         """Hand out nothing further, and wake all waiting tasks."""

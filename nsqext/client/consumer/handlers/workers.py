@@ -159,6 +159,10 @@ class Workers:
                 self._expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
                 continue
             slot.message = message
+            if message.budget is not None and not await self._unpack(message):
+                self._expired(message)
+                slot.message = None
+                continue
             try:
                 if message.attempts > 1 and attempts_exhausted(message):
                     await self._policy.dead_letter(message, None)
@@ -183,6 +187,13 @@ class Workers:
                 await checkpoint()
                 since = _clock()
             slot.message = None
+
+    async def _unpack(self, message: Message) -> bool:
+        """Decompress a body as soon as the budget allows it; returns False if the message expired meanwhile."""
+        while message.budget is not None and not message.try_unpack():
+            self._flush()
+            await message.budget.wait()
+        return message.received >= message.owner.horizon
 
     async def _work_batches(self, slot: _Slot, handler: BatchHandler, collector: BatchCollector) -> None:
         while messages := await collector.collect(handler.limits):

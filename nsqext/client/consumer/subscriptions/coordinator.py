@@ -11,6 +11,7 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.statistics import ConsumerEvents
     from nsqext.client.consumer.subscriptions.assignment import Key
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -38,6 +39,7 @@ class SubscriptionGroup:
         ticked: called with the time at each tick, and with the seconds by which the tick was late; returns whether
             RDY has to be distributed again.
         events: receives changes of the backoff.
+        unpack_budget: bounds the unpacked bytes of compressed messages.
 
     Attributes:
         live: open subscriptions by their partitions or nodes.
@@ -50,7 +52,9 @@ class SubscriptionGroup:
         backoff: Backoff,
         ticked: Callable[[float, float], bool],
         events: ConsumerEvents,
+        unpack_budget: UnpackBudget,
     ) -> None:
+        self.unpack_budget: UnpackBudget = unpack_budget
         self.live: dict[Key, Subscription] = {}
         self.backoff: Backoff = backoff
         self._flow = flow

@@ -10,13 +10,14 @@ from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight, NsqError, ProtocolError
+from nsqext.errors import InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
@@ -33,7 +34,13 @@ _COMPRESSED = COMPRESS_HEADER.encode()
 
 
 class SubscriptionMonitor(Protocol):
-    """What a subscription reports to, apart from the messages themselves."""
+    """What a subscription reports to, apart from the messages themselves.
+
+    Attributes:
+        unpack_budget: bounds the unpacked bytes of compressed messages.
+    """
+
+    unpack_budget: UnpackBudget
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Note the number and the bytes of the messages of one read, after they were queued."""
@@ -175,7 +182,7 @@ class Subscription:
         now = _clock()
         self.horizon = now - self.msg_timeout
         extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
-        unpack = extend and request.options.delivery.decompress
+        unpack, budget = extend and request.options.delivery.decompress, self._monitor.unpack_budget
         messages: list[Message] = []
         failure: NsqError | None = None
         try:
@@ -186,7 +193,7 @@ class Subscription:
                 if order is not None and not order.takes(message):
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:
-                    _unpack(message)
+                    message.budget = budget
                 messages.append(message)
         except NsqError as error:
             failure = error
@@ -333,11 +340,3 @@ class Subscription:
         self.horizon = float("inf")
         if self._reader is not None:
             self._reader.abort()
-
-
-def _unpack(message: Message) -> None:
-    """Restore a compressed body; a body that cannot be restored stays compressed, with the headers that say so."""
-    try:
-        message.unpack()
-    except (InvalidSetting, ProtocolError) as error:
-        logger.warning("body stays compressed: %s: %r", error, message, extra={"topic": message.topic})

@@ -1,0 +1,155 @@
+"""The bound of unpacked bytes of compressed messages in flight, by counting the bytes of the bodies handed out."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from anyio import create_task_group
+
+from nsqext import Consumer, DeliveryOptions, Message, MessageBatch, OutgoingMessage, Producer
+from nsqext.client.consumer.message import UnpackBudget
+from nsqext.protocol.client.body_compression import compress_body
+from tests.support.consumers import eventually, quick, running
+from tests.support.messages import RecordingOwner, make_message
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+pytestmark = pytest.mark.anyio
+
+SIZE = 1_000_000
+COUNT = 20
+BOUND = 3 * SIZE
+
+
+def compressed(number: int) -> OutgoingMessage:
+    packed = compress_body("gzip", b"%06d" % number + bytes(SIZE - 6))
+    assert packed is not None
+    body, headers = packed
+    return OutgoingMessage(body, headers=headers, key=f"key{number}")
+
+
+async def fill(cluster: Cluster) -> str:
+    """Return a fresh topic with compressed messages."""
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, partitions=2, extend=True, channels=["ch"])
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [compressed(number) for number in range(COUNT)])
+    return topic
+
+
+def unpacking(cluster: Cluster, topic: str, bound: int = BOUND, **members: Any) -> Consumer:
+    options = quick(delivery=DeliveryOptions(max_unpacked_bytes=bound))
+    return Consumer(topic, "ch", lookupd=cluster.lookupd, options=options, **members)
+
+
+class Meter:
+    """Counts the bytes of the bodies that handlers have."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+        self.seen: set[bytes] = set()
+
+    async def hold(self, *messages: Message) -> None:
+        """Hold bodies until no other task can run."""
+        size = sum(len(message.body) for message in messages)
+        self.now += size
+        self.most = max(self.most, self.now)
+        await anyio.sleep(0.02)
+        self.now -= size
+        self.seen |= {message.body[:6] for message in messages}
+
+
+@pytest.mark.parametrize("members", [{}, {"key": "##key"}, {"key": lambda message: message.body[:6]}])
+async def test_handlers_have_no_more_unpacked_bytes_than_the_bound(cluster: Cluster, members: dict[str, Any]) -> None:
+    topic, meter = await fill(cluster), Meter()
+    consumer = unpacking(cluster, topic, concurrency=COUNT, **members)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await meter.hold(message)
+
+    await running(consumer, lambda: eventually(lambda: len(meter.seen) == COUNT, 30.0))
+    assert SIZE < meter.most <= BOUND
+
+
+async def test_batches_have_no_more_unpacked_bytes_than_the_bound(cluster: Cluster) -> None:
+    topic, meter = await fill(cluster), Meter()
+    consumer = unpacking(cluster, topic, concurrency=4)
+
+    @consumer.batch_handler(max_count=COUNT)
+    async def handle(batch: MessageBatch) -> None:
+        await meter.hold(*batch)
+
+    await running(consumer, lambda: eventually(lambda: len(meter.seen) == COUNT, 30.0))
+    assert SIZE < meter.most <= BOUND
+
+
+async def test_iteration_waits_for_answers_while_the_bound_is_reached(cluster: Cluster) -> None:
+    topic = await fill(cluster)
+    async with unpacking(cluster, topic) as consumer:
+        held = [await anext(consumer) for _ in range(3)]
+        assert sum(len(message.body) for message in held) == BOUND
+        with anyio.move_on_after(0.1):
+            await anext(consumer)
+            raise AssertionError("a fourth message was handed out")
+        seen = set()
+        for _ in range(COUNT - 3):
+            await held.pop(0).finish()
+            held.append(await anext(consumer))
+            seen.add(held[-1].body[:6])
+        assert len(seen) == COUNT - 3
+        for message in held:
+            await message.finish()
+
+
+async def test_a_message_above_the_bound_is_handed_out_alone(cluster: Cluster) -> None:
+    topic, meter = await fill(cluster), Meter()
+    consumer = unpacking(cluster, topic, bound=1000, concurrency=COUNT)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        await meter.hold(message)
+
+    await running(consumer, lambda: eventually(lambda: len(meter.seen) == COUNT, 30.0))
+    assert meter.most == SIZE
+
+
+async def test_closing_does_not_wait_for_messages_that_do_not_fit(cluster: Cluster) -> None:
+    topic = await fill(cluster)
+    async with unpacking(cluster, topic, bound=1) as consumer, create_task_group() as tasks:
+        first = await anext(consumer)
+
+        async def wait() -> None:
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer)
+
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        consumer.stop()
+        await first.finish()
+
+
+def test_expired_messages_are_released() -> None:
+    budget, owner = UnpackBudget(10), RecordingOwner()
+    message = make_message(owner)
+    assert budget.reserve(message, 8)
+    assert not budget.reserve(make_message(owner, 2), 8)
+    owner.horizon = 1.0
+    budget.release_expired()
+    assert budget.used == 0
+    assert budget.reserve(make_message(owner, 2), 8)
+
+
+async def test_a_damaged_body_stays_compressed_and_counts_as_it_is() -> None:
+    budget, owner = UnpackBudget(1000), RecordingOwner()
+    message = make_message(owner, body=b"no gzip", headers={"nsq.client.compress": "1", "nsq.msg.size": "900"})
+    message.budget = budget
+    assert message.try_unpack()
+    assert (message.body, budget.used) == (b"no gzip", 7)
+    await message.finish()
+    assert budget.used == 0

@@ -17,7 +17,7 @@ from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting, MessageNo
 from tests.support.consumers import QUICK, eventually, quick, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
 pytestmark = pytest.mark.anyio
 
@@ -133,17 +133,23 @@ async def test_a_failing_key_holds_up_no_other(cluster: Cluster, topic: str) -> 
     assert not [body for body in done if body.startswith(b"a")]
 
 
+def recorder(seen: list[tuple[str, int]]) -> Callable[[Message], Awaitable[None]]:
+    """Return a handler that records key and number."""
+
+    async def handle(message: Message) -> None:
+        seen.append((str(message.key), int(message.body)))
+
+    return handle
+
+
 async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Cluster, topic: str) -> None:
     made, numbers = drafts(400, 60)
     seen: dict[str, list[tuple[str, int]]] = {"one": [], "two": []}
     consumers = []
-    for name in seen:
+    for got in seen.values():
         consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)
 
-        @consumer.handler
-        async def handle(message: Message, name: str = name) -> None:
-            seen[name].append((str(message.key), int(message.body)))
-
+        consumer.handler(recorder(got))
         consumers.append(consumer)
     async with create_task_group() as tasks:
         for consumer in consumers:

@@ -98,13 +98,13 @@ async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster
     def mine(*given: object) -> None:
         """Stand for the handler of a web server."""
 
-    app = App(cluster.lookupd)
+    app = App(cluster.lookupd, consumer_options=QUICK)
 
     async def handle(message: Message) -> None:
         """Do nothing."""
 
     if kind == "app":
-        app.handler(topic, "ch", options=QUICK)(handle)
+        app.handler(topic, "ch")(handle)
         consumer, run, stop = app.consumers[0], app.serve, app.stop
     else:
         consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)

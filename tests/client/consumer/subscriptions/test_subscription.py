@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from nsqext import Consumer, DeliveryOptions
+from nsqext import Consumer, DeliveryOptions, Message
 from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
@@ -148,7 +148,7 @@ async def test_messages_that_a_handler_holds_are_touched() -> None:
             done = anyio.Event()
 
             @subject.handler
-            async def handle(message: object) -> None:
+            async def handle(message: Message) -> None:
                 await done.wait()
 
             async with anyio.create_task_group() as tasks:

@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate spark-cluster spark-long check coverage docs bench clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate spark-cluster spark-long check coverage docs docs-layout release-check bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -27,6 +27,8 @@ help:
 	@echo "make check       lint, types, layering, documentation"
 	@echo "make coverage    run the test suite and print uncovered lines and branches"
 	@echo "make docs        build the documentation into docs/_build/html"
+	@echo "make docs-layout open every page in Chromium at the widths of a phone and a laptop"
+	@echo "make release-check  build, check, and try the wheel on every Python that is found"
 	@echo "make bench       run the benchmarks"
 	@echo "make clean       remove the virtual environments and everything that was built"
 
@@ -74,6 +76,12 @@ docs: $(VENV)/check/.ready
 	$(SPHINX)
 	@echo "open docs/_build/html/index.html"
 
+docs-layout: docs
+	$(VENV)/check/bin/python -m tests.docs_layout docs/_build/html
+
+release-check: $(VENV)/release/.ready
+	$(VENV)/release/bin/python -m tests.release_check
+
 bench: $(VENV)/bench/.ready
 	@test -n "$(wildcard benchmarks/bench_*.py)" || { echo "there is no benchmarks/bench_*.py yet"; exit 1; }
 	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(VENV)/bench/bin/python -m benchmarks.$$(basename $$script .py); done
@@ -84,7 +92,8 @@ clean:
 $(VENV)/demo/.ready: INSTALL = ".[broker,cli]"
 $(VENV)/pipeline/.ready: INSTALL = ".[broker,cli,spark]" --group pipeline
 $(VENV)/test/.ready: INSTALL = ".[all]" --group test --group coverage
-$(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs
+$(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs --group layout --group release
+$(VENV)/release/.ready: INSTALL = "." --group release
 $(VENV)/bench/.ready: INSTALL = ".[broker,cli,spark,speed]" --group bench
 
 $(VENV)/%/.ready: pyproject.toml

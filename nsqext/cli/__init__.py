@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from nsqext.errors import NsqError
 
     try:
-        _typer_app(_chosen(words))(words)
+        _typer_app(_chosen(words))(words, prog_name="nsqext")
     except (NsqError, OSError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

@@ -15,7 +15,7 @@ import orjson
 import typer
 from attrs import define, evolve
 
-from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors import InvalidSetting, NsqError, TopicNotFound
 
 if TYPE_CHECKING:
     from nsqext import Admin, Consumer, Producer
@@ -149,6 +149,16 @@ class Connection:
         self.load()
         quiet = {"delivery_block_warning": 0.0}  # the warning is for programs with handlers of their own
         return Consumer.from_url(topic, channel, self.url, **{**self.given, **quiet, **settings})
+
+    async def has_positions(self, topic: str) -> bool:
+        """Return whether channels of a topic have a start position: on the redesigned NSQ, found through lookup."""
+        if not self.load().lookupd:
+            return False
+        async with self.admin() as admin:
+            try:
+                return (await admin.topic(topic)).generation == "ha"
+            except TopicNotFound:
+                return False
 
     @property
     def for_people(self) -> bool:

@@ -51,9 +51,15 @@ def run(
     oldest stored message; on the original one with the next message.
     """
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
-    settings: dict[str, Any] = {"max_in_flight": 2 * batch, "start": Position.earliest()}
-    consumer = connection.consumer(topic, channel, **settings)
-    perform(lambda: _record(connection, consumer, files, batch, linger, until_end=until_end))
+
+    async def act() -> None:
+        settings: dict[str, Any] = {"max_in_flight": 2 * batch}
+        if await connection.has_positions(topic):
+            settings["start"] = Position.earliest()
+        consumer = connection.consumer(topic, channel, **settings)
+        await _record(connection, consumer, files, batch, linger, until_end=until_end)
+
+    perform(act)
 
 
 async def _record(

@@ -211,12 +211,16 @@ def run(
         settings["partitions"] = tuple(partition)
     if start is not None:
         settings["start"] = parse_position(start)
-    elif wanted.since is not None and channel is None:
-        settings["start"] = parse_position(f"timestamp:{wanted.since // 1_000_000_000}")
-    name = channel or f"tail_{token_hex(4)}#ephemeral"
-    consumer = connection.consumer(topic, name, **settings)
     show = _printer(connection, raw, template)
-    perform(lambda: _follow(connection, consumer, wanted, show, count, until_end=until_end))
+
+    async def act() -> None:
+        name = channel or f"tail_{token_hex(4)}#ephemeral"
+        if wanted.since is not None and name != channel and start is None and await connection.has_positions(topic):
+            settings["start"] = parse_position(f"timestamp:{wanted.since // 1_000_000_000}")
+        consumer = connection.consumer(topic, name, **settings)
+        await _follow(connection, consumer, wanted, show, count, until_end=until_end)
+
+    perform(act)
 
 
 async def _follow(

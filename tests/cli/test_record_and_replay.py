@@ -65,6 +65,18 @@ def test_messages_are_recorded_and_replayed(cluster: Cluster, tmp_path: Path) ->
     assert found[None]["body_base64"] == "/w=="
 
 
+def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) -> None:
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        where = ("--lookupd", cluster.lookupd[0])
+        lines("topic", "create", "orders", "--channel", "record", *where)
+        lines("pub", "orders", "one", *where)
+        assert lines("record", "orders", "--to", str(tmp_path), "--until-end", *where)[0]["recorded"] == 1
+        (done,) = lines("replay", str(tmp_path), "--speed", "0", *where)
+        assert done["replayed"] == 1
+        (found,) = lines("tail", "orders", "--channel", "record", "--since", "1h", "--until-end", *where)
+    assert found["body"] == "one"
+
+
 def test_a_killed_recorder_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     topic = make_topic(cluster, "record")
     publish(cluster, topic, COUNT)

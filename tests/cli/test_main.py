@@ -1,0 +1,70 @@
+"""The program: what it imports, completion, unknown commands, missing extras."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsqext.cli import COMMANDS, main
+from tests.support.command_line import environment, run
+
+_LOADED = """
+import json, sys
+from nsqext.cli import main
+
+try:
+    main(["--help"])
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_the_list_of_commands_imports_neither_commands_nor_clients() -> None:
+    program = [sys.executable, "-c", _LOADED]
+    done = subprocess.run(program, env=environment(), capture_output=True, check=False, timeout=50)
+    loaded = json.loads(done.stderr)
+    assert done.returncode == 0
+    assert [name for name in loaded if name.startswith("nsqext.cli.")] == []
+    assert not {"nsqext.client", "nsqext.lookup.client", "nsqext.broker", "httpx", "anyio", "asyncio"} & set(loaded)
+    assert all(name in done.stdout.decode() for name in COMMANDS)
+
+
+def test_an_unknown_command() -> None:
+    done = run("topics")
+    assert (done.returncode, b"topics" in done.stderr) == (2, True)
+
+
+def test_completion_of_commands_and_options() -> None:
+    shell = {"_NSQEXT_COMPLETE": "complete_bash"}
+    names = run(**shell, COMP_WORDS="nsqext ", COMP_CWORD="1").stdout.decode().split()
+    assert set(COMMANDS) <= set(names)
+    assert "Usage:" not in names
+    groups = run(**shell, COMP_WORDS="nsqext channel se", COMP_CWORD="2").stdout.decode().split()
+    assert groups == ["seek"]
+    options = run(**shell, COMP_WORDS="nsqext tail orders --until", COMP_CWORD="3").stdout.decode().split()
+    assert options == ["--until-end", "--until"]
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as end:
+        main(["topic", "list"])
+    assert end.value.code == 2
+    assert "this command needs typer: pip install 'nsqext[cli]'" in capsys.readouterr().err
+
+
+def test_a_missing_extra_of_one_command_is_named(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('No module named uvicorn', name='uvicorn')")
+    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError('No module named starlette', name='starlette')")
+    done = run("bench", "--count", "1", PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
+    assert (done.returncode, b"pip install 'nsqext[broker]'" in done.stderr) == (2, True), done.stderr
+
+
+def test_errors_with_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["topic", "list", "--url", "nsq://h?\x1b[2J=1"])
+    assert "\x1b" not in capsys.readouterr().err

@@ -38,15 +38,17 @@ def test_an_unknown_command() -> None:
     assert (done.returncode, b"topics" in done.stderr) == (2, True)
 
 
+def complete(line: str) -> list[str]:
+    """Return what the shell is offered at the end of a command line."""
+    number = str(len(line.split(" ")) - 1)
+    done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number)
+    return done.stdout.decode().split()
+
+
 def test_completion_of_commands_and_options() -> None:
-    shell = {"_NSQEXT_COMPLETE": "complete_bash"}
-    names = run(**shell, COMP_WORDS="nsqext ", COMP_CWORD="1").stdout.decode().split()
-    assert set(COMMANDS) <= set(names)
-    assert "Usage:" not in names
-    groups = run(**shell, COMP_WORDS="nsqext channel se", COMP_CWORD="2").stdout.decode().split()
-    assert groups == ["seek"]
-    options = run(**shell, COMP_WORDS="nsqext tail orders --until", COMP_CWORD="3").stdout.decode().split()
-    assert options == ["--until-end", "--until"]
+    assert set(COMMANDS) == set(complete("nsqext "))
+    assert complete("nsqext channel se") == ["seek"]
+    assert complete("nsqext tail orders --until") == ["--until-end", "--until"]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Send every fifth order to the new version of a service, by tag, and the rest to the old one.
 
-Two consumers share the channel ``billing``: one asks for the tag ``canary``, the other for none. Runs on a cluster of
+Two consumers share the channel ``billing``: one with the tag ``canary``, one without a tag. Runs on a cluster of
 its own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend support and a channel
 ``billing`` that no other program consumes at the moment.
 """
@@ -30,7 +30,7 @@ async def collect(consumer: nsqext.Consumer, run: str, into: list[str | None], w
 
 
 async def canary(lookupd: str | list[str]) -> bool:
-    """Publish the orders, consume them in both versions, tell whether each version got its own."""
+    """Publish the orders, consume them in both versions, report whether each version received its own."""
     run = uuid4().hex
     tags = ["canary" if number % 5 == 0 else None for number in range(ORDERS)]
     old: list[str | None] = []

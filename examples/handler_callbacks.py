@@ -1,4 +1,4 @@
-"""Consume with a handler: returning finishes a message, raising brings it back.
+"""Consume with a handler: returning finishes a message, raising requeues it.
 
 Publishes ten orders. The handler fails once on the fourth, which is then redelivered. Runs on a cluster
 of its own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend support and a
@@ -20,7 +20,7 @@ ORDERS = 10
 
 async def consume(lookupd: str | list[str]) -> None:
     """Publish the orders and handle them until all are done."""
-    run = uuid4().hex  # tells our orders from those of an earlier run
+    run = uuid4().hex  # separates these orders from those of an earlier run
     done: set[bytes] = set()
     all_done = anyio.Event()
     consumer = nsqext.Consumer("orders", "billing", lookupd=lookupd)

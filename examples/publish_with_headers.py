@@ -1,4 +1,4 @@
-"""Publish one message with headers, a tag and a trace id, and print what the receipt tells.
+"""Publish one message with headers, a tag and a trace id, and print the receipt.
 
 Runs on a cluster of its own. With ``--lookupd HOST:PORT`` it uses that one, which needs a topic ``orders`` with extend
 support and at least one channel.

@@ -14,7 +14,7 @@ from nsqext.types import Address
 __all__ = ("ListenError", "Ports", "listen", "listen_early", "peer_name", "split_address")
 
 make_socket = socket.socket
-"""Seam: the simulation of `nsqext.testing` puts sockets in memory in its place."""
+"""Makes a socket; the simulation of `nsqext.testing` replaces it by one in memory."""
 
 _LAST_PORT = 65535
 _BACKLOG = 1024

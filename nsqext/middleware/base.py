@@ -35,7 +35,7 @@ class Publishing:
         topic: name of the topic.
         messages: the messages; a middleware may replace them, for example to add headers.
         batch: whether `nsqext.Producer.publish_many` was called.
-        key: key for all messages of a batch that have none.
+        key: key for all messages of a batch without a key of their own.
         partition: the partition that the caller chose.
         delay: seconds until the message is delivered; original NSQ only.
         receipts: where the messages were stored; empty before.

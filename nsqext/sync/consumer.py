@@ -15,6 +15,7 @@ import anyio
 
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
+from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.tasks import takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.loop import Opened, shared_loop
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.handlers.batches import MessageBatches
-    from nsqext.client.consumer.message import Message as AsyncMessage
     from nsqext.client.consumer.options import ConsumerOptions, KeyOf
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Consumer",)
 
-H = TypeVar("H", bound=Callable[[Message], object])
+H = TypeVar("H", bound=Callable[..., object])
 B = TypeVar("B", bound=Callable[[MessageBatch], object])
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -50,11 +50,11 @@ class Consumer(Opened):
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
             `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: messages with this tag come here rather than to consumers without it, and no others do; on topics without
-            extend support all messages come.
-        max_in_flight: messages that may be here unanswered, over all connections.
+        tag: receive the messages with this tag, which consumers without it do not receive then, and no others; on
+            topics without extend support all messages are received.
+        max_in_flight: messages that may be received and not answered, over all connections.
         concurrency: handlers that run at the same time, each in a thread of its own.
-        options: everything else. A function that takes dead letters is a coroutine function here, too.
+        options: everything else. A function for dead letters is a coroutine function, too.
         key: overrides ``options.key``.
         dispatch: overrides ``options.dispatch``.
 
@@ -132,6 +132,8 @@ class Consumer(Opened):
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
         """Decorator: let a function handle the messages, in worker threads.
 
+        It receives the message, or what its annotations ask for, such as the decoded body; see `nsqext.app`.
+
         When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
         requeued, see `nsqext.Consumer.handler`.
 
@@ -147,9 +149,11 @@ class Consumer(Opened):
         def register(function: H) -> H:
             in_thread = self._in_thread(function)
 
-            @functools.wraps(function)
-            async def handle(message: AsyncMessage) -> None:
-                await in_thread(Message(message, self._opened_portal()))
+            @functools.wraps(function)  # its annotations say what it receives
+            async def handle(*arguments: object, **named: object) -> None:
+                await in_thread(
+                    *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
+                )
 
             self._consumer.handler(auto_finish=auto_finish)(handle)
             return function
@@ -177,19 +181,24 @@ class Consumer(Opened):
 
         return register
 
-    def _in_thread(self, function: Callable[[Any], object]) -> Callable[[object], Coroutine[Any, Any, None]]:
+    def _blocking(self, argument: object) -> object:
+        """Return an argument of a handler, a message as the blocking one."""
+        return Message(argument, self._opened_portal()) if isinstance(argument, AsyncMessage) else argument
+
+    def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
         """Return what calls a handler in a worker thread."""
         call = type(function).__call__
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
         limiter: list[anyio.CapacityLimiter] = []
 
-        async def handle(given: object) -> None:
+        async def handle(*arguments: object, **named: object) -> None:
             if not limiter:
                 # the workers of the consumer limit how many there are
                 limiter.append(anyio.CapacityLimiter(float("inf")))
             # a thread cannot be cancelled: one that outlives `close_timeout` is abandoned
-            await anyio.to_thread.run_sync(function, given, abandon_on_cancel=True, limiter=limiter[0])
+            call = functools.partial(function, *arguments, **named)
+            await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter[0])
 
         return handle
 
@@ -248,7 +257,7 @@ class Consumer(Opened):
         if portal is None:
             self._consumer.stop()
             return
-        # it has ended by itself where the loop takes nothing more
+        # RuntimeError: the loop has ended, and the consumer with it
         with suppress(RuntimeError):
             portal.start_task_soon(self._consumer.stop)
 
@@ -262,12 +271,12 @@ class Consumer(Opened):
 
     @property
     def paused(self) -> bool:
-        """Whether no further messages are asked for."""
+        """Whether no further messages are requested."""
         return self._consumer.paused
 
     @property
     def max_in_flight(self) -> int:
-        """Messages that may be here unanswered, over all connections; may be changed."""
+        """Messages that may be received and not answered, over all connections; may be changed at any time."""
         return self._consumer.max_in_flight
 
     @max_in_flight.setter
@@ -291,7 +300,7 @@ class Consumer(Opened):
         return self._consumer.on_event(callback)
 
     def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
-        """Let the channel read on from a place, for all its consumers; see `nsqext.Consumer.seek`."""
+        """Move the channel to a position, for all its consumers; see `nsqext.Consumer.seek`."""
         self._run(self._consumer.seek, position, partitions)
 
     def start(self) -> Self:
@@ -334,7 +343,7 @@ class Consumer(Opened):
         Raises:
             StopIteration: the consumer was stopped.
             InvalidState: the consumer is not open.
-            NsqError: nothing further will come.
+            NsqError: the consumer cannot continue.
         """
         try:
             message = self._run(self._consumer.__anext__)

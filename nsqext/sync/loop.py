@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SharedLoop:
-    """The event loop of all who have entered it: it is started for the first and ended after the last.
+    """The event loop of all open objects: started for the first one and ended after the last one.
 
     Attributes:
         left_behind: ways to loops whose threads stayed in the parent when this process was forked; they never answer.
@@ -37,7 +37,7 @@ class SharedLoop:
         portal, self._portal = self._portal, None
         if portal is not None:
             self.left_behind = (*self.left_behind, portal)
-            # what cleans up behind it, at the end of the interpreter at the latest, would wait for ever
+            # the cleanup at the end of the interpreter would wait for that thread without end
             vars(portal)["start_task_soon"] = _refuse
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
@@ -84,7 +84,7 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
         future: Future[T] = portal.start_task_soon(function, *args)
     except RuntimeError as error:
         raise InvalidState(
-            f"the {what} cannot be used here: {error}",
+            f"the {what} cannot be used: {error}",
             hint="it was closed, or this is its event loop's thread, which must not wait",
         ) from error
     try:

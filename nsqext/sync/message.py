@@ -1,4 +1,4 @@
-"""A message in the hands of a blocking consumer."""
+"""Messages and batches of a blocking consumer."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class Message:
 
     @property
     def offset(self) -> int:
-        """Byte offset in the partition's queue; -1 where the subscription does not tell."""
+        """Byte offset in the partition's queue; -1 where the subscription does not report it."""
         return self._message.offset
 
     @property
     def size(self) -> int:
-        """Bytes of its record in the queue; 0 where the subscription does not tell."""
+        """Bytes of its record in the queue; 0 where the subscription does not report it."""
         return self._message.size
 
     @property
@@ -122,7 +122,7 @@ class Message:
 
     @property
     def expired(self) -> bool:
-        """Whether it is not in flight any more: its timeout has passed, or its connection ended. It is redelivered."""
+        """Whether it is not in flight any more, after its timeout or the end of its connection. It is redelivered."""
         return self._message.expired
 
     def finish(self) -> None:
@@ -133,7 +133,7 @@ class Message:
         """Give it back: it will be delivered again, with one attempt more.
 
         Args:
-            delay: seconds until then; servers take up to three days, and ordered channels none.
+            delay: seconds until then, up to three days; ordered channels ignore it.
             backoff: slow the consumer down, as a handler that raises does.
 
         Errors are those of `nsqext.Message.requeue`.

@@ -27,18 +27,18 @@ __all__ = ("Batcher", "Producer")
 class Producer(Opened):
     """Publishes messages to the leaders of their partitions; see `nsqext.Producer`.
 
-    Use it as a context manager; leaving the block waits for what is being published and closes the connections. One
+    Use it as a context manager; leaving the block waits for pending publishes and closes the connections. One
     producer serves any number of topics and threads.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that others use as well.
+            `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
         connect: connect to all nodes in `start`; ``options.connect`` by default.
         options: everything else.
 
     Raises:
-        InvalidSetting: neither or both kinds of addresses, or an address that is none.
+        InvalidSetting: neither or both kinds of addresses, or an invalid address.
     """
 
     _what = "producer"
@@ -198,7 +198,7 @@ class Batcher(Opened):
         return self._batcher.pending
 
     def add(self, message: bytes | OutgoingMessage) -> None:
-        """Take a message; returns when there is room for it, which is before it is stored.
+        """Add a message; returns when the batcher accepts it, before it is stored.
 
         Errors are those of `nsqext.Batcher.add`.
         """

@@ -12,7 +12,9 @@ import pytest
 
 import nsqext
 from nsqext import BackoffOptions, ConsumerOptions, FailureOptions, Position, sync
+from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
 from nsqext.errors import InvalidSetting, InvalidState
+from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -166,7 +168,7 @@ def test_a_handler_that_does_not_end_is_left_behind(cluster: Cluster, topic: str
     consumer.run()
     release.set()
     assert ended.wait(10)
-    assert "cannot be used here" in str(late[0])
+    assert "the consumer cannot be used" in str(late[0])
 
 
 def test_what_cannot_be(cluster: Cluster) -> None:
@@ -299,3 +301,47 @@ def test_a_message_is_finished_by_another_thread_after_its_handler(cluster: Clus
         closing.result(10)
     with make(cluster, topic) as other:
         assert len(other.fetch(1, 0.2)) == 0
+
+
+def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, topic: str) -> None:
+    consumer = make(cluster, topic)
+    received = threading.Event()
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        received.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(consumer.start).result()
+    fill(cluster, topic, 1)
+    assert received.wait(10)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(consumer.close).result()
+    consumer.close()
+
+
+def test_handlers_receive_what_their_annotations_ask_for(cluster: Cluster, topic: str) -> None:
+    consumer = make(cluster, topic)
+    found: list[object] = []
+
+    def takes_message(message: object) -> None:
+        found.append(type(message))
+
+    takes_message.__annotations__["message"] = sync.Message  # a module without 'from __future__ import annotations'
+
+    @consumer.handler
+    def handle(numbers: list[int], message: sync.Message, *, key: Key) -> None:
+        found.extend((numbers, type(message), message.attempts, key))
+        consumer.stop()
+
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(topic, b"[1, 2]", key="k")
+    consumer.run()
+    assert found == [[1, 2], sync.Message, 1, "k"]
+    plain = make(cluster, topic)
+    plain.handler(takes_message)
+
+    with sync.Producer(cluster.lookupd) as producer, plain:
+        producer.publish(topic, b"x")
+        eventually(lambda: len(found) == 5, seconds=10.0)
+    assert found[-1] is sync.Message

@@ -226,7 +226,14 @@ def message_handler(function: Callable[..., Awaitable[object]], failure: Failure
 def _is_message(annotation: object) -> bool:
     if isinstance(annotation, str):  # possibly imported for type checkers only
         return annotation.rpartition(".")[2] == "Message"
-    return annotation in (inspect.Parameter.empty, Message)
+    if annotation is inspect.Parameter.empty:
+        return True
+    # the blocking one is a class of its own
+    return isinstance(annotation, type) and annotation.__name__ == "Message" and _in_package(annotation.__module__)
+
+
+def _in_package(module: str) -> bool:
+    return module.partition(".")[0] == _PACKAGE
 
 
 class _Planner:
@@ -312,7 +319,7 @@ class _Planner:
 
 def _local_names(frame: FrameType | None) -> dict[str, Any]:
     """Return the names that are visible where the handler is defined, the innermost ones first."""
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE:
+    while frame is not None and _in_package(str(frame.f_globals.get("__name__", ""))):
         frame = frame.f_back
     return dict(frame.f_locals) if frame is not None else {}
 

@@ -24,7 +24,7 @@ NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
 MOST_TURNS = 200_000
 """A schedule takes 10,000 to 20,000."""
-OPTIONS = FaultOptions(count=(0, 12))
+OPTIONS = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
 
 
 @frozen

@@ -154,7 +154,7 @@ def unbounded_waits(history: History) -> Iterator[str]:
     for publish in history.publishes:
         if publish.outcome == "pending":
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s never ended"
-        elif publish.outcome != "killed" and publish.end - publish.begin > history.timeout + 2:
+        elif publish.outcome != "killed" and publish.end - publish.begin > history.timeout + history.paused + 2:
             yield f"{publish.body!r}: the publish took {publish.end - publish.begin:.3f} s"
         elif history.healed is not None and publish.begin > history.healed + _SETTLE and publish.outcome != "stored":
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s, after all faults, failed: {publish.error}"

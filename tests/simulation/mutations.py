@@ -71,10 +71,6 @@ def _give_up_without_doubt(right: Any, self: Any, reason: str, in_doubt: bool = 
     return right(self, reason, False)
 
 
-async def _do_nothing_async(right: Any, *args: Any, **settings: Any) -> None:
-    """Stand for a coroutine function that is never called."""
-
-
 async def _ignore_failure(right: Any, self: Any, message: Any, error: Exception) -> None:
     """Finish a message whose handler raised."""
     if not message.answered:
@@ -114,28 +110,6 @@ def _forget_in_flight(right: Any, self: Any, client: Any) -> None:
         self._in_flight.remove(delivery.entry.record.internal_id)
 
 
-def _elect_any(right: Any, state: Any, alive: Any) -> Any:
-    """Choose a replica that is not in sync."""
-    return next((node for node in reversed(state.replicas) if node in alive), None)
-
-
-def _copy_but_last(right: Any, source: Any, target: Any, most: int = 1000) -> bool:
-    """Leave out the last record of a follower that lacks several."""
-    done = right(source, target, most)
-    if done and target.log.end_count > 1 and random.random() < 0.5:
-        last = target.log.at(target.log.end_count)
-        if last is not None:
-            target.truncate(last.offset)
-    return bool(done)
-
-
-def _hand_over_nothing_delayed(right: Any, old: Any, new: Any) -> None:
-    """Forget requeued messages with a delay when the leader moves."""
-    for channel in old.channels.values():
-        channel.cursor.delayed.messages.clear()
-    right(old, new)
-
-
 def _acknowledge_too_far(right: Any, old: Any, new: Any) -> None:
     """Skip what is in flight when the leader moves."""
     right(old, new)
@@ -160,6 +134,39 @@ def _no_order(right: Any, self: Any, message: Any) -> Any:
 def _drop_received(right: Any, self: Any, frames: list[bytes]) -> None:
     """Lose a message that was received: it is neither handled nor requeued."""
     right(self, frames[1:] if len(frames) > 1 else frames)
+
+
+def _elect_any(right: Any, coordinator: Any, replicas: Any) -> bool:
+    """Choose a replica that is not in sync."""
+    for name in reversed(replicas.state.replicas):
+        if coordinator.reachable(name):
+            coordinator.elect(replicas, name)
+            return True
+    return False
+
+
+def _skip_follower(right: Any, self: Any, name: str, target: Any, stored: Any) -> None:
+    """Count a follower as complete without a copy."""
+
+
+def _requeue_as_finish(right: Any, self: Any, subscriber: Any, internal_id: int, delay: float) -> None:
+    self.finish(subscriber, internal_id)
+
+
+def _store_twice(right: Any, self: Any, messages: Any) -> Any:
+    right(self, messages)
+    return right(self, messages)
+
+
+def _refusal_as_answer(right: Any, self: Any, error: Any) -> None:
+    """Take the refusal of a publish for its acknowledgement."""
+    if self._pending and type(error).__name__.startswith(("FailedOnNot", "NotLeader", "NotWritable", "Pub")):
+        reply = self._pending.popleft()
+        reply.data = b"OK"
+        if reply.wake is not None:
+            reply.wake()
+        return
+    right(self, error)
 
 
 _CLIENT = "nsqext.client"
@@ -202,11 +209,6 @@ _ALL = (
         _always(_ends_without_sign),
     ),
     Mutation(
-        "the producer does not refresh lookup",
-        f"{_CLIENT}.producer.routing:Router.refresh",
-        _always(_do_nothing_async),
-    ),
-    Mutation(
         "receipts name another message",
         f"{_CLIENT}.producer.request:read_receipt",
         _always(_other_receipt),
@@ -243,23 +245,43 @@ _ALL = (
     ),
     Mutation(
         "any replica is elected",
-        f"{_BROKER}.coordinator.policy:candidate",
+        f"{_BROKER}.coordinator.membership:_elect",
         _always(_elect_any),
     ),
     Mutation(
-        "a follower that catches up lacks the last record",
-        f"{_BROKER}.coordinator.coordinator:copy_records",
-        _always(_copy_but_last),
+        "followers count as complete without a copy",
+        f"{_BROKER}.coordinator.replication:ReplicaSet._push_to",
+        _sometimes(0.3, _skip_follower),
     ),
     Mutation(
-        "followers keep records that their leader lacks",
-        f"{_BROKER}.coordinator.replication:cut_tail",
-        _always(lambda right, source, target: None),
+        "REQ is taken for FIN",
+        f"{_BROKER}.engine.channel.channel:Channel.requeue",
+        _always(_requeue_as_finish),
     ),
     Mutation(
-        "delayed messages are lost when the leader moves",
-        f"{_BROKER}.coordinator.coordinator:hand_over_channels",
-        _always(_hand_over_nothing_delayed),
+        "messages that time out are lost",
+        f"{_BROKER}.engine.channel.in_flight:InFlight.pop_due",
+        _always(lambda right, self, now: []),
+    ),
+    Mutation(
+        "a message in fifty is stored twice",
+        f"{_BROKER}.engine.partition:Partition.put",
+        _sometimes(0.02, _store_twice),
+    ),
+    Mutation(
+        "ordered channels deliver without order",
+        f"{_BROKER}.engine.channel.channel:Channel.ordered",
+        lambda right: property(lambda self: False),
+    ),
+    Mutation(
+        "closed connections keep their sockets",
+        "nsqext.transport.connection:Connection.close",
+        _always(lambda right, self: None),
+    ),
+    Mutation(
+        "a refused publish counts as stored",
+        "nsqext.protocol.client.client_protocol:ClientProtocol._receive_error",
+        _always(_refusal_as_answer),
     ),
     Mutation(
         "a new leader skips what was in flight",

@@ -77,6 +77,7 @@ class Schedule:
                 tasks.start_soon(self._come_and_go)
                 async with world.inject_faults():
                     began = world.now
+                    history.paused = sum(fault.seconds for fault in world.faults if fault.kind == "pause")
                     history.disturbances += [
                         (began + fault.at, began + fault.at + fault.seconds) for fault in world.faults
                     ]

@@ -155,9 +155,16 @@ async def _slow_node(at: Injector, fault: Fault) -> End:
 
 
 async def _cut(at: Injector, fault: Fault) -> End:
-    for sock in at.network.connections(fault.target):
-        if at.random_of(fault).random() < 0.2 + fault.chance:
-            at.network.cut(sock)
+    """Cut connections of a node, several times."""
+    network, random = at.network, at.random_of(fault)
+
+    def cut(share: float) -> None:
+        for sock in network.connections(fault.target):
+            if random.random() < share:
+                network.cut(sock)
+
+    for _ in range(random.randint(1, 10)):
+        network.call_at(network.now + random.uniform(0.0, fault.seconds), cut, 0.1 + 0.9 * fault.chance)
     return None
 
 

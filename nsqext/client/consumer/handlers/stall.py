@@ -1,8 +1,9 @@
-"""Notices that the event loop was blocked, and names what did it."""
+"""Report an event loop that was blocked, and the handlers that ran meanwhile."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,13 +13,16 @@ __all__ = ("StallWatch",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
+_MOST_NAMED = 3
+"""Messages that a report names, at most."""
+
 
 class StallWatch:
-    """Puts together two observations: a timer that was late, and handlers that took as long.
+    """Compares the delay of a timer with the durations of handlers.
 
     Args:
-        limit: seconds of lateness that are reported; 0 for none.
-        name: what the handlers are called.
+        limit: seconds of delay that are reported; 0 for never.
+        name: what handles the messages, for the log.
     """
 
     __slots__ = ("_limit", "_name", "_slow")
@@ -28,31 +32,39 @@ class StallWatch:
         self._name = name
         self._slow: list[tuple[float, str]] = []
 
-    def took(self, message: Message, seconds: float) -> None:
-        """Note a handler that has just returned and took long, for whatever reason."""
+    def took(self, messages: Sequence[Message], seconds: float) -> None:
+        """Note how long the handler of one message, or of a batch, took."""
         if self._limit and seconds > self._limit / 2:
-            self._slow.append((seconds, repr(message)))
+            self._slow.append((seconds, _names(messages)))
 
-    def tick(self, late: float, running: list[Message], topic: str) -> None:
-        """Note how many seconds too late the timer was.
+    def tick(self, late: float, running: Sequence[Message], topic: str) -> None:
+        """Report the delay of the timer if it is above the limit.
 
         Args:
-            late: seconds.
+            late: the delay, in seconds.
             running: messages whose handlers run.
             topic: for the log.
         """
         slow, self._slow = self._slow, []
         if not self._limit or late < self._limit:
             return
-        culprits = [text for seconds, text in slow if seconds > late / 2] or [repr(message) for message in running]
-        if culprits:
-            who = f"{self._name} was handling {', '.join(culprits)}"
+        handled = [text for seconds, text in slow if seconds > late / 2][:_MOST_NAMED]
+        if not handled and running:
+            handled = [_names(running)]
+        if handled:
+            reason = f"{self._name} was handling {', '.join(handled)}"
         else:
-            who = "no handler of this consumer was running"
+            reason = "no handler of this consumer was running"
         logger.warning(
             "the event loop was blocked for %.1f s; %s; heartbeats cannot be answered meanwhile: "
             "give blocking work to a thread (anyio.to_thread.run_sync)",
             late,
-            who,
+            reason,
             extra={"topic": topic, "seconds": late},
         )
+
+
+def _names(messages: Sequence[Message]) -> str:
+    named = ", ".join(map(repr, messages[:_MOST_NAMED]))
+    further = len(messages) - _MOST_NAMED
+    return f"{named} and {further} further messages" if further > 0 else named

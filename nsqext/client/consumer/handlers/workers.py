@@ -182,7 +182,7 @@ class Workers:
                         self._held.add((message,))
             now = _clock()
             if now - since > _SLICE:
-                self._stall.took(message, now - since)
+                self._stall.took((message,), now - since)
                 self._flush()
                 await checkpoint()
                 since = _clock()
@@ -202,7 +202,7 @@ class Workers:
             if slot.batch:
                 since = _clock()
                 await self._handle_batch(slot, handler, MessageBatch(slot.batch))
-                self._stall.took(slot.batch[0], _clock() - since)
+                self._stall.took(slot.batch, _clock() - since)
             slot.batch = ()
 
     async def _without_exhausted(self, messages: list[Message]) -> list[Message]:

@@ -61,7 +61,7 @@ async def test_headers_are_left_behind_where_it_does_not(caplog: pytest.LogCaptu
         assert "cannot be replayed" in caplog.text
 
 
-async def test_the_original_gets_the_body_alone() -> None:
+async def test_a_dead_letter_of_the_original_nsq_has_the_body_alone() -> None:
     async with scripted_node(obey(), granted=PLAIN) as node:
         await bury(make_message(RecordingOwner(), trace_id=7), node)
         assert sent(node) == [(b"PUB", b"body")]

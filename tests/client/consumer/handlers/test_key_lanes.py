@@ -367,7 +367,7 @@ def test_lanes_divide_the_keys_of_one_consumer_evenly() -> None:
 
 
 @pytest.mark.anyio
-async def test_after_the_stop_nothing_comes_back() -> None:
+async def test_no_message_is_handed_out_after_the_stop() -> None:
     bench = Bench(1)
     (first,) = bench.put("a1")
     bench.take(first)

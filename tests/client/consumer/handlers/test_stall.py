@@ -1,4 +1,4 @@
-"""Noticing that the event loop was blocked."""
+"""Reports of a blocked event loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.machine_pauses import PauseWatch
 from tests.support.messages import RecordingOwner, make_message
 
 
-def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_took_as_long_as_the_delay_is_named(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(1.0, "the handler work")
-    watch.took(make_message(RecordingOwner(), 1), 2.9)
-    watch.took(make_message(RecordingOwner(), 2), 0.6)
+    watch.took([make_message(RecordingOwner(), 1)], 2.9)
+    watch.took([make_message(RecordingOwner(), 2)], 0.6)
     watch.tick(3.0, [make_message(RecordingOwner(), 3)], "t")
     (record,) = caplog.records
     assert "blocked for 3.0 s; the handler work was handling <Message t[3] id=0000000000000001" in record.message
@@ -27,7 +27,7 @@ def test_who_took_as_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert record.__dict__["seconds"] == 3.0
 
 
-def test_a_handler_that_is_still_at_work_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_running_handler_is_named(caplog: pytest.LogCaptureFixture) -> None:
     StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)], "t")
     assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text
 
@@ -37,18 +37,18 @@ def test_another_part_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
     assert "no handler of this consumer was running" in caplog.text
 
 
-def test_waiting_is_no_blocking(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_waits_does_not_block(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(1.0, "the handler work")
-    watch.took(make_message(RecordingOwner()), 60.0)
+    watch.took([make_message(RecordingOwner())], 60.0)
     watch.tick(0.1, [], "t")
     off = StallWatch(0.0, "the handler work")
-    off.took(make_message(RecordingOwner()), 60.0)
+    off.took([make_message(RecordingOwner())], 60.0)
     off.tick(60.0, [], "t")
     assert not caplog.records
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_blocks_is_found(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_node(granted=PLAIN) as node:
         options = quick(delivery=DeliveryOptions(block_warning=0.1))
         consumer = Consumer("t", "ch", nsqd=str(node), options=options)
@@ -70,7 +70,7 @@ async def test_a_handler_that_blocks_is_found(caplog: pytest.LogCaptureFixture) 
         with caplog.at_level(logging.WARNING, "nsqext.consumer"):
             await running(consumer, body, node)
         assert (
-            "the handler test_a_handler_that_blocks_is_found.<locals>.busy was handling <Message t[-1]" in caplog.text
+            "the handler test_a_blocking_handler_is_reported.<locals>.busy was handling <Message t[-1]" in caplog.text
         )
 
 

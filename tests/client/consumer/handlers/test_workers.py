@@ -37,7 +37,7 @@ async def _drain(subject: Workers, queue: MessageQueue) -> None:
     await subject.wait()
 
 
-async def test_messages_are_finished_in_their_order_and_flushed_when_none_is_left() -> None:
+async def test_messages_are_finished_in_order_and_answers_are_flushed_when_the_queue_is_empty() -> None:
     owner, queue, seen = RecordingOwner(), MessageQueue(), list[int]()
 
     async def handle(message: Message) -> None:

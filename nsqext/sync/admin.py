@@ -11,7 +11,7 @@ from nsqext.admin import Admin as AsyncAdmin
 from nsqext.sync.loop import Opened
 
 if TYPE_CHECKING:
-    from nsqext.admin import NodeStatus, TopicInfo, TopicStats
+    from nsqext.admin import NodeStatus, StoredMessage, TopicInfo, TopicStats
     from nsqext.client.consumer.position import Position
     from nsqext.lookup.options import LookupOptions
 
@@ -165,3 +165,7 @@ class Admin(Opened):
     def all_stats(self) -> dict[str, TopicStats]:
         """See `nsqext.Admin.all_stats`."""
         return self._run(self._admin.all_stats)
+
+    def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
+        """See `nsqext.Admin.peek`."""
+        return self._run(partial(self._admin.peek, topic, count=count, partition=partition))

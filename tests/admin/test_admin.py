@@ -8,7 +8,7 @@ from secrets import token_hex
 import anyio
 import pytest
 
-from nsqext import Admin, Consumer, Position, Producer
+from nsqext import Admin, Consumer, Position, Producer, sync
 from nsqext.broker import Cluster
 from nsqext.errors import (
     ConnectionFailed,
@@ -341,3 +341,11 @@ async def test_stats_tell_the_key_ranges_of_consumers(ha: Cluster) -> None:
         assert (found.dispatch, low.low, high.high) == ("key_failover", 0.0, 1.0)
         assert low.high == high.low
         assert {low.client, high.client} == {client.address for client in found.clients}
+
+
+def test_the_blocking_client_peeks(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    with sync.Admin(ha.lookupd) as admin, sync.Producer(ha.lookupd) as producer:
+        producer.publish(topic, b"one")
+        assert [message.body for message in admin.peek(topic, count=1, partition=0)] == ["one"]

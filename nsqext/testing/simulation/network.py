@@ -327,7 +327,7 @@ class Network:
 
     @property
     def trace(self) -> str:
-        """Digest of every event so far: bytes, ends, times."""
+        """Digest of every event so far (bytes, ends, times)."""
         return self._digest.hexdigest()
 
     def note(self, text: str, data: bytes = b"") -> None:

@@ -1,4 +1,4 @@
-"""The hash layer: the note's timeline step by step, and what holds after any sequence of events."""
+"""Ranges of the hash space: the timeline of the note step by step, and invariants of any sequence of events."""
 
 from __future__ import annotations
 

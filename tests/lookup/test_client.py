@@ -1,4 +1,4 @@
-"""Asking all lookup nodes: which there are, whose turn it is, what happens to those that fail or dawdle."""
+"""Asking all lookup nodes: their list, their order, failing and slow ones."""
 
 from __future__ import annotations
 

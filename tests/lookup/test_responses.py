@@ -1,4 +1,4 @@
-"""Answers of lookup nodes: recorded ones of both generations, and what is no answer."""
+"""Responses of lookup nodes: recorded ones of both generations, and invalid ones."""
 
 from __future__ import annotations
 

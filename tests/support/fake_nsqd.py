@@ -1,14 +1,14 @@
-"""Fake servers that do what a test says: an nsqd whose every answer is scripted, and a lookup node to point at it.
+"""Fake servers for tests: an nsqd with scripted responses, and a lookup node that names it.
 
 ::
 
     async with scripted_node() as node, Producer(nsqd=[str(node.address)]) as producer, create_task_group() as tasks:
         tasks.start_soon(producer.publish, "t", b"body")
-        peer = await node.accept()                       # the next connection, its handshake done
-        command = await peer.expect("PUB")               # the next command; any other one fails the test
+        peer = await node.accept()                       # the next connection, after its handshake
+        command = await peer.expect("PUB")               # the next command; another command fails the test
         await peer.answer()                              # OK; also error("E_..."), message(...), raw(bytes)
 
-A node that is given a script runs it for each connection instead: ``scripted_node(obey({"PUB": error("E_INVALID")}))``.
+A node with a script runs it for each connection: ``scripted_node(obey({"PUB": error("E_INVALID")}))``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = (
 )
 
 REDESIGNED: Mapping[str, Any] = {"version": "0.3.7-HA.1.13.0", "max_rdy_count": 2500, "msg_timeout": 60000}
-"""What a node of the redesigned generation answers to IDENTIFY."""
+"""Response to IDENTIFY of a node of the redesigned generation."""
 PLAIN: Mapping[str, Any] = {"version": "1.3.0", "max_rdy_count": 2500, "msg_timeout": 60000}
-"""What a node of the original NSQ answers to IDENTIFY."""
+"""Response to IDENTIFY of a node of the original NSQ."""
 
 _PATIENCE = 10.0
 
@@ -62,7 +62,7 @@ def ok(data: bytes = b"OK") -> bytes:
 
 
 def error(text: str) -> bytes:
-    """Return an error frame; a code alone gets the trailing blank of the redesigned server."""
+    """Return an error frame; a code without a text is followed by a space, as by the redesigned server."""
     return encode_frame(FrameType.ERROR, (text if " " in text else text + " ").encode())
 
 
@@ -75,7 +75,7 @@ def message(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; looks again and again, with a deadline."""
+    """Wait until the condition holds; raise after a deadline."""
     with anyio.fail_after(_PATIENCE):
         while True:
             if condition():
@@ -88,7 +88,7 @@ class PeerGone(Exception):
 
 
 class _Anything:
-    """Rules of a server that refuses nothing."""
+    """Rules that refuse nothing."""
 
     def check_line(self, words: list[bytes]) -> None:
         pass
@@ -101,7 +101,7 @@ class _Anything:
 
 
 class Peer:
-    """One connection of a client, seen from the server.
+    """A connection of a client, on the server's side.
 
     Attributes:
         identify: what the client asked for.
@@ -125,7 +125,7 @@ class Peer:
         self._parser.receive(head[len(MAGIC_V2) :])
 
     async def shake_hands(self, granted: Mapping[str, Any]) -> None:
-        """Read magic and IDENTIFY, and answer."""
+        """Read magic and IDENTIFY, and respond."""
         await self.read_magic()
         command = await self.expect("IDENTIFY")
         self.identify = orjson.loads(command.body or b"{}")
@@ -134,7 +134,7 @@ class Peer:
         await self.raw(ok(orjson.dumps(dict(granted))))
 
     async def next(self) -> Command:
-        """Return the next command; NOP is left out.
+        """Return the next command other than NOP.
 
         Raises:
             PeerGone: the client closed the connection.
@@ -148,21 +148,21 @@ class Peer:
                 return command
 
     async def expect(self, *names: str) -> Command:
-        """Return the next command, which has to be one of these."""
+        """Return the next command, which must be one of these."""
         with anyio.fail_after(_PATIENCE):
             command = await self.next()
         assert command.words[0].decode() in names, f"{command.words} instead of {names}"
         return command
 
     async def expect_nop(self) -> None:
-        """Wait for the answer to a heartbeat."""
+        """Wait for the NOP after a heartbeat."""
         with anyio.fail_after(_PATIENCE):
             while (command := self._parser.next_command()) is None:
                 self._parser.receive(await self._read())
         assert command.words == [b"NOP"], command.words
 
     async def expect_end(self) -> None:
-        """Wait until the client closes, taking no further command."""
+        """Wait until the client closes; a further command fails the test."""
         with anyio.fail_after(_PATIENCE):
             try:
                 command = await self.next()
@@ -183,14 +183,14 @@ class Peer:
         await self.raw(ok(HEARTBEAT))
 
     async def raw(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         try:
             await self.stream.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as gone:
             raise PeerGone from gone
 
     def stop_reading(self) -> None:
-        """Leave everything to the kernel from now on; asyncio's streams read ahead otherwise."""
+        """Stop reading from the kernel; asyncio's streams would otherwise read ahead."""
         transport = getattr(self.stream, "_transport", None)
         if transport is not None:
             transport.pause_reading()
@@ -215,7 +215,7 @@ _SILENT = frozenset((b"RDY", b"FIN", b"REQ", b"TOUCH", b"NOP"))
 
 
 def obey(answers: Mapping[str, Answer | Sequence[Answer]] | None = None) -> Script:
-    """Return a script that answers every command with OK, where nothing else is given.
+    """Return a script that responds to each command, with OK unless another response is given.
 
     Args:
         answers: frame by command name, or a function of the command; None for silence. Of a list each is used once,
@@ -264,13 +264,13 @@ class ScriptedNode:
         return str(self.address)
 
     async def accept(self) -> Peer:
-        """Return the next connection, its handshake done; of a node without a script."""
+        """Return the next connection after its handshake; for a node without a script."""
         with anyio.fail_after(_PATIENCE):
             return await self._receive.receive()
 
     @property
     def commands(self) -> list[Command]:
-        """What came over all connections after their handshakes."""
+        """Commands of all connections after their handshakes."""
         return [command for peer in self.peers for command in peer.commands]
 
     async def _serve(self, stream: ByteStream, script: Script | None, granted: Mapping[str, Any] | None) -> None:
@@ -323,7 +323,7 @@ def _port(listener: Listener[SocketStream]) -> int:
 async def _serving(
     listener: Listener[SocketStream], serve: Callable[[SocketStream], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Serve until the block ends; an error of a script is raised as it is, outside of any group."""
+    """Serve until the block ends; an error of a script is raised unchanged, not in a group."""
     streams: list[SocketStream] = []
 
     async def take(stream: SocketStream) -> None:
@@ -350,7 +350,7 @@ async def _serving(
 
 
 class ScriptedLookup:
-    """A fake lookup node: answers ``/lookup`` with the last given response, and counts the questions.
+    """A fake lookup node: responds to ``/lookup`` with the last given response, and records the requests.
 
     Attributes:
         address: of its HTTP side.
@@ -377,7 +377,7 @@ class ScriptedLookup:
         extend: bool = False,
         ordered: bool = False,
     ) -> None:
-        """Set the answer for every topic: leaders by partition, or nodes without partitions."""
+        """Set the response for all topics: leaders by partition, or nodes without partitions."""
         leaders = {key: str(node) for key, node in (partitions or {}).items()}
         data = lookup_json(leaders, num=num, nodes=[str(node) for node in nodes], extend=extend)
         data["meta"]["ordered"] = ordered
@@ -390,7 +390,7 @@ class ScriptedLookup:
         self._answer = (status, {"message": message})
 
     def tell_path(self, path: str, data: Any) -> None:
-        """Set the answer of another path, for example ``/nodes``."""
+        """Set the response of another path, for example ``/nodes``."""
         self._others[path] = data
 
     async def _serve(self, stream: ByteStream) -> None:
@@ -421,7 +421,7 @@ class ScriptedLookup:
 
 @asynccontextmanager
 async def scripted_lookup(port: int = 0) -> AsyncIterator[ScriptedLookup]:
-    """Run a fake lookup node on a free port, or a given one; until `ScriptedLookup.tell` it knows no topic."""
+    """Run a fake lookup node on a free port, or a given one; until `ScriptedLookup.tell` no topic is known."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     lookup = ScriptedLookup(Address("127.0.0.1", _port(listener)))
     async with _serving(listener, lookup._serve):

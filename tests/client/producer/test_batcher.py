@@ -108,7 +108,7 @@ async def test_adding_waits_while_too_much_is_pending() -> None:
     assert sum(map(len, publisher.batches)) == 10
 
 
-async def test_failures_are_told_by_flush_and_kept_for_the_user() -> None:
+async def test_flush_raises_failures_and_keeps_them_for_the_caller() -> None:
     publisher = _Publisher()
     publisher.failing = PublishFailed("no leader")
     async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
@@ -123,7 +123,7 @@ async def test_failures_are_told_by_flush_and_kept_for_the_user() -> None:
         await batcher.flush()
 
 
-async def test_leaving_tells_of_failures_unless_something_else_is_told() -> None:
+async def test_exit_raises_failures_unless_another_error_is_raised() -> None:
     publisher = _Publisher()
     publisher.failing = BatchFailed([PublishFailed("no leader")])
     with pytest.raises(BatchFailed):
@@ -135,7 +135,7 @@ async def test_leaving_tells_of_failures_unless_something_else_is_told() -> None
             raise KeyError
 
 
-async def test_failures_that_nobody_asks_for_stop_the_adding() -> None:
+async def test_failures_that_are_not_taken_stop_add() -> None:
     publisher = _Publisher()
     publisher.failing = PublishFailed("no leader")
     async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:

@@ -15,7 +15,7 @@ from tests.support.fake_nsqd import obey, scripted_node, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_all_who_come_share_one_connection() -> None:
+async def test_concurrent_callers_share_one_connection() -> None:
     async with scripted_node(obey()) as node:
         pool = ConnectionPool(ConnectionOptions())
         place = pool.node(node.address)
@@ -37,7 +37,7 @@ async def test_all_who_come_share_one_connection() -> None:
             await pool.connection(place)
 
 
-async def test_all_who_come_share_one_failure() -> None:
+async def test_concurrent_callers_share_one_failure() -> None:
     async with scripted_node() as node:
         pass
     pool = ConnectionPool(ConnectionOptions())
@@ -57,7 +57,7 @@ async def test_all_who_come_share_one_failure() -> None:
     assert place.rest_until > 0
 
 
-async def test_when_the_one_who_connects_is_cancelled_the_next_one_does() -> None:
+async def test_when_the_connecting_caller_is_cancelled_another_one_connects() -> None:
     async with scripted_node(granted=None) as node:
         pool = ConnectionPool(ConnectionOptions())
         place = pool.node(node.address)
@@ -87,7 +87,7 @@ async def test_when_the_one_who_connects_is_cancelled_the_next_one_does() -> Non
         await pool.aclose()
 
 
-async def test_connections_that_nobody_wants_are_closed_when_they_are_idle() -> None:
+async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -> None:
     async with scripted_node() as node:
         pool = ConnectionPool(ConnectionOptions())
         place = pool.node(node.address)
@@ -146,7 +146,7 @@ async def test_closing_sends_what_is_written() -> None:
         await peer.expect_end()
 
 
-async def test_a_node_that_takes_nothing_more_does_not_keep_the_others_open() -> None:
+async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None:
     async with scripted_node() as stuck, scripted_node() as idle:
         pool = ConnectionPool(ConnectionOptions())
         connections = []

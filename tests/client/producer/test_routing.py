@@ -1,4 +1,4 @@
-"""Routes: turns among targets, what is avoided, keys and chosen partitions."""
+"""Routes: round robin, avoided targets, keys and chosen partitions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _route(
     return Route("t", view, ConnectionPool(ConnectionOptions()))
 
 
-def test_targets_take_turns_and_a_new_route_goes_on() -> None:
+def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     route = _route({0: 1, 1: 2, 2: 1})
     partitions = [route.any().partition for _ in range(6)]
     assert sorted(partitions[:3]) == [0, 1, 2]
@@ -49,7 +49,7 @@ def test_a_retry_goes_to_another_partition_on_another_node_where_there_is_one() 
     assert _route({0: 1}).any([_route({0: 1}).at(0)]).partition == 0
 
 
-def test_what_refused_rests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_refused_is_avoided_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(module, "_clock", lambda: now)
     route = _route({0: 1, 1: 2})
@@ -60,7 +60,7 @@ def test_what_refused_rests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None
     assert route.at(0).rest_until == 0.0
 
 
-def test_a_node_that_cannot_be_reached_rests() -> None:
+def test_a_node_that_cannot_be_reached_is_avoided() -> None:
     route = _route({0: 1, 1: 2})
     route.at(1).node.failed(ConnectionFailed("refused"))
     assert {route.any().partition for _ in range(6)} == {0}

@@ -1,4 +1,4 @@
-"""Compressed bodies: what goes in comes out, and what is hostile stays small."""
+"""Compressed bodies: round trips, and bounds for hostile ones."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def test_a_compressed_body_names_codec_and_size(codec: Codec, number: str) -> No
 
 @pytest.mark.parametrize("codec", _CODECS)
 @given(body=st.binary(min_size=1, max_size=3000))
-def test_what_goes_in_comes_out(codec: Codec, body: bytes) -> None:
+def test_bodies_round_trip(codec: Codec, body: bytes) -> None:
     packed = compress_body(codec, body * 3)
     if packed is not None:
         assert decompress_body(packed[1], packed[0]) == body * 3
 
 
 @pytest.mark.parametrize("codec", _CODECS)
-def test_a_body_that_would_not_get_smaller_is_left_alone(codec: Codec) -> None:
+def test_a_body_that_would_not_be_smaller_is_not_compressed(codec: Codec) -> None:
     assert compress_body(codec, b"x") is None
     assert compress_body("none", _BODY) is None
 
 
-def test_plain_bodies_pass() -> None:
+def test_plain_bodies_are_unchanged() -> None:
     assert decompress_body({}, b"x") == b"x"
     assert decompress_body({COMPRESS_HEADER: "0", SIZE_HEADER: "1"}, b"x") == b"x"
 
@@ -153,7 +153,7 @@ def test_a_size_that_is_not_that_of_the_body_is_refused(codec: Codec, size: int)
     "headers",
     [{COMPRESS_HEADER: "9"}, {COMPRESS_HEADER: "1", SIZE_HEADER: "-1"}, {COMPRESS_HEADER: "1", SIZE_HEADER: "x" * 90}],
 )
-def test_headers_that_make_no_sense(headers: dict[str, str]) -> None:
+def test_invalid_headers_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(ProtocolError):
         decompress_body(headers, gzip.compress(b"x"))
 

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
@@ -15,7 +16,7 @@ import orjson
 import typer
 from attrs import define, evolve
 
-from nsqext.errors import InvalidSetting, NsqError, TopicNotFound
+from nsqext.errors import InvalidSetting, LookupUnreachable, NsqError, TopicNotFound
 
 if TYPE_CHECKING:
     from nsqext import Admin, Consumer, Producer
@@ -42,6 +43,7 @@ __all__ = (
 F = TypeVar("F", bound=Callable[..., object])
 
 _PANEL = "Connection and output"
+_STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds: nsqlookupd asks the nodes before it answers a change
 
 Lookupd = Annotated[
@@ -151,14 +153,22 @@ class Connection:
         return Consumer.from_url(topic, channel, self.url, **{**self.given, **quiet, **settings})
 
     async def has_positions(self, topic: str) -> bool:
-        """Return whether channels of a topic have a start position: on the redesigned NSQ, found through lookup."""
+        """Return whether channels of a topic have a start position: on the redesigned NSQ, found through lookup.
+
+        It waits for a lookup service that starts later, as consumers do.
+        """
         if not self.load().lookupd:
             return False
         async with self.admin() as admin:
-            try:
-                return (await admin.topic(topic)).generation == "ha"
-            except TopicNotFound:
-                return False
+            with anyio.move_on_after(_STARTUP):
+                while True:
+                    with suppress(LookupUnreachable):
+                        try:
+                            return (await admin.topic(topic)).generation == "ha"
+                        except TopicNotFound:  # it may be created later
+                            return any(node.generation == "ha" for node in await admin.nodes())
+                    await anyio.sleep(0.5)
+        return False  # the consumer raises the error
 
     @property
     def for_people(self) -> bool:

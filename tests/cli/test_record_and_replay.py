@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import orjson
 import pytest
 
 from nsqext import OutgoingMessage
-from nsqext.broker import Cluster
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.cli.message_files import MessageFiles, files_in, read_entries
 from nsqext.cli.records import outgoing_message
 from nsqext.cli.replay import Progress
@@ -75,6 +76,20 @@ def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) 
         assert done["replayed"] == 1
         (found,) = lines("tail", "orders", "--channel", "record", "--since", "1h", "--until-end", *where)
     assert found["body"] == "one"
+
+
+def test_a_recorder_waits_for_a_cluster_that_starts_later(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with started("record", "t", "--to", str(tmp_path), "--until-end", "--lookupd", address) as recorder:
+        assert recorder.poll() is None
+        with Cluster(nodes=1, options=ClusterOptions(lookupd_http=(address,))) as cluster:
+            cluster.create_topic("t", channels=["record"])
+            with Producer(cluster.lookupd) as producer:
+                producer.publish("t", b"one")
+            output, errors = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0, errors
+    assert (json.loads(output)["recorded"], recorded(tmp_path)) == (1, ["one"])
 
 
 def test_a_killed_recorder_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ ENDS = {
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ENDS)
+    # tests/spark runs the others
+    programs = {path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("spark_")}
+    assert programs == set(ENDS)
 
 
 @pytest.mark.parametrize("name", sorted(ENDS))

@@ -24,6 +24,8 @@ REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
 
 PARTITIONS = 2
+READY = ("ready",)
+"""A channel without consumers: a topic without any channel is not offered to producers."""
 _UPGRADES = 3
 
 
@@ -83,10 +85,13 @@ def running_cluster() -> Iterator[ClusterUnderTest]:
 def _with_topics(lookupd: list[str]) -> Iterator[ClusterUnderTest]:
     run = token_hex(4)
     plans = {
-        "plain": TopicPlan(f"contract_plain_{run}", PARTITIONS),
-        "extend": TopicPlan(f"contract_extend_{run}", PARTITIONS, extend=True),
-        "ordered": TopicPlan(f"contract_ordered_{run}", PARTITIONS, ordered=True),
-        **{f"upgrade{number}": TopicPlan(f"contract_upgrade{number}_{run}") for number in range(_UPGRADES)},
+        "plain": TopicPlan(f"contract_plain_{run}", PARTITIONS, channels=READY),
+        "extend": TopicPlan(f"contract_extend_{run}", PARTITIONS, extend=True, channels=READY),
+        "ordered": TopicPlan(f"contract_ordered_{run}", PARTITIONS, ordered=True, channels=READY),
+        **{
+            f"upgrade{number}": TopicPlan(f"contract_upgrade{number}_{run}", channels=READY)
+            for number in range(_UPGRADES)
+        },
     }
     nodes = anyio.run(_make_topics, lookupd, list(plans.values()))
     try:

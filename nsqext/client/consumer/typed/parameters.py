@@ -195,9 +195,9 @@ def _decide(message: Message, error: _Undecodable, failure: FailureOptions) -> R
 def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
     """Work out how to call a handler; None for a handler of messages, which needs no plan.
 
-    A parameter without annotation or of type `nsqext.Message` receives the message, one with a marker (`Header`,
-    `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) what that says, and one other parameter
-    receives the body, decoded by its annotation.
+    A parameter without annotation, of type `nsqext.Message` or ``object`` receives the message, one with a marker
+    (`Header`, `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) what that says, and one other
+    parameter receives the body, decoded by its annotation.
 
     Raises:
         InvalidSetting: a parameter cannot be filled.
@@ -225,8 +225,8 @@ def message_handler(function: Callable[..., Awaitable[object]], failure: Failure
 
 def _is_message(annotation: object) -> bool:
     if isinstance(annotation, str):  # possibly imported for type checkers only
-        return annotation.rpartition(".")[2] == "Message"
-    if annotation is inspect.Parameter.empty:
+        return annotation == "object" or annotation.rpartition(".")[2] == "Message"
+    if annotation in (inspect.Parameter.empty, object):
         return True
     # the blocking one is a class of its own
     return isinstance(annotation, type) and annotation.__name__ == "Message" and _in_package(annotation.__module__)

@@ -1,0 +1,21 @@
+"""The metrics that the production checklist names exist."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client import CollectorRegistry
+
+from nsqext.observability.prometheus import Prometheus
+from tests.support.programs import ROOT
+
+_PAGE = (ROOT / "docs" / "howto" / "production-checklist.md").read_text(encoding="utf-8")
+
+
+def test_the_metrics_of_the_alerts_exist() -> None:
+    registry = CollectorRegistry()
+    Prometheus(registry=registry)
+    known = {name for metric in registry.collect() for name in (f"{metric.name}_total", f"{metric.name}_bucket")}
+    named = set(re.findall(r"\bnsqext_\w+", _PAGE))
+    assert len(named) >= 5
+    assert named <= known

@@ -47,7 +47,7 @@ def section(name: str, command: Any) -> list[str]:
     options = [one for one in command.params if one.param_type_name == "option" and not SHARED & set(one.opts)]
     words = [f"nsqext {name}", *(_usage(one) for one in arguments), *(["[OPTIONS]"] if options else [])]
     text = (command.help or "").partition(_EXAMPLES)[0]
-    lines = [f"### `{name}`", "", *text.replace("\f", "").strip().splitlines(), "", "```text", " ".join(words)]
+    lines = [f"## `{name}`", "", *text.replace("\f", "").strip().splitlines(), "", "```text", " ".join(words)]
     lines += ["", *examples(command), "```", ""]
     if options:
         lines += ["| option | meaning |", "| --- | --- |"]

@@ -25,7 +25,7 @@ class Publish:
         number: its place among the publishes of its publisher.
         begin: when the call was made.
         end: when it returned or raised.
-        outcome: what the caller was told.
+        outcome: what the caller received.
         error: what was raised.
         partition: of its receipt.
         message_id: of its receipt; None if the receipt has none.

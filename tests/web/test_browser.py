@@ -1,6 +1,6 @@
 """The page in chromium: reading, live numbers, every action, faults, widths, colours, and a cross-site form.
 
-With ``NSQEXT_TEST_PICTURES=1`` the pictures of the documentation are drawn anew.
+With ``NSQEXT_TEST_PICTURES=1`` the pictures of the documentation are drawn again.
 """
 
 from __future__ import annotations

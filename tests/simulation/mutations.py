@@ -127,22 +127,9 @@ def _ends_without_sign(right: Any, self: Any) -> None:
     right(self)
 
 
-def _no_order(right: Any, self: Any, message: Any) -> Any:
-    return [message]
-
-
 def _drop_received(right: Any, self: Any, frames: list[bytes]) -> None:
     """Lose a message that was received: it is neither handled nor requeued."""
     right(self, frames[1:] if len(frames) > 1 else frames)
-
-
-def _elect_any(right: Any, coordinator: Any, replicas: Any) -> bool:
-    """Choose a replica that is not in sync."""
-    for name in reversed(replicas.state.replicas):
-        if coordinator.reachable(name):
-            coordinator.elect(replicas, name)
-            return True
-    return False
 
 
 def _skip_follower(right: Any, self: Any, name: str, target: Any, stored: Any) -> None:
@@ -194,11 +181,6 @@ _ALL = (
         _always(lambda right, self, errors: not errors.last.retryable),
     ),
     Mutation(
-        "requests do not expire",
-        "nsqext.protocol.client.client_protocol:ClientProtocol.expire",
-        _always(lambda right, self, now: 0),
-    ),
-    Mutation(
         "partly sent commands lose their rest",
         "nsqext.transport.connection:Connection._send",
         _always(_send_without_rest),
@@ -224,11 +206,6 @@ _ALL = (
         _always(_start_twice),
     ),
     Mutation(
-        "lanes do not wait for redeliveries",
-        f"{_CLIENT}.consumer.handlers.redelivery:PartitionOrder.receive",
-        _always(_no_order),
-    ),
-    Mutation(
         "messages of a key go to any lane",
         f"{_CLIENT}.consumer.handlers.key_lanes:lane_number",
         _always(lambda right, key, count: random.randrange(count)),
@@ -242,11 +219,6 @@ _ALL = (
         "publishes are acknowledged before replicas have them",
         f"{_BROKER}.nsqd.publish_commands:commit",
         _always(_commit_at_once),
-    ),
-    Mutation(
-        "any replica is elected",
-        f"{_BROKER}.coordinator.membership:_elect",
-        _always(_elect_any),
     ),
     Mutation(
         "followers count as complete without a copy",
@@ -267,11 +239,6 @@ _ALL = (
         "a message in fifty is stored twice",
         f"{_BROKER}.engine.partition:Partition.put",
         _sometimes(0.02, _store_twice),
-    ),
-    Mutation(
-        "ordered channels deliver without order",
-        f"{_BROKER}.engine.channel.channel:Channel.ordered",
-        lambda right: property(lambda self: False),
     ),
     Mutation(
         "closed connections keep their sockets",

@@ -91,16 +91,23 @@ class Admin:
         """
         names = await self._open().client.topics()
         found: dict[str, TopicInfo] = {}
+        failed: list[NsqError] = []
         limit = anyio.Semaphore(16)
 
         async def look_up(name: str) -> None:
             async with limit:
-                with suppress(TopicNotFound):  # deleted since it was listed
+                try:
                     found[name] = await self.topic(name)
+                except TopicNotFound:
+                    pass  # deleted since it was listed
+                except NsqError as error:  # raised below: a task group would wrap it in an exception group
+                    failed.append(error)
 
         async with anyio.create_task_group() as tasks:
             for name in names:
                 tasks.start_soon(look_up, name)
+        if failed:
+            raise failed[0]
         return {name: found[name] for name in names if name in found}
 
     async def topic(self, topic: str) -> TopicInfo:
@@ -606,11 +613,16 @@ class Admin:
         if partition is not None and partition not in where.leaders:
             raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
         found: dict[tuple[int, int], StoredMessage] = {}  # by offset: real servers find the first message of a batch
+        failed: list[NsqError] = []
         limit = anyio.Semaphore(16)
 
         async def read(http: Address, number: int, position: int) -> None:
             async with limit:
-                message = await self._stored_message(http, topic, number, position)
+                try:
+                    message = await self._stored_message(http, topic, number, position)
+                except NsqError as error:
+                    failed.append(error)
+                    return
             if message is not None:
                 found[number, message.offset] = message
 
@@ -620,6 +632,8 @@ class Admin:
                 if part.partition is not None and partition in (None, part.partition):
                     for position in range(part.messages, max(part.messages - wanted, 0), -1):
                         tasks.start_soon(read, _http(where, part.node), part.partition, position)
+        if failed:
+            raise failed[0]
         newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
         return tuple(newest[:wanted])
 

@@ -349,3 +349,20 @@ def test_the_blocking_client_peeks(ha: Cluster) -> None:
     with sync.Admin(ha.lookupd) as admin, sync.Producer(ha.lookupd) as producer:
         producer.publish(topic, b"one")
         assert [message.body for message in admin.peek(topic, count=1, partition=0)] == ["one"]
+
+
+async def test_an_error_of_one_of_several_requests_is_not_wrapped(ha: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = fresh()
+
+    async def fail(*_: object) -> None:
+        raise ConnectionFailed("no answer")
+
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(topic, channels=["ch"])
+        await producer.publish_many(topic, [b"1", b"2"])
+        monkeypatch.setattr(admin, "_stored_message", fail)
+        with pytest.raises(ConnectionFailed, match="no answer"):
+            await admin.peek(topic)
+        monkeypatch.setattr(admin, "topic", fail)
+        with pytest.raises(ConnectionFailed, match="no answer"):
+            await admin.topics()

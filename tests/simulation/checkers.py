@@ -31,7 +31,7 @@ def lost(history: History) -> Iterator[str]:
 
 
 def phantom(history: History) -> Iterator[str]:
-    """*A publish that raised is not stored, or says that no task knows.*"""
+    """*A publish that raised is not stored, or its outcome is unknown.*"""
     failed = {publish.body: publish for publish in history.publishes if publish.outcome == "failed"}
     for body in sorted({delivery.body for delivery in history.deliveries} & failed.keys()):
         yield f"{body!r} was delivered, and its publish had failed: {failed[body].error}"

@@ -58,7 +58,7 @@ class _Recorder(Middleware):
 
     def __init__(self, *, send: bool) -> None:
         self.published: list[Published] = []
-        self.changed = anyio.Event()
+        self.changed: anyio.Event = anyio.Event()
         self._send = send
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ("app", "channel_record", "parse_position")
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Channel = Annotated[str, typer.Argument(help="The channel.")]

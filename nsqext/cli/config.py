@@ -14,7 +14,7 @@ from nsqext.errors.redaction import redact_url
 
 __all__ = ("app",)
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 Name = Annotated[str, typer.Argument(help="Name of the context.")]
 

@@ -10,7 +10,7 @@ from nsqext.cli.common import Connection, connected, counted, examples, perform
 
 __all__ = ("app",)
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.callback()

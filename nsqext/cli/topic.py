@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("app", "confirm", "describe_meta", "topic_record")
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 

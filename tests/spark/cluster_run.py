@@ -126,7 +126,7 @@ class Run:
         say("worker killed")
         self._wait(lambda: len(list(out.glob("checkpoint/commits/[0-9]*"))) >= 5, job)
         os.killpg(job.process.pid, signal.SIGKILL)
-        job.process.wait()
+        job.process.communicate()
         say("driver killed")
         self.spark.start_worker()
         self.start("stream", **batch).result()

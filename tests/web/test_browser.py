@@ -162,7 +162,7 @@ def test_every_action_of_topics_and_channels(page: Browser) -> None:
     ):
         page.press(label, action=action)
         page.wait_text(done)
-    assert not page.row("made")
+    page.wait(lambda: not page.row("made"))
 
 
 def test_actions_of_the_original_nsq(driver: Chrome, classic: Cluster) -> None:

@@ -49,7 +49,8 @@ class ClassicLookupd(LookupNode):
 
     def show_current(self) -> None:
         """Show the present registrations again, without delay."""
-        self.view, self.delay = self.registry, 0.0
+        self.view = self.registry
+        self.delay: float = 0.0
 
     def show_nothing(self) -> None:
         """Show no node and no topic."""

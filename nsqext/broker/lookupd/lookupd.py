@@ -60,7 +60,8 @@ class Lookupd(LookupNode):
 
     def show_current(self) -> None:
         """Show the present state of the cluster again, without delay."""
-        self.view, self.delay = LiveView(self.coordinator), 0.0
+        self.view = LiveView(self.coordinator)
+        self.delay: float = 0.0
 
     def show_nothing(self) -> None:
         """Show no node and no topic."""

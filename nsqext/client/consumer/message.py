@@ -307,7 +307,7 @@ class Message(RawMessage):
         """Continue with a later delivery of the same message, in place of one that is not in flight any more."""
         self.owner = delivery.owner
         self.delivered = self.received = delivery.received
-        self.attempts = max(self.attempts, delivery.attempts)
+        self.attempts: int = max(self.attempts, delivery.attempts)
 
     def try_unpack(self) -> bool:
         """Decompress a compressed body before the message is handed out; returns False if it has to wait for others.

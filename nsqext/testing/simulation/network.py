@@ -73,7 +73,11 @@ class SimulatedSocket(socket.socket):
         self.remote: tuple[str, int] | None = None
         self.buffer: bytearray = bytearray()
         self.capacity: int = network.random.choice(network.options.buffers)
-        self.connecting = self.listening = self.ended = self.eof = self.fin_sent = False
+        self.connecting: bool = False
+        self.listening: bool = False
+        self.ended: bool = False
+        self.eof: bool = False
+        self.fin_sent: bool = False
         self.error: int = 0
         self.backlog: deque[SimulatedSocket] = deque()
         self.segments: deque[tuple[float, int, bytes]] = deque()

@@ -63,8 +63,8 @@ class Channel:
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         self.name = name
         self.ephemeral: bool = is_ephemeral(name)
-        self.paused = False
-        self.skipped = False
+        self.paused: bool = False
+        self.skipped: bool = False
         self.cursor: Cursor = self._make_cursor(partition, (offset, count))
         self.read_ahead: Delivery | None = None
         self.clients: dict[int, Client] = {}

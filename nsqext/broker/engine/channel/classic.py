@@ -229,7 +229,7 @@ class ClassicChannel(Channel):
 
     def empty(self) -> None:
         """Discard everything, including messages in flight."""
-        self.read_ahead = None
+        self.read_ahead: Delivery | None = None
         self.cursor.jump(self._partition.readable_offset, self._partition.readable)
         self.pump()
 

@@ -58,7 +58,8 @@ class Cursor:
         position: tuple[int, int],
         on_dropped: Callable[[Delivery], None],
     ) -> None:
-        self.offset, self.count = position
+        self.offset: int = position[0]
+        self.count: int = position[1]
         self.timestamp: int = 0
         self.ordered: bool = False
         self.requeued: deque[Delivery] = deque()

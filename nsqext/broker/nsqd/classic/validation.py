@@ -39,13 +39,13 @@ class ClassicValidator(CommandValidator):
         name = verb.decode()
         if len(words) < (3 if verb == b"DPUB" else 2):
             raise Fault("E_INVALID", f"{name} insufficient number of parameters")
-        self.topic = decode(words[1])
+        self.topic: str = decode(words[1])
         if not is_valid_topic(self.topic):
             again = "E_BAD_TOPIC " if verb == b"MPUB" else ""  # the real server says it twice
             raise Fault("E_BAD_TOPIC", f"{again}{name} topic name {quote(self.topic)} is not valid")
-        self.delay = self._delay(words[2]) if verb == b"DPUB" else 0.0
+        self.delay: float = self._delay(words[2]) if verb == b"DPUB" else 0.0
         if verb == b"MPUB":
-            self.stale_auth = not self._client.check_auth(name, self.topic, "")
+            self.stale_auth: bool = not self._client.check_auth(name, self.topic, "")
 
     def _delay(self, word: bytes) -> float:
         millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -180,7 +181,7 @@ class SimulatedSelector(selectors.BaseSelector):
         return found
 
 
-class SimulatedLoop(asyncio.selector_events.BaseSelectorEventLoop):
+class SimulatedLoop(BaseSelectorEventLoop):
     """The event loop of a simulation.
 
     Args:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+from attrs import evolve
 
 from nsqext.admin.requests import ClusterRequests
 from nsqext.admin.results import Generation, NodeStatus, PartitionStats, StoredMessage, TopicInfo, TopicStats
@@ -118,13 +119,11 @@ class Admin:
             TopicNotFound: lookup does not know the topic.
             LookupFailed: no lookup node returned a usable response.
         """
-        answers = await self._open().client.lookup(topic, "r")
-        where = await self._requests.find(topic)
-        channels = sorted({name for answer in answers for name in answer.channels})
+        where, channels = await self._open().find_with_channels(topic)
         nodes = tuple(sorted({*where.leaders.values(), *where.nodes}))
         generation = _generation(where)
         meta = where.meta if generation == "ha" else None
-        return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, tuple(channels))
+        return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, channels)
 
     async def channels(self, topic: str) -> tuple[str, ...]:
         """Return the names of a topic's channels, sorted; raises what `topic` raises."""
@@ -676,8 +675,6 @@ def _within(name: str, value: int, most: int) -> int:
 def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
     if channel is None:
         return part
-    from attrs import evolve
-
     return evolve(part, channels={name: stats for name, stats in part.channels.items() if name == channel})
 
 

@@ -56,12 +56,16 @@ class ClusterRequests:
             TopicNotFound: lookup does not know the topic.
             LookupFailed: no lookup node returned a usable response.
         """
+        return (await self.find_with_channels(topic))[0]
+
+    async def find_with_channels(self, topic: str) -> tuple[PartitionMap, tuple[str, ...]]:
+        """Return where a topic is, and the names of its channels, sorted; raises what `find` raises."""
         answers = await self._client.lookup(topic, "r")
         if not any(answer.found for answer in answers):
             raise failure([answer.error for answer in answers if answer.error is not None], topic)
         merger = PartitionMapMerger(topic, "r")
         merger.merge(answers)
-        return merger.current
+        return merger.current, tuple(sorted({name for answer in answers for name in answer.channels}))
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leading lookup node; to all of them on the classic generation, where no node leads.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nsqext import __version__
+from sphinx.application import Sphinx
+
+from nsqext import NsqError, __version__
 
 project = "nsqext"
 author = "nsqext contributors"
@@ -47,3 +49,14 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+def link_to_troubleshooting(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Append to the docstring of an error a link to its causes and remedies."""
+    if what in ("class", "exception") and isinstance(obj, type) and issubclass(obj, NsqError) and obj.__module__ == "nsqext.errors":
+        target = f"{obj.__name__} <../../troubleshooting.html#{obj.__name__.lower()}>"
+        lines.extend(["", f"Causes and remedies: `{target}`__", ""])
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", link_to_troubleshooting)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING
 
 from nsqext import NsqError, __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "nsqext"
 author = "nsqext contributors"
@@ -53,7 +56,12 @@ napoleon_use_ivar = True
 
 def link_to_troubleshooting(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Append to the docstring of an error a link to its causes and remedies."""
-    if what in ("class", "exception") and isinstance(obj, type) and issubclass(obj, NsqError) and obj.__module__ == "nsqext.errors":
+    if (
+        what in ("class", "exception")
+        and isinstance(obj, type)
+        and issubclass(obj, NsqError)
+        and obj.__module__ == "nsqext.errors"
+    ):
         target = f"{obj.__name__} <../../troubleshooting.html#{obj.__name__.lower()}>"
         lines.extend(["", f"Causes and remedies: `{target}`__", ""])
 

@@ -1,0 +1,60 @@
+"""Writes the table of log messages, from the logging calls in the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PAGE = Path(__file__).parent / "reference" / "logs.md"
+PACKAGE = Path(__file__).parent.parent / "nsqext"
+BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
+
+_LEVELS = {"debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR"}
+_LOGGER = re.compile(r"""getLogger\((?:"([\w.]+)"|(__name__))\)""")
+_PLACEHOLDER = re.compile(r"%(?:\.\d)?[srdgf]")
+# commands and servers print for a person at a terminal
+_CLIENT = ("app", "client", "lookup", "observability", "spark")
+
+
+def messages() -> Iterator[tuple[str, str, str]]:
+    """Yield logger, level and text of each logging call of client, app and Spark source, in the order of the files."""
+    for room in _CLIENT:
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            if name := _LOGGER.search(source):
+                for call in ast.walk(ast.parse(source)):
+                    if isinstance(call, ast.Call) and (found := _message(call)):
+                        yield (name[1], *found)
+
+
+def _message(call: ast.Call) -> tuple[str, str] | None:
+    """Return level and text of a logging call; None for other calls and for texts that are made elsewhere."""
+    method = call.func
+    if not isinstance(method, ast.Attribute) or ast.unparse(method.value) != "logger":
+        return None
+    texts = [arg.value for arg in call.args[:2] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    if not texts or texts[0] == "%s":
+        return None
+    # Logger.log is called with the level of an event: INFO, and WARNING for what repeats or fails
+    return _LEVELS.get(method.attr, "INFO, WARNING"), _PLACEHOLDER.sub("…", texts[0])
+
+
+def table() -> str:
+    """Return the whole table."""
+    rows = sorted({(logger, level, text.replace("|", "\\|")) for logger, level, text in messages()})
+    lines = ["| logger | level | message |", "| --- | --- | --- |"]
+    return "\n".join(lines + [f"| `{logger}` | {level} | {text} |" for logger, level, text in rows]) + "\n"
+
+
+def page() -> str:
+    """Return the page with the table as it has to be."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}\n")

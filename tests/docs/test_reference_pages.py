@@ -1,0 +1,43 @@
+"""Pages of the reference that follow the code: classes, headers, log messages."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from docs import logs_table
+from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
+from nsqext.protocol import headers
+from nsqext.protocol.client import body_compression
+from nsqext.spark.options import ID_HEADER
+from tests.support.programs import ROOT
+
+_API = ROOT / "docs" / "reference" / "api"
+# errors, App, Router and Admin are described on the page of their own module
+_ELSEWHERE = {"__version__", "errors", "Admin", "App", "Router"} | set(importlib.import_module("nsqext.errors").__all__)
+
+
+@pytest.mark.parametrize(
+    "module", ["nsqext", "admin", "app", "broker", "middleware", "observability", "spark", "sync", "testing", "web"]
+)
+def test_every_public_name_has_a_page(module: str) -> None:
+    public = set(importlib.import_module("nsqext" if module == "nsqext" else f"nsqext.{module}").__all__)
+    listed = set(re.findall(r"^   (\w+)$", (_API / f"{module}.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert public - listed <= (_ELSEWHERE if module == "nsqext" else set())
+
+
+def test_the_log_messages_are_up_to_date() -> None:
+    """``python -m docs.logs_table`` writes the page."""
+    assert logs_table.PAGE.read_text(encoding="utf-8") == logs_table.page()
+
+
+def test_every_header_of_the_package_is_described() -> None:
+    text = (ROOT / "docs" / "reference" / "headers.md").read_text(encoding="utf-8")
+    dead_letter = [
+        f"{DEAD_LETTER_PREFIX}{name}" for name in ("error", "topic", "channel", "partition", "attempts", "id", "time")
+    ]
+    defined = [headers.TAG_HEADER, headers.TRACE_ID_HEADER, headers.KEY_HEADER, ID_HEADER]
+    defined += [body_compression.COMPRESS_HEADER, body_compression.SIZE_HEADER]
+    assert [name for name in defined + dead_letter if f"`{name}`" not in text] == []

@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate spark-cluster spark-long check coverage docs docs-layout release-check bench clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -28,6 +28,7 @@ help:
 	@echo "make coverage    run the test suite and print uncovered lines and branches"
 	@echo "make docs        build the documentation into docs/_build/html"
 	@echo "make docs-layout open every page in Chromium at the widths of a phone and a laptop"
+	@echo "make docs-search ask the search of the documentation what users ask"
 	@echo "make release-check  build, check, and try the wheel on every Python that is found"
 	@echo "make bench       run the benchmarks"
 	@echo "make clean       remove the virtual environments and everything that was built"
@@ -78,6 +79,9 @@ docs: $(VENV)/check/.ready
 
 docs-layout: docs
 	$(VENV)/check/bin/python -m tests.docs_layout docs/_build/html
+
+docs-search: docs
+	$(VENV)/check/bin/python -m tests.docs_search docs/_build/html
 
 release-check: $(VENV)/release/.ready
 	$(VENV)/release/bin/python -m tests.release_check

@@ -24,17 +24,21 @@ return [page.scrollWidth, page.clientWidth, wide.slice(0, 3).map((one) => one.ou
 """
 
 
-def overflows(folder: Path) -> list[str]:
-    """Return a line for each page and width at which the page is wider than the screen."""
+def chromium() -> webdriver.Chrome:
+    """Return a headless Chromium; as a context manager it ends on exit."""
     options = webdriver.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(argument)
     options.binary_location = shutil.which("chromium") or ""
-    driver = Service(shutil.which("chromedriver"))
+    return webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+
+
+def overflows(folder: Path) -> list[str]:
+    """Return a line for each page and width at which the page is wider than the screen."""
     # a window of Chromium is at least 500 pixels wide: the device is emulated
     found = []
     for width in WIDTHS:
-        with webdriver.Chrome(options, driver) as browser:
+        with chromium() as browser:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             for page in sorted(folder.rglob("*.html")):

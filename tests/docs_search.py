@@ -1,19 +1,22 @@
 """Ask the search of the built documentation what users ask: ``make docs-search``.
 
-``python -m tests.docs_search docs/_build/html`` opens the search page in headless Chromium with each question, and prints the
-questions whose page is not among the first results.
+``python -m tests.docs_search docs/_build/html`` opens the search page in headless Chromium with each question, and prints
+the questions whose page is not among the first results.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from selenium import webdriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.docs_layout import chromium
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 QUESTIONS = {
     "publish headers": "howto/publish-safely.html",

@@ -1,7 +1,7 @@
 """Ask the search of the built documentation what users ask: ``make docs-search``.
 
-``python -m tests.docs_search docs/_build/html`` opens the search page in headless Chromium with each question, and prints
-the questions whose page is not among the first results.
+``python -m tests.docs_search docs/_build/html`` opens the search page in headless Chromium with each question, and
+prints the questions whose page is not among the first results.
 """
 
 from __future__ import annotations

@@ -218,13 +218,7 @@ def test_the_walk_sees_imports() -> None:
 _CONSUMER_BASE = {
     f"client.consumer.{name}" for name in ("handler_signals", "message", "options", "position", "statistics")
 }
-_SERVER_TOOLS = {
-    f"broker.{name}"
-    for name in (
-        *("clock", "fault_injection", "go_format", "http_api", "http_client", "http_guard", "listeners"),
-        *("metrics", "uvicorn_server"),
-    )
-}
+_SERVER_TOOLS = {f"broker.{name}" for name in (*("clock", "fault_injection", "go_format", "http", "listeners"),)}
 _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start_position")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".filters", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}

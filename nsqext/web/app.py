@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from nsqext._version import __version__
 from nsqext.admin import Admin
-from nsqext.broker.http_api import Call, HttpFault, first_values
+from nsqext.broker.http.api import Call, HttpFault, first_values
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.lookup.options import LookupOptions

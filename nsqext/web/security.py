@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from nsqext.broker.http_guard import HttpGuard
+from nsqext.broker.http.guard import HttpGuard
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from nsqext.broker.uvicorn_server import HttpServer
+from nsqext.broker.http.uvicorn_server import HttpServer
 from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 

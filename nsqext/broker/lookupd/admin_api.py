@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.http_api import Call, Form, HttpFault, route, set_block_rate
+from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.lookupd.params import read_log_level, read_ranged
 
 if TYPE_CHECKING:

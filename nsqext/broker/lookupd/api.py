@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.coordinator import admin_ops as admin
-from nsqext.broker.http_api import Call, Form, HttpFault, application, route
+from nsqext.broker.http.api import Call, Form, HttpFault, application, route
 from nsqext.broker.lookupd.admin_api import NOT_LEADER, AdminApi
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
 from nsqext.broker.lookupd.params import (

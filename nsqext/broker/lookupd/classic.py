@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from nsqext.broker.http_api import Call, Form, Handler, HttpFault, application, route
+from nsqext.broker.http.api import Call, Form, Handler, HttpFault, application, route
 from nsqext.broker.lookupd.lookup_node import LookupNode
 from nsqext.broker.lookupd.registry import NEVER, Registration, Registry
 from nsqext.protocol.lookupd_tcp import PeerInfo

@@ -9,11 +9,11 @@ from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.channel.kind import ChannelKind, make_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.go_format import parse_int
-from nsqext.broker.http_api import HttpFault
+from nsqext.broker.http.api import HttpFault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:
-    from nsqext.broker.http_api import Call
+    from nsqext.broker.http.api import Call
 
 __all__ = ("read_channel", "read_deletion", "read_kind", "read_log_level", "read_number", "read_ranged", "read_topic")
 

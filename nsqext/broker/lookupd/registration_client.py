@@ -13,7 +13,7 @@ import anyio
 import orjson
 from attrs import define, field
 
-from nsqext.broker.http_client import HttpClient, HttpRequestFailed
+from nsqext.broker.http.client import HttpClient, HttpRequestFailed
 from nsqext.broker.listeners import split_address
 from nsqext.errors import NsqError
 from nsqext.protocol.lookupd_tcp import (

@@ -11,8 +11,8 @@ import orjson
 from attrs import field, frozen
 
 from nsqext.broker.go_format import decode
-from nsqext.broker.http_api import dump
-from nsqext.broker.http_client import HttpClient, HttpRequestFailed
+from nsqext.broker.http.api import dump
+from nsqext.broker.http.client import HttpClient, HttpRequestFailed
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.options import NodeOptions

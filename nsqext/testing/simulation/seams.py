@@ -36,7 +36,7 @@ _PRODUCT = (
     "nsqext.admin",
     "nsqext.broker.runtime_ha",
     "nsqext.lookup.http",
-    "nsqext.broker.http_client",
+    "nsqext.broker.http.client",
     "httpx",
 )
 
@@ -117,7 +117,7 @@ def simulated_machine(network: Network, clock: SimulatedClock, seed: int) -> Ite
     for name in _PRODUCT:
         import_module(name)
     backend = import_module("anyio._backends._asyncio")
-    http_client = import_module("nsqext.broker.http_client")
+    http_client = import_module("nsqext.broker.http.client")
     entropy = random.Random(f"entropy {seed}")
     before = random.getstate()
     collecting = gc.isenabled()

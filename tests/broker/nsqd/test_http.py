@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from nsqext.broker.metrics import Metric, render_metrics
+from nsqext.broker.http.metrics import Metric, render_metrics
 from nsqext.broker.nsqd.http.go_json import write_json
 from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.server.negotiate import ServerLimits

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.go_format import parse_int, wrap
-from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
+from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.broker.nsqd.http.publish import read_lines
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.names import is_valid_channel, is_valid_topic

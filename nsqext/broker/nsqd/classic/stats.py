@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.go_format import build
-from nsqext.broker.http_api import Call, route
+from nsqext.broker.http.api import Call, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.broker.nsqd.http.stats import client_state, go_duration
 

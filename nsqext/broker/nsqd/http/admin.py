@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqext.broker.go_format import parse_int
-from nsqext.broker.http_api import Call, Form, HttpFault, route, set_block_rate
+from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 
 if TYPE_CHECKING:

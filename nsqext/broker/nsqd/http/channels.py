@@ -11,7 +11,7 @@ from nsqext.broker.engine.channel_types import admit
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.go_format import decode, parse_int
-from nsqext.broker.http_api import Call, HttpFault, HttpPanic, route
+from nsqext.broker.http.api import Call, HttpFault, HttpPanic, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs, refuse
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nsqext.broker.engine.options import ChannelRules
-from nsqext.broker.http_api import Call, HttpFault, null, route
+from nsqext.broker.http.api import Call, HttpFault, null, route
 from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 
 if TYPE_CHECKING:

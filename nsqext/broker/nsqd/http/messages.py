@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.start_position import StartPosition
 from nsqext.broker.go_format import parse_int
-from nsqext.broker.http_api import Call, HttpFault, route
+from nsqext.broker.http.api import Call, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from nsqext.broker.http_api import Call, route
-from nsqext.broker.metrics import METRICS_TYPE, Metric, render_metrics
+from nsqext.broker.http.api import Call, route
+from nsqext.broker.http.metrics import METRICS_TYPE, Metric, render_metrics
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 
 if TYPE_CHECKING:

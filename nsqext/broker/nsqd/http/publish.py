@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from nsqext.broker.go_format import parse_unsigned
-from nsqext.broker.http_api import Call, Form, HttpFault, HttpPanic, route
+from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, route
 from nsqext.broker.nsqd.http.go_json import read_object, write_json
 from nsqext.broker.nsqd.http.request_args import NOT_LEADER, NOT_WRITABLE, RequestArgs
 from nsqext.broker.nsqd.publish_commands import commit, store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from nsqext.broker.go_format import parse_int
-from nsqext.broker.http_api import Call, HttpFault
+from nsqext.broker.http.api import Call, HttpFault
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker import http_api as web
+from nsqext.broker.http import api as web
 from nsqext.broker.nsqd.classic.http_routes import classic_routes, refusing_routes
 from nsqext.broker.nsqd.classic.stats import classic_stats_routes
 from nsqext.broker.nsqd.http.admin import admin_routes

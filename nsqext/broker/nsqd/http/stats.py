@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.go_format import build, parse_bool, parse_int
-from nsqext.broker.http_api import Call, Form, HttpFault, route
+from nsqext.broker.http.api import Call, Form, HttpFault, route
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.server.connection_state import State

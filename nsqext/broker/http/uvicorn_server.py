@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from nsqext.broker.http_guard import HttpGuard
+    from nsqext.broker.http.guard import HttpGuard
 
 __all__ = ("HttpServer",)
 

@@ -1,0 +1,1 @@
+"""HTTP of the servers: requests, routes, the guard against foreign web pages, metrics."""

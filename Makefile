@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -22,6 +22,7 @@ help:
 	@echo "make hostile     run hostile servers and clients and print what they cost"
 	@echo "make simulate    run SEEDS=500 simulated schedules of faults on all cores"
 	@echo "make mutate      put bugs into client and broker, and count the seeds that find them"
+	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
 	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
@@ -54,6 +55,10 @@ simulate: $(VENV)/test/.ready
 
 mutate: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.simulation.mutate
+
+MINUTES ?= 20
+soak: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.soak --minutes $(MINUTES)
 
 spark-long: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10

@@ -12,8 +12,6 @@ from tests.simulation.history import Delivery, History, Publish
 
 __all__ = ("CHECKERS", "judge")
 
-_SETTLE = 20.0
-"""Seconds after the last fault in which leases end, back-off ends, and clients reconnect."""
 _CLOSE = 45.0
 """Longest close: ``close_timeout`` of consumers is 30 s."""
 
@@ -132,7 +130,7 @@ def redelivered_without_cause(history: History) -> Iterator[str]:
 
 
 def _disturbed(history: History, begin: float, end: float) -> bool:
-    return any(first - 1.0 <= end and begin <= last + _SETTLE for first, last in history.disturbances)
+    return any(first - 1.0 <= end and begin <= last + history.settle for first, last in history.disturbances)
 
 
 def too_many_at_once(history: History) -> Iterator[str]:
@@ -156,7 +154,9 @@ def unbounded_waits(history: History) -> Iterator[str]:
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s never ended"
         elif publish.outcome != "killed" and publish.end - publish.begin > history.timeout + history.paused + 2:
             yield f"{publish.body!r}: the publish took {publish.end - publish.begin:.3f} s"
-        elif history.healed is not None and publish.begin > history.healed + _SETTLE and publish.outcome != "stored":
+        elif history.healed is None or publish.begin < history.healed + history.settle:
+            continue
+        elif publish.outcome != "stored":
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s, after all faults, failed: {publish.error}"
     if history.close_seconds > _CLOSE:
         yield f"closing took {history.close_seconds:.3f} s"

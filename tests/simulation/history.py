@@ -102,6 +102,7 @@ class History:
         healed: when the last fault had ended; None before that.
         concurrency: handlers that each consumer may run at once.
         timeout: of publishes, in seconds.
+        settle: seconds after the last fault in which leases end, back-off ends, and clients reconnect.
         paused: seconds for which the machine did nothing.
         close_seconds: longest time that closing a client took.
         left_over: sockets and tasks that existed after everything was closed.
@@ -115,6 +116,7 @@ class History:
     healed: float | None = None
     concurrency: dict[str, int] = field(factory=dict)
     timeout: float = 30.0
+    settle: float = 20.0
     paused: float = 0.0
     close_seconds: float = 0.0
     left_over: list[str] = field(factory=list)

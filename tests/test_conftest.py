@@ -58,7 +58,7 @@ def test_it_fails_too_where_tests_run_side_by_side(pytester: pytest.Pytester, mo
 
 
 @pytest.mark.anyio
-async def test_event_loop_is_the_one_that_was_asked_for(anyio_backend: tuple[str, dict[str, object]]) -> None:
+async def test_the_event_loop_is_the_requested_one(anyio_backend: tuple[str, dict[str, object]]) -> None:
     name, options = anyio_backend
     if name == "trio":
         assert trio.lowlevel.in_trio_run()

@@ -53,7 +53,7 @@ def test_all_names_exist_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_modules_and_what_they_export_have_docstrings(name: str) -> None:
+def test_modules_and_exported_names_have_docstrings(name: str) -> None:
     module = import_module(name)
     bare = [name] if not module.__doc__ else []
     for export in exported(module):

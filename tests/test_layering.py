@@ -202,7 +202,7 @@ def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
     assert wrong == []
 
 
-def test_dispatch_takes_nothing_but_the_hash_from_the_protocol() -> None:
+def test_dispatch_imports_only_the_hash_of_the_protocol() -> None:
     found = {found.module for found in OWN if found.room == "dispatch" and found.target == "protocol"}
     assert found == {"nsqext.protocol.hashing"}
 

@@ -241,7 +241,7 @@ def test_names_are_unambiguous_and_complete() -> None:
     assert text_only_by_keyword == {"ext_filter"}
 
 
-def test_variables_of_tests_are_left_alone() -> None:
+def test_variables_of_tests_are_ignored() -> None:
     assert produce(None, {"NSQEXT_TEST_LOOKUPD": "a", "NSQEXT_BENCH_NSQD": "b", "OTHER": "c"}) == ProducerOptions()
 
 

@@ -8,7 +8,7 @@ import pytest
 from nsqext.types import Address, Receipt, TopicMeta
 
 
-def test_addresses_are_written_as_clients_are_given_them() -> None:
+def test_addresses_are_formatted_as_clients_accept_them() -> None:
     assert str(Address("127.0.0.1", 4150)) == "127.0.0.1:4150"
     assert str(Address("::1", 4150)) == "[::1]:4150"
 
@@ -20,7 +20,7 @@ def test_addresses_are_values() -> None:
         Address("a", 1).port = 2  # type: ignore[misc]
 
 
-def test_what_a_server_does_not_report_is_none() -> None:
+def test_unreported_values_are_none() -> None:
     assert TopicMeta() == TopicMeta(0, 0, False, False, False, False)
     receipt = Receipt("t", -1, "n:1")
     assert (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (None, 0, None, None)

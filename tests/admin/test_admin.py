@@ -70,7 +70,7 @@ async def test_an_existing_topic_is_an_error_unless_it_may_exist(ha: Cluster) ->
         assert await admin.channels(topic) == ("late",)
 
 
-async def test_deleted_topics_are_gone(ha: Cluster, classic: Cluster) -> None:
+async def test_deleted_topics_do_not_exist(ha: Cluster, classic: Cluster) -> None:
     for cluster in (ha, classic):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
@@ -111,7 +111,7 @@ async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluste
             assert not (await admin.stats(topic)).channels["ch"].paused
 
 
-async def test_empty_discards_what_waits(ha: Cluster, classic: Cluster) -> None:
+async def test_empty_discards_waiting_messages(ha: Cluster, classic: Cluster) -> None:
     for cluster in (ha, classic):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin, Producer(cluster.lookupd) as producer:
@@ -154,7 +154,7 @@ async def test_a_channel_moves_back_to_the_start(ha: Cluster) -> None:
             await admin.seek_channel(topic, "ch", Position.latest(), partitions=[7])
 
 
-async def test_an_upgraded_topic_takes_headers(ha: Cluster) -> None:
+async def test_an_upgraded_topic_accepts_headers(ha: Cluster) -> None:
     topic = fresh()
     async with Admin(ha.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
@@ -191,7 +191,7 @@ async def test_a_change_waits_for_a_new_leader(ha: Cluster) -> None:
             ha.restart(name)
 
 
-async def test_nodes_are_listed_with_what_they_hold(ha: Cluster, classic: Cluster) -> None:
+async def test_nodes_are_listed_with_their_topics(ha: Cluster, classic: Cluster) -> None:
     for cluster, generation in ((ha, "ha"), (classic, "classic")):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
@@ -219,7 +219,7 @@ async def test_statistics_of_all_topics_take_one_request_per_node(ha: Cluster) -
     assert [part.partition for part in found[first].partitions] == [0, 1, 2]
 
 
-async def test_topics_of_the_original_nsq_are_paused_as_a_whole(ha: Cluster, classic: Cluster) -> None:
+async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, classic: Cluster) -> None:
     topic = fresh()
     async with Admin(classic.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
@@ -322,7 +322,7 @@ async def test_peek_is_refused_on_the_original_nsq(classic: Cluster) -> None:
             await admin.peek(topic)
 
 
-async def test_stats_tell_the_key_ranges_of_consumers(ha: Cluster) -> None:
+async def test_stats_list_the_key_ranges_of_consumers(ha: Cluster) -> None:
     topic = fresh()
     async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
         await admin.create_topic(topic, extend=True, channels=["other"])

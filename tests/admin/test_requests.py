@@ -125,7 +125,7 @@ async def test_a_topic_is_deleted_with_all_partitions(nodes: LookupNodes) -> Non
     assert params(deleted) == [{"topic": "orders", "partition": "**"}]
 
 
-async def test_changes_of_the_original_nsq_go_to_every_lookup_node_and_nsqd() -> None:
+async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsqd() -> None:
     nodes = LookupNodes()
     for name in ("x:4161", "y:4161"):
         nodes.lists(name)

@@ -225,7 +225,7 @@ async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, t
     assert received == [b"first", b"second"]
 
 
-async def test_aclose_raises_what_ended_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
+async def test_aclose_raises_the_error_that_ended_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
     app.handler(topics[0], "ch", options=ConsumerOptions(partitions=(7,)))(nothing)
     with anyio.fail_after(15), pytest.raises(InvalidPartition):

@@ -25,7 +25,7 @@ def test_every_codec_was_recorded() -> None:
 
 
 @pytest.mark.parametrize("record", _RECORDS)
-def test_what_the_go_client_compressed_is_restored(record: dict[str, str]) -> None:
+def test_bodies_compressed_by_the_go_client_are_restored(record: dict[str, str]) -> None:
     headers = decode_headers(record["header"].encode())
     body = _told(int(headers["k"][1:]))
     assert int(headers[SIZE_HEADER]) == len(body)

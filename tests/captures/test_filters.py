@@ -15,7 +15,7 @@ RECORDED = [pytest.param(one, id=json.dumps(one.wanted)) for one in recorded_fil
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
-def test_a_filter_lets_through_what_the_real_server_did(recorded: RecordedFilter) -> None:
+def test_a_filter_passes_the_same_messages_as_the_real_server(recorded: RecordedFilter) -> None:
     matches = compile_filter(recorded.wanted)
     passed = []
     for header, name in recorded.messages:

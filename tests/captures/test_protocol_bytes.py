@@ -43,7 +43,7 @@ def _frame(step: Step) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("recorded", ALL)
-def test_every_frame_of_the_server_is_read_whole_or_in_pieces(recorded: Conversation) -> None:
+def test_every_frame_of_the_server_is_read_in_any_chunks(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         received = _joined(steps, "recv")
         whole, bytewise = FrameParser(), FrameParser()
@@ -285,7 +285,7 @@ def test_all_shapes_were_recorded() -> None:
 
 
 @pytest.mark.parametrize("recorded", ALL)
-def test_every_error_has_its_class_and_says_what_becomes_of_the_connection(recorded: Conversation) -> None:
+def test_every_error_has_a_class_and_a_flag_for_the_connection(recorded: Conversation) -> None:
     for steps in recorded.connections().values():
         for step, following in pairwise([*steps, Step(0, "end", b"")]):
             if step.what != "recv" or not step.data:
@@ -335,7 +335,7 @@ def test_the_client_role_pairs_every_answer_with_its_command(recorded: Conversat
 # Records and layers
 
 
-def test_disk_records_go_round() -> None:
+def test_disk_records_survive_a_round_trip() -> None:
     for stored in disk_records():
         record, stop = decode_record(stored.data)
         assert stop == len(stored.data)
@@ -345,7 +345,7 @@ def test_disk_records_go_round() -> None:
         assert encode_record(record) == stored.data
 
 
-def test_disk_records_are_read_one_behind_the_other() -> None:
+def test_disk_records_are_read_in_sequence() -> None:
     data, position, count = b"".join(stored.data for stored in disk_records()), 0, 0
     while position < len(data):
         _, position = decode_record(data, position)
@@ -355,7 +355,7 @@ def test_disk_records_are_read_one_behind_the_other() -> None:
 
 @pytest.mark.parametrize("name", ["deflate", "snappy"])
 @pytest.mark.parametrize("direction", ["recv", "send"])
-def test_compressed_bytes_are_those_in_clear(name: str, direction: str) -> None:
+def test_compressed_bytes_decompress_to_the_original(name: str, direction: str) -> None:
     layer = DeflateLayer(6) if name == "deflate" else SnappyLayer()
     steps = conversation(name).steps
     begin = next(index for index, step in enumerate(steps) if step.what == "upgraded")

@@ -23,7 +23,7 @@ def test_a_schedule(backend: str, seed: int) -> None:
     assert outcome.published > 20
 
 
-def test_plans_come_from_their_seed_and_hold_every_fault() -> None:
+def test_plans_follow_their_seed_and_contain_every_fault() -> None:
     plans = [make_plan(seed) for seed in range(1, 201)]
     assert [(step.at, step.name) for step in plans[6].steps] == [(step.at, step.name) for step in make_plan(7).steps]
     assert min(plan.faults for plan in plans) >= 4
@@ -59,7 +59,7 @@ def consume(ledger: Ledger, *messages: Delivered) -> None:
         ledger.consumed(message)  # type: ignore[arg-type]
 
 
-def test_the_ledger_finds_what_is_lost() -> None:
+def test_the_ledger_finds_lost_messages() -> None:
     ledger, owner = Ledger("retry"), Owner()
     first, second = published(ledger, "plain", 2)
     consume(ledger, Delivered(second, 2, owner))
@@ -68,7 +68,7 @@ def test_the_ledger_finds_what_is_lost() -> None:
     assert [line.partition(",")[0] for line in found] == [f"lost: {first.decode()}"]
 
 
-def test_the_ledger_finds_what_was_overtaken() -> None:
+def test_the_ledger_finds_reordered_messages() -> None:
     ledger, owner = Ledger("retry"), Owner()
     first, second, third = published(ledger, "ordered", 3)
     consume(ledger, Delivered(first, 1, owner), Delivered(third, 3, owner), Delivered(second, 2, owner))

@@ -124,7 +124,7 @@ def test_text_at_a_terminal(cluster: Cluster) -> None:
     assert json.loads(terminal.shown)["topic"] == topic
 
 
-def test_a_terminal_is_asked_before_something_is_deleted(cluster: Cluster) -> None:
+def test_deleting_at_a_terminal_asks_first(cluster: Cluster) -> None:
     topic, address = fresh(), cluster.lookupd[0]
     cluster.create_topic(topic, channels=["billing"])
     with Terminal("topic", "delete", topic, "--lookupd", address) as terminal:

@@ -55,7 +55,7 @@ def test_lines_of_standard_input(cluster: Cluster, topic: str) -> None:
     assert [one.get("body", one.get("body_base64")) for one in got] == ["a", "/w==", "last"]
 
 
-def test_tail_from_a_position_through_a_channel_of_its_own(cluster: Cluster) -> None:
+def test_tail_from_a_position_through_its_own_channel(cluster: Cluster) -> None:
     name = f"t_{token_hex(4)}"
     cluster.create_topic(name, channels=["other"])
     lines("pub", name, "old", "--lookupd", cluster.lookupd[0])
@@ -73,7 +73,7 @@ def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
     assert (done.stderr, len(done.stdout.splitlines())) == (b"", 1)
 
 
-def test_tail_says_nothing_about_pauses_of_the_machine(cluster: Cluster) -> None:
+def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
     topic, address = f"t_{token_hex(4)}", cluster.lookupd[0]
     cluster.create_topic(topic)
     program = [sys.executable, "-m", "nsqext", "tail", topic, "--channel", "tail", "--count", "1", "--lookupd", address]
@@ -95,7 +95,7 @@ def clients(cluster: Cluster, topic: str, channel: str) -> int:
     return sum(len(one["clients"]) for one in found["channels"] if one["channel_name"] == channel)
 
 
-def test_bench_counts_what_it_published() -> None:
+def test_bench_counts_its_publishes() -> None:
     published, consumed = lines("bench", "--count", "300", "--in-flight", "8")
     assert (published["mode"], published["messages"], consumed["mode"], consumed["messages"]) == (
         "publish",

@@ -40,7 +40,7 @@ def _read(folder: Path, text: str, **flags: Any) -> dict[str, Any]:
     return with_config_file({"config": str(folder / "nsqd.cfg"), **flags}, nsqd.FLAGS)
 
 
-def test_a_file_says_what_the_command_line_does_not(tmp_path: Path) -> None:
+def test_a_file_sets_what_the_command_line_does_not(tmp_path: Path) -> None:
     found = _read(tmp_path, FILE, **{"tcp-address": "127.0.0.1:9"})
     assert found.pop("config") == str(tmp_path / "nsqd.cfg")
     assert found == {
@@ -149,7 +149,7 @@ def test_values_that_nsqd_does_not_take(flags: dict[str, Any], text: str) -> Non
     assert str(error.value) == text
 
 
-def test_config_shows_what_was_given() -> None:
+def test_config_shows_the_given_flags() -> None:
     assert reported({}, nsqd.FLAGS) == {"tls_required": 0, "tls_min_version": 769}
     flags = {
         "node-id": 5,

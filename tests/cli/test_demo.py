@@ -69,7 +69,7 @@ def test_an_aircraft_without_tail_number_gives_the_flight_number_as_key(tmp_path
     assert [parcel.key for parcel in read_parcels(path, FLIGHTS)] == ["1545", "7", "N1"]
 
 
-def test_columns_that_nobody_asked_for_may_be_missing(people: Path) -> None:
+def test_columns_that_are_not_requested_may_be_missing(people: Path) -> None:
     parcels = read_parcels(people, FLIGHTS)
     assert {(parcel.key, parcel.tag, len(parcel.headers)) for parcel in parcels} == {(None, None, 0)}
 
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         read_parcels(tmp_path / "nowhere.csv", FLIGHTS)
 
 
-def test_a_column_that_was_asked_for_has_to_be_there(people: Path) -> None:
+def test_a_requested_column_must_exist(people: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"no column 'shoe size'.*: it has name, home town, age"):
         read_parcels(people, Columns(keys=("shoe size",), required=frozenset({"shoe size"})))
 
@@ -178,7 +178,7 @@ def test_what_never_arrives_is_lost() -> None:
     assert wrong(tally) == {"lost": 1}
 
 
-def test_what_arrives_twice_is_duplicated() -> None:
+def test_messages_delivered_twice_are_reported() -> None:
     tally, _, untagged = book(parcel(1))
     tally.arrived(untagged, arrival(1))
     tally.arrived(untagged, arrival(1))
@@ -186,7 +186,7 @@ def test_what_arrives_twice_is_duplicated() -> None:
 
 
 @pytest.mark.parametrize("tag", [CANARY, None])
-def test_what_arrives_at_the_other_consumer_is_misplaced(tag: str | None) -> None:
+def test_messages_at_the_wrong_consumer_are_reported(tag: str | None) -> None:
     tally, tagged, untagged = book(parcel(1, tag))
     tally.arrived(untagged if tag else tagged, arrival(1, tag=tag))
     assert wrong(tally) == {"at the wrong consumer": 1}
@@ -213,14 +213,14 @@ def test_messages_of_one_key_have_to_keep_their_order_at_each_consumer() -> None
 
 
 @pytest.mark.parametrize("name", ["partition", "internal_id", "offset", "size"])
-def test_a_message_has_to_come_from_where_its_receipt_says(name: str) -> None:
+def test_a_message_is_delivered_from_the_position_of_its_receipt(name: str) -> None:
     tally, _, untagged = book(parcel(1))
     tally.arrived(untagged, arrival(1, **{name: 7}))
     assert wrong(tally) == {"elsewhere than their receipt tells": 1}
     assert [line.partition for line in tally.partitions(1)] == ([0, 7] if name == "partition" else [0])
 
 
-def test_a_publish_without_receipt_and_a_message_that_cannot_be_finished_are_told() -> None:
+def test_a_publish_without_receipt_and_an_unfinished_message_are_reported() -> None:
     tally = Tally([parcel(1)], [Side("untagged", None)])
     tally.arrived(tally.sides[None], arrival(1))
     tally.unfinished += 1
@@ -286,7 +286,7 @@ class ForgetfulProducer(Producer):
         (ForgetfulProducer, {"lost": 1, "not what was published": 1}),
     ],
 )
-def test_a_bad_run_is_told_and_ends_with_1(
+def test_a_failed_run_prints_the_violation_and_exits_with_1(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     people: Path,
@@ -320,7 +320,7 @@ def test_bad_arguments_are_refused(
     assert code == 2
 
 
-def test_a_lookup_service_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], free_tcp_port: int) -> None:
+def test_a_missing_lookup_service_is_reported(capsys: pytest.CaptureFixture[str], free_tcp_port: int) -> None:
     code, output = run_demo(capsys, "--lookupd", f"127.0.0.1:{free_tcp_port}")
     assert "no lookup node returned a usable response" in output or "no response" in output
     assert code == 2

@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-async def test_ranges_as_the_leaders_tell_them(cluster: Cluster, request: pytest.FixtureRequest) -> None:
+async def test_ranges_reported_by_the_leaders(cluster: Cluster, request: pytest.FixtureRequest) -> None:
     topic = f"seen{abs(hash(request.node.nodeid)) % 10**9}"
     cluster.create_topic(topic, partitions=2, extend=True, channels=["ch"])
     directory = MetadataCache(lookupd=cluster.lookupd)

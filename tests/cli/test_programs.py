@@ -167,7 +167,7 @@ def test_the_programs_listen_on_ipv6_and_ipv4_by_default(name: str, tmp_path: Pa
             assert httpx.get(f"http://{host}:{port}/ping").text == "OK"
 
 
-def test_web_pages_are_refused_where_asked(tmp_path: Path) -> None:
+def test_web_pages_are_refused_with_the_guard(tmp_path: Path) -> None:
     evil = {"Origin": "http://evil.example"}
     with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program:
         assert httpx.post(f"http://{program.address('HTTP')}/topic/create?topic=t", headers=evil).status_code == 200
@@ -227,7 +227,7 @@ def test_nsqd_finds_its_data_again(tmp_path: Path, number: int) -> None:
         assert talker.message()[2] == b"kept"
 
 
-def test_a_taken_address_ends_the_program(tmp_path: Path) -> None:
+def test_an_address_in_use_ends_the_program(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for words in (("nsqd", "-data-path", str(tmp_path)), ("nsqlookupd",)):
@@ -238,7 +238,7 @@ def test_a_taken_address_ends_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:x", "nothing"])
-def test_an_address_that_is_none_ends_the_program(address: str) -> None:
+def test_an_invalid_address_ends_the_program(address: str) -> None:
     ended = run("nsqlookupd", "-tcp-address", address, "-http-address", "127.0.0.1:0")
     assert (ended.returncode, f"listen ({address}) failed - listen tcp: address " in ended.stderr) == (1, True)
     assert "Traceback" not in ended.stderr

@@ -174,7 +174,7 @@ def test_times() -> None:
         parse_time("soon")
 
 
-def test_a_filter_without_conditions_takes_everything() -> None:
+def test_a_filter_without_conditions_passes_everything() -> None:
     record = {"headers": {}, "timestamp": 5, "tag": None, "key": None, "trace_id": 0}
     assert Filter().takes(record)
     assert not Filter(until=5).takes(record)

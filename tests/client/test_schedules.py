@@ -53,7 +53,7 @@ async def _wait(turns: int) -> None:
 @pytest.mark.parametrize("backend", _BACKENDS)
 @_FEW
 @given(st.lists(st.tuples(_SOON, st.lists(st.sampled_from("abc"), min_size=1, unique=True), _SOON, st.none() | _SOON)))
-def test_turns_are_exclusive_and_all_come_round(
+def test_turns_are_exclusive_and_every_waiter_gets_one(
     backend: str, visits: list[tuple[int, list[str], int, int | None]]
 ) -> None:
     """Each visit: when it comes, to which keys, how long it stays, and when it is cancelled, if ever."""

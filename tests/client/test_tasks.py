@@ -20,7 +20,7 @@ def test_the_first_error_of_nested_groups() -> None:
     assert first_error(ExceptionGroup("outer", [inner, ValueError("third")])) is first
 
 
-async def test_a_task_outlives_the_cancellation_until_it_is_left() -> None:
+async def test_a_task_outlives_the_cancellation_until_close() -> None:
     tasks = OrderedTasks()
     seen: list[str] = []
     started = anyio.Event()
@@ -43,7 +43,7 @@ async def test_a_task_outlives_the_cancellation_until_it_is_left() -> None:
     assert seen == ["ended"]
 
 
-async def test_the_error_of_a_task_comes_out_alone() -> None:
+async def test_the_error_of_a_task_is_raised_without_a_group() -> None:
     async def fail() -> None:
         raise KeyError("mine")
 

@@ -42,7 +42,7 @@ def test_topics_are_switched_on_and_off() -> None:
         log.on("no topic")
 
 
-def test_what_a_publish_leaves(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_of_a_publish(caplog: pytest.LogCaptureFixture) -> None:
     log = TraceLog()
     log.on("a")
     with caplog.at_level(logging.INFO, "nsqext.trace"):
@@ -62,7 +62,7 @@ def test_what_a_publish_leaves(caplog: pytest.LogCaptureFixture) -> None:
     assert {name: record.__dict__[name] for name in expected} == expected
 
 
-def test_what_a_delivery_leaves(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_of_a_delivery(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "nsqext.trace"):
         TraceLog().consumed([make_message(RecordingOwner(), 5, offset=40, trace_id=7, timestamp=99)], "ch", "me:2")
     (record,) = caplog.records

@@ -58,7 +58,7 @@ async def test_headers_tag_and_trace_arrive_as_they_were_published(
 
 
 @pytest.mark.parametrize("topic", ["plain", "extend", "ordered"])
-async def test_a_message_is_where_its_receipt_says(
+async def test_a_message_is_stored_where_its_receipt_says(
     cluster_under_test: ClusterUnderTest, channel: str, topic: str
 ) -> None:
     name: str = getattr(cluster_under_test, topic)
@@ -72,7 +72,7 @@ async def test_a_message_is_where_its_receipt_says(
     ]
 
 
-async def test_a_channel_gets_what_was_published_while_nobody_consumed(cluster_under_test: ClusterUnderTest) -> None:
+async def test_a_channel_delivers_messages_published_without_consumers(cluster_under_test: ClusterUnderTest) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     channel = await cluster_under_test.make_channel(topic)
     async with Producer(lookupd) as producer:
@@ -91,7 +91,7 @@ async def test_every_channel_gets_every_message(cluster_under_test: ClusterUnder
         assert [message.body for message in await finish_all(second, 1)] == [b"hi"]
 
 
-async def test_a_finished_message_does_not_come_again(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_a_finished_message_is_not_redelivered(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
         await producer.publish(topic, b"first", partition=0)
@@ -101,7 +101,7 @@ async def test_a_finished_message_does_not_come_again(cluster_under_test: Cluste
         assert [message.body for message in await finish_all(consumer, 1)] == [b"second"]
 
 
-async def test_a_requeued_message_comes_again_with_one_attempt_more(
+async def test_a_requeued_message_is_redelivered_with_one_attempt_more(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -114,7 +114,7 @@ async def test_a_requeued_message_comes_again_with_one_attempt_more(
     assert (first.id, first.body, first.timestamp) == (second.id, second.body, second.timestamp)
 
 
-async def test_a_requeued_message_comes_no_sooner_than_asked(
+async def test_a_requeued_message_is_redelivered_no_sooner_than_requested(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -128,7 +128,7 @@ async def test_a_requeued_message_comes_no_sooner_than_asked(
     assert message.attempts == 2
 
 
-async def test_a_message_that_is_not_answered_in_time_comes_again(
+async def test_a_message_that_is_not_answered_in_time_is_redelivered(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -141,7 +141,7 @@ async def test_a_message_that_is_not_answered_in_time_comes_again(
     assert (second.id, second.attempts) == (first.id, 2)
 
 
-async def test_a_touched_message_stays_ours(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_a_touched_message_stays_in_flight(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
 
@@ -160,9 +160,7 @@ async def test_a_touched_message_stays_ours(cluster_under_test: ClusterUnderTest
     await unless_paused(attempt, 0.2)
 
 
-async def test_a_message_whose_handler_takes_long_is_touched(
-    cluster_under_test: ClusterUnderTest, channel: str
-) -> None:
+async def test_a_message_with_a_slow_handler_is_touched(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     async def attempt(number: int) -> None:
         await _handled_for_long(cluster_under_test, f"{channel}_{number}")
 
@@ -187,7 +185,7 @@ async def _handled_for_long(cluster: ClusterUnderTest, channel: str) -> None:
     assert await left_over(cluster, channel) == []
 
 
-async def test_messages_of_a_consumer_that_left_come_to_the_next_one(
+async def test_messages_of_a_closed_consumer_are_delivered_to_the_next_one(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -204,7 +202,7 @@ async def test_messages_of_a_consumer_that_left_come_to_the_next_one(
     assert {message.attempts for message in again} == {1}
 
 
-async def test_messages_come_again_after_a_broken_connection(
+async def test_messages_are_redelivered_after_a_lost_connection(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -291,7 +289,7 @@ async def test_a_handler_that_returns_finishes(cluster_under_test: ClusterUnderT
     assert await left_over(cluster_under_test, channel) == []
 
 
-async def test_a_message_whose_handler_raises_comes_again(
+async def test_a_message_whose_handler_raises_is_redelivered(
     cluster_under_test: ClusterUnderTest, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -314,7 +312,7 @@ async def test_a_message_whose_handler_raises_comes_again(
     assert await left_over(cluster_under_test, channel) == []
 
 
-async def test_leaving_waits_for_the_handler_and_gives_the_rest_back(
+async def test_closing_waits_for_the_handler_and_requeues_the_rest(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -335,7 +333,7 @@ async def test_leaving_waits_for_the_handler_and_gives_the_rest_back(
     assert await left_over(cluster_under_test, channel) == bodies[1:]
 
 
-async def test_cancelling_lets_handlers_end(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_running_handlers_end_after_a_cancellation(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     began, ended = anyio.Event(), anyio.Event()
     consumer = Consumer(topic, channel, lookupd=lookupd)

@@ -119,7 +119,7 @@ async def publish(producer: Producer, topic: str, name: str, keyed: bool, record
         await anyio.sleep(0.01)
 
 
-async def test_all_goes_on_when_a_leader_is_killed(killable: Killable) -> None:
+async def test_everything_continues_when_a_leader_is_killed(killable: Killable) -> None:
     records = Records()
     with PauseWatch() as pauses:
         await _kill_in_between(killable, records)

@@ -33,7 +33,7 @@ async def handled(
     return lossy
 
 
-async def test_lanes_never_go_back(
+async def test_lanes_never_repeat_an_earlier_message(
     cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster_under_test.extend
@@ -53,7 +53,7 @@ async def test_lanes_never_go_back(
     assert backward_steps(lossy.begun) == []
 
 
-async def test_an_ordered_partition_never_goes_back(
+async def test_an_ordered_partition_never_repeats_an_earlier_message(
     cluster_under_test: ClusterUnderTest, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster_under_test.ordered

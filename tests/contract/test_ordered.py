@@ -50,7 +50,9 @@ async def test_one_message_of_a_partition_is_in_flight(cluster_under_test: Clust
     assert {message.partition for message in first} == set(range(PARTITIONS))
 
 
-async def test_a_requeued_message_comes_before_all_others(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_a_requeued_message_is_delivered_before_all_others(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
     topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
     async with Consumer(topic, channel, lookupd=lookupd) as consumer, Producer(lookupd) as producer:
         for body in (b"1", b"2"):
@@ -61,9 +63,7 @@ async def test_a_requeued_message_comes_before_all_others(cluster_under_test: Cl
     assert [(message.body, message.attempts) for message in messages] == [(b"1", 2), (b"2", 1)]
 
 
-async def test_a_handler_that_raises_holds_its_partition_back(
-    cluster_under_test: ClusterUnderTest, channel: str
-) -> None:
+async def test_a_handler_that_raises_blocks_its_partition(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd
     tried: list[tuple[bytes, int]] = []
     consumer = Consumer(topic, channel, lookupd=lookupd, options=QUICK, concurrency=4)
@@ -86,7 +86,7 @@ async def test_a_handler_that_raises_holds_its_partition_back(
     assert tried == [(b"1", 1), (b"2", 1), (b"2", 2), (b"2", 3), (b"3", 1), (b"4", 1)]
 
 
-async def test_when_a_consumer_leaves_another_goes_on_in_order(
+async def test_another_consumer_continues_in_order_when_one_leaves(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.ordered, cluster_under_test.lookupd

@@ -73,7 +73,7 @@ def topic() -> str:
     return f"contract_{token_hex(4)}"
 
 
-async def test_a_topic_that_nobody_has_made_is_published_to_by_lookup(original: Original, topic: str) -> None:
+async def test_an_uncreated_topic_is_published_by_lookup(original: Original, topic: str) -> None:
     before = time.time_ns()
     async with Producer(original.lookupd) as producer:
         receipt = await producer.publish(topic, b"hi")
@@ -106,7 +106,7 @@ async def test_lookup_leads_consumers_to_every_node_of_a_topic(original: Origina
     assert sorted(message.body.decode() for message in messages) == sorted(original.nodes)
 
 
-async def test_a_consumer_that_was_there_first_finds_the_topic(original: Original, topic: str) -> None:
+async def test_a_consumer_started_before_the_topic_finds_it(original: Original, topic: str) -> None:
     options = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5), start_timeout=0.1)
     async with Consumer(topic, "ch", lookupd=original.lookupd, options=options) as consumer:
         async with Producer(original.lookupd) as producer:
@@ -135,7 +135,7 @@ async def test_every_channel_gets_every_message(original: Original, topic: str) 
         assert messages_of(await finish_all(second, 1)) == [b"hi"]
 
 
-async def test_a_delayed_message_comes_no_sooner(original: Original, topic: str) -> None:
+async def test_a_delayed_message_is_delivered_no_sooner(original: Original, topic: str) -> None:
     async with Consumer(topic, "ch", nsqd=original.nodes) as consumer, Producer(original.lookupd) as producer:
         started = time.monotonic()
         await producer.publish(topic, b"later", delay=0.5)
@@ -145,7 +145,7 @@ async def test_a_delayed_message_comes_no_sooner(original: Original, topic: str)
     assert messages_of(messages) == [b"now", b"later"]
 
 
-async def test_a_requeued_message_comes_again_and_a_finished_one_does_not(original: Original, topic: str) -> None:
+async def test_a_requeued_message_is_redelivered_and_a_finished_one_is_not(original: Original, topic: str) -> None:
     async with Consumer(topic, "ch", nsqd=original.nodes) as consumer, Producer(original.lookupd) as producer:
         await producer.publish(topic, b"hi")
         first = (await take(consumer, 1))[0]
@@ -160,7 +160,7 @@ async def test_a_requeued_message_comes_again_and_a_finished_one_does_not(origin
     assert {message.id for message in (first, second, third)} == {first.id}
 
 
-async def test_a_touched_message_stays_ours(original: Original, topic: str) -> None:
+async def test_a_touched_message_stays_in_flight(original: Original, topic: str) -> None:
     options = ConsumerOptions(msg_timeout=1.0, delivery=DeliveryOptions(auto_touch=False))
 
     async def attempt(number: int) -> None:
@@ -192,7 +192,7 @@ async def test_two_consumers_share_a_channel(original: Original, topic: str) -> 
     assert sorted(messages_of(held + rest)) == bodies
 
 
-async def test_leaving_waits_for_the_handler_and_gives_the_rest_back(original: Original, topic: str) -> None:
+async def test_closing_waits_for_the_handler_and_requeues_the_rest(original: Original, topic: str) -> None:
     handled: list[bytes] = []
     consumer = Consumer(topic, "ch", lookupd=original.lookupd)
 
@@ -244,7 +244,7 @@ async def test_what_it_does_not_have_is_refused_before_it_is_sent(original: Orig
 
 
 @pytest.mark.parametrize("options", [ConsumerOptions(partitions=(0,)), ConsumerOptions(start=Position.earliest())])
-async def test_a_consumer_that_asks_for_what_it_does_not_have_is_told(
+async def test_a_consumer_without_the_requested_ability_gets_an_error(
     original: Original, topic: str, options: ConsumerOptions
 ) -> None:
     async with Producer(original.lookupd) as producer:
@@ -262,7 +262,7 @@ async def test_a_consumer_that_asks_for_what_it_does_not_have_is_told(
         ConsumerOptions(output_buffer_timeout=None, output_buffer_size=65536),
     ],
 )
-async def test_every_setting_of_the_output_buffer_is_taken(
+async def test_every_setting_of_the_output_buffer_is_applied(
     original: Original, topic: str, options: ConsumerOptions
 ) -> None:
     async with Consumer(topic, "ch", nsqd=original.nodes, options=options) as consumer:

@@ -20,7 +20,7 @@ def unknown(receipt: Receipt) -> bool:
     return (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (None, 0, None, None)
 
 
-async def test_a_plain_receipt_tells_topic_partition_and_node(cluster_under_test: ClusterUnderTest) -> None:
+async def test_a_plain_receipt_has_topic_partition_and_node(cluster_under_test: ClusterUnderTest) -> None:
     async with Producer(cluster_under_test.lookupd) as producer:
         receipt = await producer.publish(cluster_under_test.plain, b"hi")
     assert receipt.topic == cluster_under_test.plain
@@ -36,7 +36,7 @@ async def test_without_key_partitions_take_turns(cluster_under_test: ClusterUnde
 
 
 @pytest.mark.parametrize("trace_id", [0, 7, 2**64 - 1])
-async def test_a_traced_receipt_tells_id_offset_and_size(cluster_under_test: ClusterUnderTest, trace_id: int) -> None:
+async def test_a_traced_receipt_has_id_offset_and_size(cluster_under_test: ClusterUnderTest, trace_id: int) -> None:
     topic = cluster_under_test.plain
     async with Producer(cluster_under_test.lookupd) as producer:
         first = await producer.publish(topic, b"12345", trace_id=trace_id, partition=1)
@@ -48,7 +48,7 @@ async def test_a_traced_receipt_tells_id_offset_and_size(cluster_under_test: Clu
     assert second.offset == first_offset + first_size
 
 
-async def test_records_of_extend_topics_hold_version_and_header(cluster_under_test: ClusterUnderTest) -> None:
+async def test_records_of_extend_topics_contain_version_and_header(cluster_under_test: ClusterUnderTest) -> None:
     topic = cluster_under_test.extend
     async with Producer(cluster_under_test.lookupd) as producer:
         bare = await producer.publish(topic, b"12345", trace_id=7)
@@ -102,7 +102,7 @@ async def test_many_of_nothing_is_nothing(cluster_under_test: ClusterUnderTest) 
         assert await producer.publish_many(cluster_under_test.plain, []) == []
 
 
-async def test_many_traced_messages_are_told_apart(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_many_traced_messages_have_their_own_receipts(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
     options = ConsumerOptions(queue_position=True)
     drafts = [OutgoingMessage(b"x" * number, trace_id=number) for number in range(1, 6)]
@@ -114,7 +114,9 @@ async def test_many_traced_messages_are_told_apart(cluster_under_test: ClusterUn
     assert [message.trace_id for message in messages] == [1, 2, 3, 4, 5]
 
 
-async def test_many_mixed_messages_each_keep_what_they_have(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_many_mixed_messages_keep_their_headers_and_bodies(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     drafts = [
         OutgoingMessage(b"bare"),
@@ -134,7 +136,7 @@ async def test_many_mixed_messages_each_keep_what_they_have(cluster_under_test: 
     ]
 
 
-async def test_many_keyed_messages_go_where_their_keys_belong(
+async def test_many_keyed_messages_are_sent_to_the_partitions_of_their_keys(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd

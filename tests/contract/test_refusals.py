@@ -70,7 +70,7 @@ async def test_bad_input_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize("kind", ["plain", "extend"])
-async def test_nothing_of_what_was_refused_arrives(
+async def test_refused_messages_are_not_delivered(
     cluster_under_test: ClusterUnderTest, channel: str, kind: str
 ) -> None:
     topic: str = getattr(cluster_under_test, kind)
@@ -109,7 +109,7 @@ async def test_headers_in_a_batch_for_a_plain_topic_are_refused(cluster_under_te
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, "a#b"])
-async def test_names_that_no_server_takes_are_refused(name: str) -> None:
+async def test_names_that_no_server_accepts_are_refused(name: str) -> None:
     with pytest.raises(InvalidName):
         Consumer(name, "ch", lookupd="127.0.0.1:4161")
     with pytest.raises(InvalidName):
@@ -122,7 +122,7 @@ async def test_a_key_without_known_partitions_is_refused(cluster_under_test: Clu
             await producer.publish(cluster_under_test.plain, b"hi", key="k")
 
 
-async def test_a_producer_that_is_not_open_says_so(cluster_under_test: ClusterUnderTest) -> None:
+async def test_a_producer_that_is_not_open_raises(cluster_under_test: ClusterUnderTest) -> None:
     producer = Producer(cluster_under_test.lookupd)
     with pytest.raises(InvalidState, match="not open"):
         await producer.publish(cluster_under_test.plain, b"hi")
@@ -168,7 +168,7 @@ async def lookup_failure(lookupd: str) -> str:
     return str(publishing.value)
 
 
-async def test_html_from_lookup_is_told() -> None:
+async def test_html_from_lookup_is_reported() -> None:
     async with answering(HTML) as address:
         text = await lookup_failure(address)
     assert "<html>welcome" in text

@@ -12,7 +12,7 @@ from tests.support.messages import finish_all, nothing_for, subscribed
 pytestmark = pytest.mark.anyio
 
 
-async def test_each_consumer_gets_what_it_asked_for(cluster_under_test: ClusterUnderTest, channel: str) -> None:
+async def test_each_consumer_gets_its_settings(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
     tags = [("canary", "blue", None)[number % 3] for number in range(30)]
     canary = Consumer(topic, channel, lookupd=lookupd, tag="canary")
@@ -32,7 +32,7 @@ async def test_each_consumer_gets_what_it_asked_for(cluster_under_test: ClusterU
     assert got == {tag: {number for number, given in enumerate(tags) if given == tag} for tag in set(tags)}
 
 
-async def test_without_a_consumer_for_its_tag_a_message_goes_to_the_untagged_one(
+async def test_a_tag_without_a_consumer_is_delivered_to_the_untagged_one(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd
@@ -46,7 +46,7 @@ async def test_without_a_consumer_for_its_tag_a_message_goes_to_the_untagged_one
     assert [message.tag for message in messages] == ["canary"] * PARTITIONS
 
 
-async def test_when_the_tagged_consumer_leaves_its_messages_go_to_the_untagged_one(
+async def test_the_untagged_consumer_gets_the_messages_when_the_tagged_one_leaves(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd

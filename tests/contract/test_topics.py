@@ -58,7 +58,7 @@ async def test_an_upgrade_to_extend_is_followed(cluster_under_test: ClusterUnder
     assert {(message.headers["a"], message.tag) for message in headed} == {("1", "canary")}
 
 
-async def test_a_topic_that_is_not_there_is_told_to_publishers(cluster_under_test: ClusterUnderTest) -> None:
+async def test_publishers_of_a_missing_topic_get_an_error(cluster_under_test: ClusterUnderTest) -> None:
     async with Producer(cluster_under_test.lookupd) as producer:
         with anyio.fail_after(DEADLINE), pytest.raises(TopicNotFound, match="never_created"):
             await producer.publish("never_created", b"hi")
@@ -66,7 +66,7 @@ async def test_a_topic_that_is_not_there_is_told_to_publishers(cluster_under_tes
             await producer.publish_many("never_created", [b"hi"])
 
 
-async def test_a_topic_that_is_not_there_is_waited_for_by_consumers(
+async def test_consumers_wait_for_a_missing_topic(
     cluster_under_test: ClusterUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ConsumerOptions(start_timeout=0.3)
@@ -77,7 +77,7 @@ async def test_a_topic_that_is_not_there_is_waited_for_by_consumers(
     assert "waiting for a partition to subscribe to" in caplog.text
 
 
-async def test_a_lookup_service_that_is_down_is_told(free_tcp_port: int) -> None:
+async def test_a_lookup_service_that_is_down_is_reported(free_tcp_port: int) -> None:
     lookupd = f"127.0.0.1:{free_tcp_port}"
     with anyio.fail_after(DEADLINE):
         async with Producer(lookupd, options=ProducerOptions(startup_timeout=0.2)) as producer:

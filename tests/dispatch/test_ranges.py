@@ -59,7 +59,7 @@ def test_the_timeline_of_the_note() -> None:
     assert ranges.get_consumer(b"any") is None
 
 
-def test_a_key_goes_to_the_consumer_of_its_range() -> None:
+def test_a_key_is_delivered_to_the_consumer_of_its_range() -> None:
     ranges = KeyRanges[str](clock=Clock())
     for name in ("C1", "C2"):
         ranges.add_consumer(name)
@@ -113,7 +113,7 @@ def test_rates_are_of_the_window_only() -> None:
     assert [owner for _, _, owner in ranges.ranges()] == ["C1", "C2", "C3"]
 
 
-def test_newcomers_in_a_row_share_what_a_busy_one_had() -> None:
+def test_consecutive_newcomers_share_the_range_of_a_busy_consumer() -> None:
     ranges = KeyRanges[int](clock=Clock())
     ranges.add_consumer(0)
     ranges.record_dispatch(0, 800)
@@ -123,7 +123,7 @@ def test_newcomers_in_a_row_share_what_a_busy_one_had() -> None:
     assert {ranges.rate(number) for number in range(8)} == {10}
 
 
-def test_an_heir_counts_with_what_it_inherited() -> None:
+def test_a_new_owner_counts_inherited_messages() -> None:
     ranges = KeyRanges[str](clock=Clock())
     for name in ("C1", "C2"):
         ranges.add_consumer(name)
@@ -222,7 +222,7 @@ def test_the_cover_is_exact_disjoint_and_as_balanced_as_the_rule_allows(events: 
 
 
 @given(st.integers(1, 200))
-def test_consumers_that_only_come_differ_by_a_factor_of_two_at_most(count: int) -> None:
+def test_shares_of_joining_consumers_differ_by_a_factor_of_two_at_most(count: int) -> None:
     """Where all are equally busy for their range, which is what an even load does."""
     ranges = KeyRanges[int](clock=Clock())
     for number in range(count):
@@ -275,7 +275,7 @@ def test_what_is_too_old_does_not_count() -> None:
     assert window.rate(200.0) == 0
 
 
-def test_halves_add_up_and_age_like_the_whole() -> None:
+def test_halves_add_up_and_expire_like_the_sum() -> None:
     window = SlidingWindow(10.0)
     window.add(100.0, 20)
     window.add(105.0, 11)
@@ -287,7 +287,7 @@ def test_halves_add_up_and_age_like_the_whole() -> None:
     assert window.rate(111.0) == pytest.approx(2.1)
 
 
-def test_a_clock_that_stands_still_fills_one_slot() -> None:
+def test_a_stopped_clock_fills_one_slot() -> None:
     window = SlidingWindow(1.0)
     for _ in range(1000):
         window.add(5.0, 1)

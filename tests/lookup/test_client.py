@@ -47,7 +47,7 @@ async def stuck(request: httpx.Request) -> httpx.Response:
     raise AssertionError
 
 
-async def test_all_listed_nodes_are_asked(nodes: LookupNodes) -> None:
+async def test_all_listed_nodes_are_requested(nodes: LookupNodes) -> None:
     listed = nodes.lists("a:4161", "a:4161", "b:4161", leader="b:4161")
     asked = [nodes.finds("a:4161", FOUND), nodes.finds("b:4161", lookup_json({1: "n2:4150"}, num=2))]
     client = client_of(nodes)
@@ -61,7 +61,7 @@ async def test_all_listed_nodes_are_asked(nodes: LookupNodes) -> None:
     assert [(node.address, node.leader) for node in await client.lookup_nodes()] == [(A, False), (B, True)]
 
 
-async def test_lookup_nodes_are_asked_at_the_same_time(nodes: LookupNodes) -> None:
+async def test_lookup_nodes_are_requested_concurrently(nodes: LookupNodes) -> None:
     here, both = set[str](), anyio.Event()
 
     async def meet(request: httpx.Request) -> httpx.Response:
@@ -87,7 +87,7 @@ async def test_answers_have_the_epoch_of_listlookup(nodes: LookupNodes) -> None:
     assert [(answer.source, answer.epoch) for answer in answers] == [(A, 3), (B, 7)]
 
 
-async def test_a_node_of_the_original_nsq_is_asked_itself(nodes: LookupNodes) -> None:
+async def test_a_node_of_the_original_nsq_is_requested_directly(nodes: LookupNodes) -> None:
     recordings = {answer["path"]: answer for answer in recorded("original.json")}
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -122,7 +122,7 @@ async def test_without_a_list_the_given_addresses_are_asked(nodes: LookupNodes) 
     assert isinstance(answers[A].error, LookupFailed)
 
 
-async def test_an_unreachable_list_falls_back_to_the_given_addresses(nodes: LookupNodes) -> None:
+async def test_an_unreachable_list_falls_back_to_the_configured_addresses(nodes: LookupNodes) -> None:
     """Lookup nodes may list addresses that are good only inside their network."""
     nodes.lists("a:4161", "b:4161", "c:4161")
     nodes.finds("b:4161", refuse)
@@ -132,7 +132,7 @@ async def test_an_unreachable_list_falls_back_to_the_given_addresses(nodes: Look
     assert [answer.source for answer in answers if answer.found] == [A]
 
 
-async def test_an_unlisted_address_is_asked_only_if_needed(nodes: LookupNodes) -> None:
+async def test_an_unlisted_address_is_requested_only_if_needed(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "b:4161")
     nodes.finds("b:4161", FOUND)
     spared = nodes.finds("a:4161", FOUND)
@@ -140,7 +140,7 @@ async def test_an_unlisted_address_is_asked_only_if_needed(nodes: LookupNodes) -
     assert not spared.called
 
 
-async def test_lists_are_asked_again_after_the_interval(nodes: LookupNodes) -> None:
+async def test_lists_are_requested_again_after_the_interval(nodes: LookupNodes) -> None:
     listed = nodes.lists("a:4161", "a:4161")
     nodes.finds("a:4161", FOUND)
     client = client_of(nodes)
@@ -154,7 +154,7 @@ async def test_lists_are_asked_again_after_the_interval(nodes: LookupNodes) -> N
     assert listed.call_count == 3
 
 
-async def test_a_node_removed_from_the_list_is_not_asked(nodes: LookupNodes) -> None:
+async def test_a_node_removed_from_the_list_is_not_requested(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "a:4161", "b:4161")
     nodes.finds("a:4161", FOUND)
     left = nodes.finds("b:4161", FOUND)
@@ -180,7 +180,7 @@ async def test_known_nodes_are_kept_without_a_list(nodes: LookupNodes) -> None:
     assert [answer.source for answer in await client.lookup("orders") if answer.found] == [B]
 
 
-async def test_the_list_comes_from_known_nodes_when_the_given_ones_are_down(nodes: LookupNodes) -> None:
+async def test_the_list_is_read_from_known_nodes_when_the_configured_ones_are_down(nodes: LookupNodes) -> None:
     nodes.lists("a:4161", "b:4161")
     nodes.finds("b:4161", FOUND)
     client = client_of(nodes, poll_interval=1e-6)
@@ -193,7 +193,7 @@ async def test_the_list_comes_from_known_nodes_when_the_given_ones_are_down(node
     assert {answer.source for answer in await client.lookup("orders") if answer.found} == {B, C}
 
 
-async def test_a_failing_address_is_asked_last(nodes: LookupNodes) -> None:
+async def test_a_failing_address_is_requested_last(nodes: LookupNodes) -> None:
     for name in ("a:4161", "b:4161"):
         nodes.lists(name)
     failing = nodes.finds("a:4161", refuse)
@@ -245,7 +245,7 @@ async def test_a_much_slower_node_is_not_waited_for(nodes: LookupNodes) -> None:
     assert "longer" in str(slow.error)
 
 
-async def test_a_refusal_does_not_hurry_the_others(nodes: LookupNodes) -> None:
+async def test_a_refusal_does_not_change_the_pace_of_the_others(nodes: LookupNodes) -> None:
     """One that does not know the topic says nothing about the others of a mixed cluster."""
     for name in ("a:4161", "b:4161"):
         nodes.lists(name)
@@ -270,7 +270,7 @@ async def test_lookups_at_the_same_time_share_one_list(nodes: LookupNodes) -> No
     assert listed.call_count == 1
 
 
-async def test_a_cancelled_listing_is_taken_over(nodes: LookupNodes) -> None:
+async def test_another_task_continues_a_cancelled_listing(nodes: LookupNodes) -> None:
     asked, go_on = anyio.Event(), anyio.Event()
 
     async def slow(request: httpx.Request) -> httpx.Response:
@@ -311,7 +311,7 @@ async def test_when_everything_fails_lists_are_asked_at_once(nodes: LookupNodes)
     assert listed.call_count == 2
 
 
-async def test_names_are_checked_before_anything_is_asked(nodes: LookupNodes) -> None:
+async def test_names_are_checked_before_any_request(nodes: LookupNodes) -> None:
     client = client_of(nodes)
     with pytest.raises(InvalidName):
         await client.lookup("a b")

@@ -88,7 +88,7 @@ def test_more_partitions_are_added() -> None:
     assert table.current.partition_num == 2
 
 
-def test_partitions_go_when_the_topic_has_fewer() -> None:
+def test_partitions_are_removed_when_the_topic_has_fewer() -> None:
     table = table_of([told("a", {0: "n1", 1: "n2", 2: "n3"}, num=3)])
     change = table.merge([told("a", {0: "n1"}, num=2)])
     assert change.gone == {2}
@@ -163,7 +163,7 @@ def test_a_suspect_counts_before_the_epoch() -> None:
     assert leaders(table) == {0: "n2"}
 
 
-def test_a_suspect_is_accepted_when_all_name_it() -> None:
+def test_a_suspect_is_accepted_when_all_answers_list_it() -> None:
     table = table_of([told("a", {0: "n1"}, num=1)])
     table.suspect(0, tcp("n1"))
     table.merge([told("a", {0: "n1"}, num=1)])
@@ -231,7 +231,7 @@ def test_meta_is_kept_when_an_answer_lacks_it() -> None:
     assert table.current.meta == TopicMeta(partition_num=1, replica=1, extend_support=True)
 
 
-def test_an_upgrade_is_seen_from_the_first_node_that_tells() -> None:
+def test_an_upgrade_is_visible_when_the_first_node_reports_it() -> None:
     table = table_of([told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1, extend=True)])
     assert table.current.meta.extend_support
 
@@ -321,7 +321,7 @@ def test_when_all_agree_the_table_agrees(rounds: list[list[LookupAnswer]], truth
 
 
 @given(rounds=rounds_of(st.just(0)), truth=st.sampled_from(NODES), lie=st.sampled_from(NODES))
-def test_evidence_finds_the_leader_that_one_lookup_node_knows(
+def test_evidence_finds_a_leader_that_one_lookup_node_lists(
     rounds: list[list[LookupAnswer]], truth: str, lie: str
 ) -> None:
     table = table_of(*rounds)

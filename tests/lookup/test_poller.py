@@ -49,7 +49,7 @@ class Lookup:
 
 
 @pytest.mark.anyio
-async def test_a_round_makes_a_map() -> None:
+async def test_a_round_of_answers_builds_a_map() -> None:
     lookup = Lookup(told("a", {0: "n1"}, num=1))
     assert lookup.refresher.map is None
     await lookup.refresher.refresh()
@@ -90,7 +90,7 @@ async def test_a_newer_map_is_not_refreshed() -> None:
 
 
 @pytest.mark.anyio
-async def test_another_task_takes_over_a_cancelled_round() -> None:
+async def test_another_task_continues_a_cancelled_round() -> None:
     lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
     scope = anyio.CancelScope()
 
@@ -299,7 +299,7 @@ async def test_several_runs_poll_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_another_run_takes_over_a_cancelled_poll() -> None:
+async def test_another_run_continues_a_cancelled_poll() -> None:
     asked = Asked()
     asked.hanging = 1
     poller = Poller(lambda: [asked.refresher])

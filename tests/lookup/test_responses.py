@@ -75,7 +75,7 @@ def test_a_topic_without_channel_is_not_ready(bare: bool) -> None:
 @pytest.mark.parametrize(
     "path", ["/lookup?topic=k_topic_delete_t&access=r&metainfo=true", "/lookup?topic=k_topic_delete_t&access=w"]
 )
-def test_a_topic_that_is_gone_is_not_found_for_reading_and_writing(path: str) -> None:
+def test_a_removed_topic_is_not_found_for_reading_and_writing(path: str) -> None:
     with pytest.raises(TopicNotFound, match="does not know the topic"):
         read(find(REDESIGNED, path))
 
@@ -222,14 +222,14 @@ json_values = st.recursive(
 
 
 @given(data=json_values)
-def test_any_json_gives_an_answer_or_an_error_of_ours(data: Any) -> None:
+def test_any_json_gives_an_answer_or_a_documented_error(data: Any) -> None:
     for reader in (read_lookup, read_lookup_nodes):
         with suppress(NsqError):
             reader(unwrap(200, orjson.dumps(data), SOURCE), SOURCE)
 
 
 @given(status=st.integers(100, 599), body=st.binary(max_size=100))
-def test_any_bytes_give_data_or_an_error_of_ours(status: int, body: bytes) -> None:
+def test_any_bytes_give_data_or_a_documented_error(status: int, body: bytes) -> None:
     try:
         unwrap(status, body, SOURCE)
     except NsqError:

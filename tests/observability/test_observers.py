@@ -94,7 +94,7 @@ async def test_logs(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixtu
     assert 7 in {record.trace_id for record in records[3:]}
 
 
-async def test_slow_ones_are_warnings(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_checks_are_warnings(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     async with MiddlewareProducer(cluster.lookupd, middleware=[LogObserver("quick", slow=0.0)]) as producer:
         await producer.publish(topic, b"x")
     assert [(record.name, record.levelname) for record in caplog.records if record.name == "quick"] == [

@@ -72,7 +72,7 @@ def _fields(message: RawMessage) -> list[Any]:
 
 
 @given(_messages(), _SHAPES)
-def test_messages_go_round(message: RawMessage, shape: tuple[bool, bool]) -> None:
+def test_messages_survive_a_round_trip(message: RawMessage, shape: tuple[bool, bool]) -> None:
     extend, detail = shape
     if not extend:
         message.version, message.header = 0, b""
@@ -100,7 +100,7 @@ def test_any_bytes_are_a_message_or_a_fault_of_the_peer(
 @given(
     st.builds(Record, st.integers(0, (1 << 63) - 1), U64, U64, st.binary(max_size=40), attempts=st.integers(0, 4000))
 )
-def test_plain_records_go_round(record: Record) -> None:
+def test_plain_records_survive_a_round_trip(record: Record) -> None:
     data = encode_record(record)
     assert decode_record(data) == (record, len(data))
 
@@ -171,7 +171,9 @@ def test_what_the_client_asks_within_bounds_is_granted(request: IdentifyRequest)
 
 
 @given(HEADERS, st.none() | st.from_regex(r"[a-zA-Z0-9_-]{1,100}", fullmatch=True), st.none() | U64)
-def test_headers_go_round_and_servers_read_them(headers: dict[str, str], tag: str | None, trace_id: int | None) -> None:
+def test_headers_survive_a_round_trip_and_servers_read_them(
+    headers: dict[str, str], tag: str | None, trace_id: int | None
+) -> None:
     encoded = encode_headers(headers, tag=tag, trace_id=trace_id)
     decoded = decode_headers(encoded)
     assert tag_of(decoded) == tag
@@ -205,7 +207,7 @@ def test_any_bytes_are_read_or_refused_as_documented(
 
 
 @given(U64, U64, U64, U32)
-def test_trace_replies_go_round(message: int, trace: int, offset: int, size: int) -> None:
+def test_trace_replies_survive_a_round_trip(message: int, trace: int, offset: int, size: int) -> None:
     reply = encode_trace_reply(message, trace, offset, size)
     assert decode_trace_reply(reply, trace) == (message, trace, offset, size)
 

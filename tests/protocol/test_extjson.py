@@ -92,5 +92,5 @@ def test_any_bytes_give_a_value_or_the_documented_error(header: bytes) -> None:
         assert str(error)
 
 
-def test_quoting_escapes_what_cannot_be_printed() -> None:
+def test_quoting_escapes_unprintable_characters() -> None:
     assert quote('a"\\\n\x00é\u200b\udcff') == '"a\\"\\\\\\n\\x00é\\u200b\\xff"'

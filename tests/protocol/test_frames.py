@@ -24,7 +24,7 @@ def test_the_pieces_do_not_matter(piece: int) -> None:
     assert parser.buffered == 0
 
 
-def test_data_is_bytes_of_its_own() -> None:
+def test_data_is_copied() -> None:
     parser = FrameParser()
     parser.feed(_TWO[:5])
     frames = parser.feed(_TWO[5:])
@@ -76,7 +76,7 @@ def test_the_largest_frame_is_accepted() -> None:
     assert parser.error is None
 
 
-def test_an_announced_size_takes_no_memory() -> None:
+def test_an_announced_size_allocates_no_memory() -> None:
     parser = FrameParser(max_frame_size=0xFFFFFFFF)
     tracemalloc.start()
     try:

@@ -25,7 +25,7 @@ def test_headers_tag_and_trace_id_are_one_object() -> None:
     assert encode_headers(trace_id=0) == b'{"##trace_id":"0"}'
 
 
-def test_the_mapping_of_the_caller_stays_as_it_is() -> None:
+def test_the_mapping_of_the_caller_is_not_changed() -> None:
     headers = {"a": "b"}
     encode_headers(headers, tag="t", trace_id=1)
     assert headers == {"a": "b"}
@@ -66,7 +66,7 @@ def test_text_has_to_be_text() -> None:
         encode_headers({"k": "\ud800"})
 
 
-def test_headers_stay_well_below_what_kills_a_server() -> None:
+def test_headers_stay_well_below_the_size_that_crashes_a_server() -> None:
     fits = "x" * (MAX_HEADER_BYTES - len('{"k":""}'))
     assert len(encode_headers({"k": fits})) == MAX_HEADER_BYTES
     with pytest.raises(InvalidHeader, match="60001 bytes, more than 60000: put large values into the body"):

@@ -196,7 +196,7 @@ def test_a_snappy_chunk_is_not_waited_for_when_it_is_too_long() -> None:
         (STREAM_START + b"\x00\x0e\x00\x00" + bytes(4) + b"\xff" * 10, "cannot be read.*invalid header"),
     ],
 )
-def test_broken_snappy_streams_are_told(wire: bytes, text: str) -> None:
+def test_broken_snappy_streams_are_errors(wire: bytes, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         SnappyLayer().decode(wire)
 
@@ -213,7 +213,7 @@ def test_the_snappy_stream_may_begin_again() -> None:
     assert receiver.decode(SnappyLayer().encode(b"one") + SnappyLayer().encode(b"two")) == b"onetwo"
 
 
-def test_snappy_is_read_by_others() -> None:
+def test_snappy_is_readable_by_other_implementations() -> None:
     data = os.urandom(200_000)
     assert bytes(cramjam.snappy.decompress(SnappyLayer().encode(data))) == data
     assert SnappyLayer().decode(bytes(cramjam.snappy.compress(data))) == data
@@ -278,7 +278,7 @@ def test_tls_carries_data_both_ways(
     assert client.encode(b"") == b""
 
 
-def test_data_that_comes_with_the_last_step_of_the_handshake_is_not_lost(
+def test_data_received_with_the_last_step_of_the_handshake_is_kept(
     client_context: ssl.SSLContext, server_context: ssl.SSLContext
 ) -> None:
     client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
@@ -316,7 +316,7 @@ def test_an_unknown_authority_is_refused(server_context: ssl.SSLContext) -> None
         client.decode(server.pending())
 
 
-def test_a_client_without_the_certificate_that_is_asked_for_is_told(
+def test_a_client_without_the_required_certificate_gets_an_error(
     authority: trustme.CA, client_context: ssl.SSLContext
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -332,7 +332,7 @@ def test_a_client_without_the_certificate_that_is_asked_for_is_told(
         client.decode(server.pending())
 
 
-def test_a_peer_without_tls_is_told(client_context: ssl.SSLContext) -> None:
+def test_a_peer_without_tls_gets_an_error(client_context: ssl.SSLContext) -> None:
     client = TlsLayer(client_context, "nsqd.test")
     with pytest.raises(ConnectionFailed, match="TLS handshake failed"):
         client.decode(OK)
@@ -347,7 +347,7 @@ def test_broken_records_are_a_protocol_error(client_context: ssl.SSLContext, ser
         server.decode(bytes(record))
 
 
-def test_close_tells_the_peer(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> None:
+def test_close_notifies_the_peer(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> None:
     client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
     assert TlsLayer(client_context, "nsqd.test").close() != b""
     shake_hands(client, server)
@@ -366,7 +366,7 @@ def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext)
         TlsLayer(client_context, "nsqd.test").encode(b"PUB")
 
 
-def test_a_context_that_needs_a_name_says_so(client_context: ssl.SSLContext) -> None:
+def test_a_context_without_a_name_is_an_error(client_context: ssl.SSLContext) -> None:
     with pytest.raises(InvalidSetting, match=r"no name is given: give tls_hostname"):
         TlsLayer(client_context)
     with pytest.raises(InvalidSetting, match="TLS cannot be set up"):

@@ -27,7 +27,7 @@ def _decoded(data: bytes, extend: bool, detail: bool) -> RawMessage:
 @pytest.mark.parametrize("extend", [False, True])
 @pytest.mark.parametrize("detail", [False, True])
 @pytest.mark.parametrize("body", [b"", b"b", bytes(range(256)) * 10])
-def test_every_shape_goes_round(version: int, extend: bool, detail: bool, body: bytes) -> None:
+def test_every_shape_survives_a_round_trip(version: int, extend: bool, detail: bool, body: bytes) -> None:
     data = _HEAD + (_EXTEND[version] if extend else b"") + (_DETAIL if detail else b"") + body
     message = _decoded(data, extend, detail)
     assert message.timestamp == 0x18E9E85ED920B381

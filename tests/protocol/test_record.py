@@ -14,13 +14,13 @@ _NO_EXT = Record(1795230183000000000, 2, 9, b"body", extend=True)
 
 
 @pytest.mark.parametrize("record", [_PLAIN, _JSON, _TAG, _NO_EXT, Record(0, 0, 0, b"")])
-def test_records_go_round(record: Record) -> None:
+def test_records_survive_a_round_trip(record: Record) -> None:
     data = encode_record(record)
     assert len(data) == raw_size(len(record.body), len(record.header), record.extend, record.version)
     assert decode_record(b"xx" + data + b"yy", 2) == (record, 2 + len(data))
 
 
-def test_sizes_are_those_that_servers_name() -> None:
+def test_sizes_are_announced_by_servers() -> None:
     assert RECORD_OVERHEAD == 30
     assert raw_size(4, 0, extend=False) == 34
     assert raw_size(4, 0, extend=True) == 35

@@ -52,7 +52,7 @@ for seed in (3, 4):
 """
 
 
-def test_a_seed_gives_the_same_trace_in_other_processes() -> None:
+def test_a_seed_repeats_its_trace_in_other_processes() -> None:
     found = []
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -64,7 +64,7 @@ def test_a_seed_gives_the_same_trace_in_other_processes() -> None:
     assert len(set(found[0])) == 2
 
 
-def test_a_seed_gives_the_same_trace_again_in_one_process() -> None:
+def test_a_seed_repeats_its_trace_in_one_process() -> None:
     faults = draw_faults(5, FaultOptions(), NODES, LOOKUPDS)
     first, second = run_seed(orders, 5, faults), run_seed(orders, 5, faults)
     assert first.error is None

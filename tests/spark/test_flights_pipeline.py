@@ -37,18 +37,18 @@ def published(some: list[flights.Flight]) -> pd.DataFrame:
     return check.read_table({flight.number for flight in some})
 
 
-def test_flights_come_in_the_order_of_their_schedule(some: list[flights.Flight]) -> None:
+def test_flights_are_ordered_by_schedule(some: list[flights.Flight]) -> None:
     times = [str(flight.columns["time_hour"]) for flight in some]
     assert times == sorted(times)
     assert (times[0], len(some)) == ("2013-01-01T10:00:00Z", ROWS)
 
 
-def test_a_flight_whose_aircraft_is_not_known_goes_by_its_number() -> None:
+def test_a_flight_with_an_unknown_aircraft_uses_its_number_as_key() -> None:
     flight = flights.Flight(1, {"tailnum": None, "carrier": "AA", "flight": 791})
     assert flight.key == "AA791"
 
 
-def test_what_arrived_is_compared_row_by_row(published: pd.DataFrame) -> None:
+def test_received_rows_are_compared_one_by_one(published: pd.DataFrame) -> None:
     assert check.check_arrivals(published.copy(), published) == check.Arrivals(ROWS, 0, 0, 0)
     changed = published.copy()
     changed.loc[5, "dest"] = "XXX"
@@ -65,7 +65,7 @@ def test_figures_that_are_missing_or_wrong_are_counted(published: pd.DataFrame) 
     assert check.count_differences(wrong, expected) == 2
 
 
-def test_hours_are_those_of_new_york(published: pd.DataFrame) -> None:
+def test_hours_are_in_the_time_zone_of_new_york(published: pd.DataFrame) -> None:
     day = check.by_airline_and_hour(check.expected_delays(published)).set_index(["airline", "hour"])
     counts = published.groupby(["airline", "hour"]).size()
     assert day["flights"].to_dict() == counts.to_dict()
@@ -82,7 +82,7 @@ GOOD = Report(
 )
 
 
-def test_the_table_tells_rates_and_that_all_is_well() -> None:
+def test_the_table_shows_rates_and_success() -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     show(GOOD, console)
     text = console.export_text()

@@ -71,7 +71,7 @@ def test_topics_are_named_once_each() -> None:
     assert list(SourceOptions.parse({**READ, "subscribe": "b, a,,b "}).topics) == ["b", "a"]
 
 
-def test_what_spark_adds_is_no_option_of_ours() -> None:
+def test_options_added_by_spark_are_ignored() -> None:
     given = {**WRITE, "checkpointLocation": "/tmp/c", "queryName": "q"}
     assert SinkOptions.parse(given) == SinkOptions(ClientConfig(("a:4161",)))
 

@@ -97,19 +97,19 @@ def test_this_interpreter_is_fine_everywhere() -> None:
     assert driver_python(sys.executable, "spark://host:7077", []) == sys.executable
 
 
-def test_one_that_can_run_it_stays(tmp_path: Path) -> None:
+def test_a_usable_interpreter_stays(tmp_path: Path) -> None:
     link = tmp_path / "python"
     link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     link.chmod(link.stat().st_mode | stat.S_IXUSR)
     assert driver_python(str(link), "local[2]", []) == str(link)
 
 
-def test_one_that_cannot_is_replaced_here(bare: str) -> None:
+def test_an_unusable_interpreter_is_replaced_locally(bare: str) -> None:
     assert driver_python(bare, "local[*]", []) == sys.executable
     assert driver_python("no-such-python", "local", []) == sys.executable
 
 
-def test_one_that_cannot_is_refused_elsewhere(bare: str) -> None:
+def test_an_unusable_interpreter_is_refused_on_a_cluster(bare: str) -> None:
     with pytest.raises(InvalidState, match=r"No module named numpy.*PYSPARK_PYTHON"):
         driver_python(bare, "spark://host:7077", [])
     with pytest.raises(InvalidState, match=r"no-such-python.*it does not exist"):

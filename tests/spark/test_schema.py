@@ -17,7 +17,7 @@ SOMEWHERE = SinkOptions(ClientConfig(("a:1",)), topic="t")
 
 @pytest.mark.parametrize("columns", [BASE_COLUMNS, ALL_COLUMNS, ("offset", "headers")])
 @pytest.mark.parametrize("as_array", [False, True])
-def test_arrow_columns_are_those_that_spark_requires(columns: Columns, as_array: bool) -> None:
+def test_arrow_columns_match_the_schema_of_spark(columns: Columns, as_array: bool) -> None:
     wanted = to_arrow_schema(read_schema(columns, as_array), timezone="UTC")
     assert arrow_schema(columns, as_array).equals(wanted)
     assert chosen_columns(read_schema(columns, as_array), columns, as_array) == columns

@@ -66,9 +66,7 @@ async def test_a_fixture_survives_a_failing_publish(producer: Producer, nsq_topi
     await producer.publish(nsq_topic, b"x")
 
 
-async def test_a_producer_is_closed_by_another_task_than_the_one_that_opened_it(
-    nsq_cluster: Cluster, nsq_topic: str
-) -> None:
+async def test_a_producer_is_closed_by_another_task(nsq_cluster: Cluster, nsq_topic: str) -> None:
     producer = Producer(nsq_cluster.lookupd)
     await asyncio.create_task(_call(producer.start))
     await asyncio.gather(*(producer.publish(nsq_topic, b"%d" % number) for number in range(20)))

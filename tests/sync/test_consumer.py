@@ -149,7 +149,7 @@ def test_it_runs_in_other_threads(cluster: Cluster, topic: str) -> None:
     assert not thread.is_alive()
 
 
-def test_a_handler_that_does_not_end_is_left_behind(cluster: Cluster, topic: str) -> None:
+def test_a_handler_that_does_not_end_is_cancelled_at_the_timeout(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
     consumer = make(cluster, topic, ConsumerOptions(close_timeout=0.1))
     release, ended = threading.Event(), threading.Event()
@@ -171,7 +171,7 @@ def test_a_handler_that_does_not_end_is_left_behind(cluster: Cluster, topic: str
     assert "the consumer cannot be used" in str(late[0])
 
 
-def test_what_cannot_be(cluster: Cluster) -> None:
+def test_invalid_arguments(cluster: Cluster) -> None:
     consumer = sync.Consumer("orders", "ch", lookupd=cluster.lookupd)
 
     async def handle(message: sync.Message) -> None:
@@ -320,7 +320,7 @@ def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, top
     consumer.close()
 
 
-def test_handlers_receive_what_their_annotations_ask_for(cluster: Cluster, topic: str) -> None:
+def test_handlers_receive_what_their_annotations_name(cluster: Cluster, topic: str) -> None:
     consumer = make(cluster, topic)
     found: list[object] = []
 

@@ -36,7 +36,7 @@ def parameters(function: Callable[..., object]) -> list[tuple[str, object, objec
         (sync.Message, nsqext.Message),
     ],
 )
-def test_names_and_parameters_are_those_of_the_asynchronous_classes(blocking: type, original: type) -> None:
+def test_names_and_parameters_equal_those_of_the_asynchronous_classes(blocking: type, original: type) -> None:
     for name in vars(blocking):
         method = getattr(original, name, None)
         if name.startswith("_") or not inspect.isfunction(method):
@@ -64,7 +64,7 @@ def test_a_publish_returns_its_receipt(cluster: Cluster, topic: str) -> None:
         assert producer.options == nsqext.ProducerOptions()
 
 
-def test_errors_are_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
+def test_errors_equal_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
     with sync.Producer(cluster.lookupd, options=nsqext.ProducerOptions(timeout=0.5)) as producer:
         with pytest.raises(InvalidBody):
             producer.publish(topic, b"")
@@ -121,7 +121,7 @@ class _Publishing:
                 self.refused.append(error)
 
 
-def test_closing_under_the_hands_of_other_threads_hangs_none(cluster: Cluster, topic: str) -> None:
+def test_closing_blocks_no_other_thread(cluster: Cluster, topic: str) -> None:
     """Every call ends: with a receipt, or an error: the producer is closed, or the outcome is unknown."""
     for _ in range(5):
         producer = sync.Producer(cluster.lookupd)
@@ -158,7 +158,7 @@ def test_the_batcher_publishes_in_the_background(cluster: Cluster, topic: str) -
             batcher.add(b"late")
 
 
-def test_the_batcher_tells_what_failed(cluster: Cluster) -> None:
+def test_the_batcher_reports_failed_messages(cluster: Cluster) -> None:
     options = nsqext.ProducerOptions(timeout=0.2)
     with (
         sync.Producer(cluster.lookupd, options=options) as producer,
@@ -213,7 +213,7 @@ def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, top
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_has_a_loop_of_its_own(cluster: Cluster, topic: str) -> None:
+def test_a_forked_process_has_its_own_loop(cluster: Cluster, topic: str) -> None:
     import subprocess
     import sys
 

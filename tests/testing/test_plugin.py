@@ -38,7 +38,7 @@ def outcome(output: str) -> dict[str, int]:
     return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?)", output)}
 
 
-def test_each_test_has_a_topic_of_its_own(tmp_path: Path) -> None:
+def test_each_test_has_its_own_topic(tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """

@@ -276,7 +276,7 @@ async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_anothe
 # The kernel's buffer
 
 
-async def test_a_request_that_the_kernel_takes_in_parts() -> None:
+async def test_a_request_that_the_kernel_sends_in_parts() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         big, small = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))
         tasks.start_soon(big)
@@ -322,7 +322,7 @@ async def test_a_peer_that_never_reads_loses_the_connection() -> None:
         assert peer.commands == []
 
 
-async def test_drain_sends_what_was_written() -> None:
+async def test_drain_sends_pending_writes() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         connection.write(_pub(b"b" * _BIG))
         connection.write(_pub(b"c"))
@@ -385,7 +385,7 @@ async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyP
         assert connection.closed
 
 
-async def test_a_request_behind_other_writes_has_a_time_of_its_own() -> None:
+async def test_a_request_behind_other_writes_has_its_own_timeout() -> None:
     async with _connected(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
         connection._oldest = time.monotonic() - 100
         connection.write(_pub(b"written"))
@@ -482,7 +482,7 @@ async def test_closing_fails_all_pending_requests() -> None:
         await peer.expect_end()
 
 
-async def test_requests_that_had_not_left_when_the_connection_broke_are_not_sent() -> None:
+async def test_requests_not_sent_before_the_loss_raise_not_sent() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         sent = _Caller(connection, _pub(b"1"))
         tasks.start_soon(sent)

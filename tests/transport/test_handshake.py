@@ -108,7 +108,7 @@ async def test_layers_alone_and_combined(
 
 
 @pytest.mark.parametrize("compression", [{"snappy": True}, {"deflate_level": 3}], ids=["snappy", "deflate"])
-async def test_what_decompresses_to_more_than_the_option_allows_ends_the_connection(
+async def test_a_body_larger_than_the_limit_when_unpacked_ends_the_connection(
     secured: Cluster, compression: dict[str, Any]
 ) -> None:
     options = ConnectionOptions(auth_secret="open-sesame", max_decompressed_size=10, **compression)

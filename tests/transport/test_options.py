@@ -35,7 +35,7 @@ def test_invalid_values_are_refused(wrong: dict[str, Any]) -> None:
         ConnectionOptions(**wrong)
 
 
-def test_certificates_are_verified_unless_a_given_context_says_otherwise() -> None:
+def test_certificates_are_verified_by_default() -> None:
     own = ssl.create_default_context()
     own.check_hostname = False
     assert ConnectionOptions(tls=own).tls_context() is own

@@ -31,7 +31,7 @@ async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socke
         assert sock.getpeername() == listener.getsockname()
 
 
-async def test_nobody_listens(nobody: Address) -> None:
+async def test_no_server_listens(nobody: Address) -> None:
     with pytest.raises(ConnectionFailed, match="refused") as caught:
         await connect(nobody, 5)
     assert caught.value.node == str(nobody)

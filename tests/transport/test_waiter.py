@@ -44,7 +44,7 @@ def _set_all(waiters: list[Waiter]) -> None:
         waiter.set()
 
 
-async def test_waiters_go_on_in_order_within_the_turn_in_which_they_were_set(
+async def test_waiters_continue_in_order_within_the_turn_that_set_them(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     near, far = pair
@@ -74,7 +74,7 @@ async def test_waiters_go_on_in_order_within_the_turn_in_which_they_were_set(
     assert seen == ["set", "first", "second", "next turn"]
 
 
-async def test_a_waiter_that_a_task_sets_goes_on_later(pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket.socket, socket.socket]) -> None:
     watch, _ = await _waiting(pair[0], _set_all)
     waiter = Waiter(watch)
     seen: list[str] = []
@@ -94,7 +94,7 @@ async def test_a_waiter_that_a_task_sets_goes_on_later(pair: tuple[socket.socket
     assert seen == ["task", "waiter"]
 
 
-async def test_cancellation_reaches_a_waiter_and_the_scope_that_asked_for_it(
+async def test_cancellation_reaches_a_waiter_and_its_scope(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     watch, _ = await _waiting(pair[0], _set_all)
@@ -112,7 +112,7 @@ async def test_cancellation_reaches_a_waiter_and_the_scope_that_asked_for_it(
     watch.end()
 
 
-async def test_one_that_goes_on_may_cancel_the_next(pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_a_woken_waiter_may_cancel_the_next(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
     watch, waiters = await _waiting(near, _set_all)
     ends: list[str] = []
@@ -139,7 +139,7 @@ async def test_one_that_goes_on_may_cancel_the_next(pair: tuple[socket.socket, s
     assert not [end for end in ends if "not cancelled" in end]
 
 
-async def test_an_exception_in_the_callback_keeps_nobody_waiting(pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_an_exception_in_the_callback_delays_no_caller(pair: tuple[socket.socket, socket.socket]) -> None:
     near, _ = pair
 
     def readable() -> None:

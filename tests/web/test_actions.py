@@ -53,7 +53,7 @@ async def test_a_topic_is_created_and_deleted(ha: Cluster, classic: Cluster) -> 
             assert topic not in await admin.topics()
 
 
-async def test_what_cannot_be_undone_is_asked_before(ha: Cluster) -> None:
+async def test_irreversible_actions_ask_first(ha: Cluster) -> None:
     topic = fresh()
     ha.create_topic(topic, channels=["ch"])
     asking = [name for name, action in ACTIONS.items() if action.question]

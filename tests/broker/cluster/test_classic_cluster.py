@@ -23,7 +23,7 @@ def port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def test_nodes_register_what_is_created() -> None:
+def test_nodes_register_created_topics() -> None:
     with Cluster(2, lookupds=2, generation="nsq") as cluster:
         cluster.create_topic("orders", channels=["billing"])
         everywhere = sorted(port(node.tcp) for node in cluster.nodes.values())
@@ -37,7 +37,7 @@ def test_nodes_register_what_is_created() -> None:
             cluster.delete_topic("orders")
 
 
-def test_lookup_knows_the_nodes_when_the_cluster_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_lists_the_nodes_when_the_cluster_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = RegistrationClient._connect
 
     async def slow(self: RegistrationClient, peer: Any) -> None:
@@ -50,7 +50,7 @@ def test_lookup_knows_the_nodes_when_the_cluster_has_started(monkeypatch: pytest
             assert len(lookup(address, "/nodes")["producers"]) == 2
 
 
-def test_a_killed_node_is_no_producer_any_more() -> None:
+def test_a_killed_node_is_not_listed_as_producer() -> None:
     with Cluster(2, generation="nsq") as cluster:
         cluster.create_topic("t")
         cluster.kill("n1")
@@ -60,7 +60,7 @@ def test_a_killed_node_is_no_producer_any_more() -> None:
         eventually(lambda: len(ports(cluster.lookupd[0], "t")), lambda count: count == 2)
 
 
-def test_a_lookup_node_that_was_away_is_told_everything() -> None:
+def test_a_lookup_node_that_was_down_receives_all_registrations() -> None:
     with Cluster(1, lookupds=2, generation="nsq", options=ClusterOptions(lookup_ping=0.05)) as cluster:
         cluster.create_topic("t", channels=["c"])
         cluster.kill("l1")
@@ -71,7 +71,7 @@ def test_a_lookup_node_that_was_away_is_told_everything() -> None:
         assert lookup(first, "/channels", topic="t") == {"channels": ["c"]}
 
 
-def test_a_frozen_node_goes_inactive() -> None:
+def test_a_frozen_node_becomes_inactive() -> None:
     options = ClusterOptions(lookup_ping=0.05, inactive_producer_timeout=30)
     with Cluster(1, generation="nsq", options=options) as cluster:
         cluster.create_topic("t")
@@ -84,7 +84,7 @@ def test_a_frozen_node_goes_inactive() -> None:
         eventually(lambda: len(ports(cluster.lookupd[0], "t")), lambda count: count == 1)
 
 
-def test_a_new_topic_takes_the_channels_that_it_has_elsewhere() -> None:
+def test_a_new_topic_gets_the_channels_that_other_nodes_have() -> None:
     with Cluster(2, generation="nsq") as cluster:
         httpx.post(f"http://{cluster.lookupd[0]}/channel/create?topic=t&channel=known")
         cluster.create_topic("t")

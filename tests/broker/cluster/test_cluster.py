@@ -167,7 +167,7 @@ def test_bad_arguments_are_named() -> None:
             cluster.kill("n7")
 
 
-def test_a_taken_address_is_refused_clearly() -> None:
+def test_an_address_in_use_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InvalidSetting, match="cannot listen"):
@@ -176,7 +176,7 @@ def test_a_taken_address_is_refused_clearly() -> None:
         Cluster(1, options=ClusterOptions(lookupd_http=("here",))).start()
 
 
-def test_clients_are_told_another_host() -> None:
+def test_clients_receive_the_broadcast_host() -> None:
     with Cluster(1, options=ClusterOptions(host="0.0.0.0", broadcast_address="localhost")) as cluster:  # noqa: S104
         cluster.create_topic("t", channels=["ch"])
         address = cluster.lookupd[0]
@@ -219,7 +219,7 @@ def test_the_state_of_a_node_is_up_frozen_or_down() -> None:
             cluster.state("n9")
 
 
-def test_a_killed_node_comes_back_with_its_messages() -> None:
+def test_a_killed_node_restarts_with_its_messages() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
         tcp = cluster.nodes["n1"].tcp
@@ -257,14 +257,14 @@ def test_the_death_of_a_leader_of_three() -> None:
             assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_LEADER "
 
 
-def test_a_leader_that_fell_silent_is_shown_to_nobody() -> None:
+def test_a_silent_leader_is_not_listed() -> None:
     with Cluster(3, options=ClusterOptions(lease=30)) as cluster:
         cluster.create_topic("t", replicas=3)
         cluster.kill(cluster.leader("t"))
         assert (partitions(cluster.lookupd[0], "t", "w"), partitions(cluster.lookupd[0], "t", "r")) == ({}, {})
 
 
-def test_the_survivor_of_two_takes_no_writes() -> None:
+def test_the_survivor_of_two_refuses_writes() -> None:
     with Cluster(2) as cluster:
         cluster.create_topic("t", replicas=2, channels=["ch"])
         first = cluster.leader("t")

@@ -13,7 +13,7 @@ from nsqext.errors import InvalidInput, InvalidSetting
 from tests.support.blocking_client import Talker, eventually, lookup, partitions
 
 
-def test_a_frozen_leader_is_replaced_and_comes_back_as_follower() -> None:
+def test_a_frozen_leader_is_replaced_and_returns_as_follower() -> None:
     with Cluster(3) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         first = cluster.leader("t")
@@ -206,7 +206,7 @@ def test_a_node_that_was_frozen_is_not_when_it_is_started_again(end: str) -> Non
             assert talker.ask("PUB x 0", b"one").startswith(b"E_TOPIC_NOT_EXIST")
 
 
-def test_what_cannot_be_broken() -> None:
+def test_invalid_faults() -> None:
     with Cluster(1) as cluster:
         with pytest.raises(InvalidInput, match="unknown node 'n2'"):
             cluster.faults.freeze("n2")

@@ -42,7 +42,7 @@ def consume(cluster: Cluster, topic: str, count: int) -> list[bytes]:
         return found
 
 
-def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_everything_is_restored_after_a_restart(tmp_path: Path) -> None:
     with Cluster(3, data_path=tmp_path) as cluster:
         cluster.create_topic("t", replicas=2, extend=True, channels=["ch"])
         cluster.create_topic("gone")
@@ -74,7 +74,7 @@ def test_what_was_finished_stays_finished(tmp_path: Path) -> None:
         assert consume(cluster, "t", 1) == [b"three"]
 
 
-def test_a_deleted_topic_comes_back_empty(tmp_path: Path) -> None:
+def test_a_deleted_topic_is_empty_when_created_again(tmp_path: Path) -> None:
     for _ in range(2):
         with Cluster(1, data_path=tmp_path) as cluster:
             cluster.create_topic("t", channels=["ch"])
@@ -85,7 +85,7 @@ def test_a_deleted_topic_comes_back_empty(tmp_path: Path) -> None:
             assert consume(cluster, "t", 1) == [b"new"]
 
 
-def test_a_follower_keeps_what_channels_have_before_them(tmp_path: Path) -> None:
+def test_a_follower_keeps_unread_messages_of_channels(tmp_path: Path) -> None:
     with Cluster(3, data_path=tmp_path) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         publish(cluster, "t", *(b"%d" % number for number in range(50)))
@@ -116,7 +116,7 @@ def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
             assert talker.message()[2] == b"kept"
 
 
-def test_a_cluster_that_is_too_small_says_so(tmp_path: Path) -> None:
+def test_a_cluster_that_is_too_small_is_an_error(tmp_path: Path) -> None:
     with Cluster(3, data_path=tmp_path) as cluster:
         for number in range(3):
             cluster.create_topic(f"t{number}")
@@ -242,7 +242,9 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, generation: str) ->
         Cluster(1, generation=generation, data_path=path).start()
 
 
-def test_a_full_disk_refuses_and_the_cluster_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_publishes_and_the_cluster_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 

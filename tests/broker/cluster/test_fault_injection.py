@@ -34,7 +34,7 @@ async def test_drop_swallows_a_number_of_bytes_of_one_peer() -> None:
 
 
 @pytest.mark.anyio
-async def test_cut_lets_half_a_frame_through() -> None:
+async def test_a_cut_connection_sends_half_a_frame() -> None:
     faults = NodeFaults()
     faults.add(Rule("cut", "out", left=1))
     assert await faults.carry("out", "a:1", FRAME + FRAME) == (FRAME[:8], True)
@@ -59,7 +59,7 @@ async def test_a_frozen_node_passes_nothing_on_until_it_is_thawed() -> None:
 
 
 @pytest.mark.anyio
-async def test_delay_takes_its_time() -> None:
+async def test_a_delay_is_waited_for() -> None:
     faults = NodeFaults()
     faults.add(Rule("delay", "out", seconds=0.05))
     begun = time.monotonic()
@@ -77,7 +77,7 @@ def test_answers_are_counted_and_chosen_by_command() -> None:
     assert seen == [True, False]
 
 
-def test_heal_takes_everything_away() -> None:
+def test_heal_removes_all_faults() -> None:
     faults = NodeFaults()
     faults.freeze()
     faults.refuse()

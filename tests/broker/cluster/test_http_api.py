@@ -161,7 +161,7 @@ async def test_wrong_case_and_trailing_slash_are_redirected() -> None:
 @pytest.mark.parametrize(
     ("path", "methods"), [("/echo", "POST, OPTIONS"), ("/config/x", "GET, PUT, OPTIONS"), ("/ping", "GET, OPTIONS")]
 )
-async def test_a_wrong_method_is_told_the_right_ones(path: str, methods: str) -> None:
+async def test_a_wrong_method_gets_the_allowed_ones(path: str, methods: str) -> None:
     async with client() as http:
         answers = [await http.request(method, path) for method in ("DELETE", "OPTIONS")]
     assert [(answer.status_code, answer.headers["allow"]) for answer in answers] == [(405, methods), (200, methods)]
@@ -199,7 +199,7 @@ async def test_empty_parts_and_dots_of_a_path_are_redirected(path: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_server_as_a_whole_is_asked_for_its_methods() -> None:
+async def test_options_of_the_server() -> None:
     assert await ask("OPTIONS", "*") == (200, None)
     assert (await ask("GET", "*"))[0] == 404
 
@@ -267,7 +267,7 @@ async def test_a_server_ends_and_frees_its_port(how: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_connection_that_comes_as_the_server_ends_is_dropped(turns: int) -> None:
+async def test_a_connection_accepted_while_the_server_closes_is_dropped(turns: int) -> None:
     listener = listen("127.0.0.1:0")
     server = HttpServer(APP)
     async with anyio.create_task_group() as group:
@@ -286,7 +286,7 @@ async def test_a_connection_that_comes_as_the_server_ends_is_dropped(turns: int)
 
 
 @pytest.mark.anyio
-async def test_a_gate_holds_requests_back() -> None:
+async def test_a_gate_delays_requests() -> None:
     gate = anyio.Event()
     listener = listen("127.0.0.1:0")
     server = HttpServer(APP, gate=gate.wait)
@@ -300,7 +300,7 @@ async def test_a_gate_holds_requests_back() -> None:
         server.stop()
 
 
-def test_listen_refuses_a_taken_port() -> None:
+def test_listen_refuses_a_port_in_use() -> None:
     with listen("127.0.0.1:0") as taken, pytest.raises(OSError, match=r"in use"):
         listen(f"127.0.0.1:{taken.getsockname()[1]}")
 

@@ -55,7 +55,7 @@ def test_refused_topics(name: str, spec: TopicSpec, text: str) -> None:
     assert error.value.text == text
 
 
-def test_deleting_takes_the_copies_away() -> None:
+def test_deleting_removes_the_replicas() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
     admin.delete_topic(coordinator, "t")
@@ -146,7 +146,7 @@ async def test_a_partition_moves_with_its_messages_and_positions() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
+async def test_an_abandoned_move_removes_the_new_replica() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
         state = coordinator.replica_sets["t", 0].state
@@ -159,7 +159,7 @@ async def test_a_move_that_is_given_up_leaves_no_copy_behind() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_move_that_is_given_up_when_the_copy_is_ready_is_a_whole_move() -> None:
+async def test_a_move_abandoned_after_catch_up_is_completed() -> None:
     async with running(4, CoordinatorOptions(join_pause=60)) as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
         state = coordinator.replica_sets["t", 0].state
@@ -221,7 +221,7 @@ async def test_a_leader_without_majority_writes_again_when_it_needs_no_other() -
 
 
 @pytest.mark.anyio
-async def test_a_topic_that_is_deleted_takes_no_writes() -> None:
+async def test_a_deleted_topic_refuses_writes() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
         replicas = coordinator.replica_sets["t", 0]
@@ -254,7 +254,7 @@ async def test_refused_moves() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_removed_node_gives_its_partitions_away() -> None:
+async def test_partitions_of_a_removed_node_are_moved() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
         leader = coordinator.replica_sets["t", 0].state.leader
@@ -269,7 +269,7 @@ async def test_a_removed_node_gives_its_partitions_away() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_node_tells_the_partitions_of_a_topic_that_it_holds() -> None:
+async def test_a_node_lists_its_partitions_of_a_topic() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(partition_num=4, replica=2, ordered=True))
     state = coordinator.replica_sets["t", 0].state

@@ -49,7 +49,7 @@ def break_disk(monkeypatch: pytest.MonkeyPatch, partition: Partition) -> None:
     monkeypatch.setattr(partition.log._store, "append", refuse)
 
 
-async def test_a_copy_that_joins_keeps_what_channels_have_before_them(tmp_path: Path) -> None:
+async def test_a_joining_replica_keeps_unread_messages_of_channels(tmp_path: Path) -> None:
     async with running() as coordinator:
         on_disk(coordinator, tmp_path, memory_bound=50_000, disk=NO_RETENTION)
         admin.create_topic(coordinator, "t", TopicSpec())
@@ -62,7 +62,7 @@ async def test_a_copy_that_joins_keeps_what_channels_have_before_them(tmp_path: 
         assert hosted(coordinator, "n2").partition.channels["ch"].acked.count == 0
 
 
-async def test_a_copy_writes_down_at_once_which_channels_there_are(tmp_path: Path) -> None:
+async def test_a_replica_saves_its_channels_at_once(tmp_path: Path) -> None:
     async with running() as coordinator:
         on_disk(coordinator, tmp_path)
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
@@ -75,7 +75,7 @@ async def test_a_copy_writes_down_at_once_which_channels_there_are(tmp_path: Pat
 
 
 @pytest.mark.parametrize("disk", [True, False])
-async def test_a_copy_lets_go_what_its_leader_let_go(tmp_path: Path, disk: bool) -> None:
+async def test_a_replica_removes_what_its_leader_removed(tmp_path: Path, disk: bool) -> None:
     async with running() as coordinator:
         if disk:
             on_disk(coordinator, tmp_path, memory_bound=50_000, disk=NO_RETENTION)
@@ -93,7 +93,7 @@ async def test_a_copy_lets_go_what_its_leader_let_go(tmp_path: Path, disk: bool)
         assert follower.log.held < 60_000
 
 
-async def test_a_full_disk_of_a_follower_refuses_the_publish_and_nothing_else(
+async def test_a_full_disk_of_a_follower_only_refuses_the_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running() as coordinator:
@@ -111,7 +111,7 @@ async def test_a_full_disk_of_a_follower_refuses_the_publish_and_nothing_else(
         assert hosted(coordinator, "n1").partition.readable == 3
 
 
-async def test_a_copy_whose_disk_is_full_joins_when_there_is_room(
+async def test_a_replica_with_a_full_disk_joins_when_space_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nsqext.broker.coordinator.coordinator._RETRY", 0.01)
@@ -133,7 +133,7 @@ async def test_a_copy_whose_disk_is_full_joins_when_there_is_room(
         assert bodies(coordinator, "n2") == [b"one", b"two"]
 
 
-async def test_a_topic_that_a_disk_does_not_take_is_not_there(tmp_path: Path) -> None:
+async def test_a_topic_that_cannot_be_written_does_not_exist(tmp_path: Path) -> None:
     async with running() as coordinator:
         on_disk(coordinator, tmp_path)
         (tmp_path / "n2").write_text("no folder")

@@ -140,7 +140,7 @@ async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_frozen_leader_loses_its_office_and_what_it_did_not_share() -> None:
+async def test_a_frozen_leader_loses_leadership_and_unreplicated_messages() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
         await publish(coordinator, b"one")
@@ -172,7 +172,7 @@ async def test_the_only_copy_waits_for_its_node() -> None:
 
 
 @pytest.mark.anyio
-async def test_nobody_out_of_sync_is_elected_when_all_are_gone() -> None:
+async def test_no_replica_out_of_sync_is_elected_when_all_are_down() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
         first, second = coordinator.replica_sets["t", 0].state.replicas[1:]
@@ -192,7 +192,7 @@ async def test_nobody_out_of_sync_is_elected_when_all_are_gone() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_node_that_says_goodbye_hands_over_at_once() -> None:
+async def test_a_node_that_shuts_down_moves_its_leaders_at_once() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         leader = create(coordinator, 3)
         membership.left(coordinator, coordinator.members[leader])
@@ -201,7 +201,7 @@ async def test_a_node_that_says_goodbye_hands_over_at_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_new_leader_knows_what_was_finished() -> None:
+async def test_the_new_leader_has_the_finished_positions() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         leader = create(coordinator, 3)
         channel = hosted(coordinator, leader).partition.channel("ch")
@@ -225,7 +225,7 @@ async def test_the_new_leader_knows_what_was_finished() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_node_that_stays_away_is_replaced() -> None:
+async def test_a_node_that_stays_down_is_replaced() -> None:
     async with running(options=CoordinatorOptions(lease=0.02, join_pause=0.01, replace_after=0.02)) as coordinator:
         create(coordinator, 2)
         gone = coordinator.replica_sets["t", 0].state.replicas[1]
@@ -241,7 +241,7 @@ async def test_a_node_that_stays_away_is_replaced() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_only_copies_are_not_replaced_while_nobody_leads() -> None:
+async def test_the_only_replicas_are_not_replaced_without_a_leader() -> None:
     async with running(4, CoordinatorOptions(lease=0.01, join_pause=0, replace_after=0.01)) as coordinator:
         assert create(coordinator, 3) == "n1"
         await publish(coordinator, b"one")
@@ -258,7 +258,7 @@ async def test_the_only_copies_are_not_replaced_while_nobody_leads() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_topic_that_is_deleted_lets_waiting_publishes_go() -> None:
+async def test_a_deleted_topic_fails_waiting_publishes() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         create(coordinator, 2)
         kill(coordinator, coordinator.replica_sets["t", 0].state.replicas[1])
@@ -283,7 +283,7 @@ def mirror_all(coordinator: Coordinator) -> None:
 
 
 @pytest.mark.anyio
-async def test_followers_get_the_channels_of_partitions_that_changed_and_of_no_others(
+async def test_followers_get_the_channels_of_changed_partitions_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mirrored: list[str] = []

@@ -35,11 +35,11 @@ def test_a_node_holds_one_partition_unless_they_share() -> None:
     assert sorted(nodes[0] for nodes in placed.values()) == ["n1", "n2", "n3"]
 
 
-def test_the_node_with_the_least_to_do_is_taken() -> None:
+def test_the_least_loaded_node_is_chosen() -> None:
     assert place(TopicSpec(), {"n1": (3, 3), "n2": (0, 5), "n3": (0, 1)}, {}) == {0: ["n3"]}
 
 
-def test_expanding_keeps_what_is_placed() -> None:
+def test_expanding_keeps_placed_partitions() -> None:
     existing = {0: PartitionState("n1", ["n1"], ["n1"])}
     assert place(TopicSpec(2), IDLE, existing) == {1: ["n2"]}
 
@@ -50,7 +50,7 @@ def test_expanding_keeps_what_is_placed() -> None:
     st.integers(1, 5),
     st.booleans(),
 )
-def test_placement_is_whole_and_even(nodes: int, partitions: int, replicas: int, shares: bool) -> None:
+def test_placement_is_complete_and_even(nodes: int, partitions: int, replicas: int, shares: bool) -> None:
     spec = TopicSpec(partitions, replicas, multi_part=shares)
     placed = place(spec, {f"n{number}": (0, 0) for number in range(nodes)}, {})
     assert (placed is not None) == (nodes >= spec.nodes_needed())

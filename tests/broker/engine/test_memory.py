@@ -96,7 +96,7 @@ def test_finished_messages_of_other_partitions_are_freed_first() -> None:
     assert bench.budget.held < 220_000
 
 
-def test_a_closed_partition_gives_its_memory_back() -> None:
+def test_a_closed_partition_frees_its_memory() -> None:
     bench = Budgeted(1_000_000)
     bench.publish(BODY)
     bench.partition.close()

@@ -63,7 +63,7 @@ def test_rollback_removes_uncommitted_messages() -> None:
     assert bench.partition.log.end_count == 3
 
 
-def test_a_replica_takes_over() -> None:
+def test_a_replica_becomes_leader() -> None:
     leader, follower = Bench(), Bench()
     follower.partition.suspend()
     leader.publish("m0", "m1")

@@ -142,7 +142,7 @@ async def test_a_removed_node_is_emptied() -> None:
 
 
 @pytest.mark.anyio
-async def test_debug_tells_everything() -> None:
+async def test_debug_logs_everything() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
         add_channel(coordinator, "t")

@@ -163,7 +163,7 @@ async def test_a_reader_finds_a_partition_however_it_is_spelled() -> None:
 
 
 @pytest.mark.anyio
-async def test_lookup_of_what_is_not_there() -> None:
+async def test_lookup_of_a_missing_topic() -> None:
     none: dict[str, object] = {"disable_channel_auto_create": False, "extend_support": False, "multi_part": False}
     none |= {"ordered": False, "partition_num": 0, "replica": 0}
     async with talk() as (_, client):
@@ -247,7 +247,7 @@ async def test_lists() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_leader_without_a_majority_takes_its_topic_and_channels_back() -> None:
+async def test_a_leader_without_a_majority_unregisters_its_topic_and_channels() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=1&replicator=2")
         add_channel(coordinator, "t")
@@ -346,7 +346,7 @@ async def test_a_typed_channel_is_made_on_every_partition(closed: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_type_that_one_partition_refuses_is_given_to_none() -> None:
+async def test_a_type_refused_by_one_partition_is_set_on_no_partition() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=2&replicator=1")
         await create(client, "o", "partition_num=1&replicator=1&orderedmulti=true")

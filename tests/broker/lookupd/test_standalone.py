@@ -53,7 +53,7 @@ async def test_questions(path: str, body: object) -> None:
     assert (answer.status_code, answer.json()) == (200, body)
 
 
-async def test_there_is_no_group_of_lookup_nodes() -> None:
+async def test_an_empty_group_of_lookup_nodes() -> None:
     async with talk() as (_, client):
         answer = await client.get("/listlookup", headers={"Accept": "*/*"})
     assert answer.text == '{"status_code":200,"status_txt":"OK","data":null}'
@@ -75,7 +75,7 @@ async def test_a_topic_without_channels_is_not_for_writers() -> None:
     assert (answer.status_code, "has no channel" in answer.text) == (404, True)
 
 
-async def test_a_tombstone_hides_from_writers_until_it_is_taken_away() -> None:
+async def test_a_tombstone_hides_a_node_from_writers_until_it_is_removed() -> None:
     async with talk() as (_, client):
         hide = await client.post("/topic/tombstone?topic=tb&node=b:5151")
         hidden = (await client.get("/lookup?topic=tb&access=w")).json()

@@ -108,7 +108,7 @@ def test_registrations_end_with_the_connection() -> None:
     assert registry.producers("topic", "t") == registry.producers("client") == []
 
 
-def test_ephemeral_registrations_go_with_their_last_node() -> None:
+def test_ephemeral_registrations_end_with_their_last_node() -> None:
     made = session()
     made.receive(b"  V1" + identify(NODE) + b"REGISTER e#ephemeral x#ephemeral\nREGISTER t c\n")
     made.receive(b"UNREGISTER e#ephemeral x#ephemeral\nUNREGISTER e#ephemeral\nUNREGISTER t\n")
@@ -117,7 +117,7 @@ def test_ephemeral_registrations_go_with_their_last_node() -> None:
     assert made.registry.producers("channel", "t", "c") == []
 
 
-def test_ephemeral_channels_stay_when_only_the_topic_goes() -> None:
+def test_ephemeral_channels_stay_when_only_the_topic_is_removed() -> None:
     made = session()
     made.receive(b"  V1" + identify(NODE) + b"REGISTER e#ephemeral x#ephemeral\nUNREGISTER e#ephemeral\n")
     assert made.registry.find("topic", "*") == []

@@ -88,7 +88,7 @@ def test_acknowledgements_that_fail(line: bytes, answer: str) -> None:
     assert client.open is ("FAILED" in answer)
 
 
-def test_topics_are_made_on_first_use_and_told() -> None:
+def test_topics_are_created_on_first_use_and_registered() -> None:
     node = _node()
     told: list[Any] = []
     node.on_topic_created = told.append
@@ -99,7 +99,7 @@ def test_topics_are_made_on_first_use_and_told() -> None:
     assert told == ["new", "other", ("other", 0, "ch")]
 
 
-def test_the_first_channel_gets_what_the_topic_held() -> None:
+def test_the_first_channel_gets_the_stored_messages() -> None:
     node = _node()
     Client(node).ask(sized("MPUB t", multi_body([b"a", b"b"])))
     messages = _consumer(node, ready=2).messages()
@@ -144,7 +144,7 @@ def test_channels_take_no_more_consumers_than_allowed() -> None:
     assert client.ask(b"SUB t ch\n") == "!E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 1"
 
 
-def test_ephemeral_topics_go_with_their_last_channel() -> None:
+def test_ephemeral_topics_end_with_their_last_channel() -> None:
     node = _node()
     told: list[Any] = []
     node.on_topic_deleted = told.append
@@ -245,7 +245,7 @@ async def test_topics_and_channels_over_http() -> None:
     assert (answer["topics"], answer["producers"], "memory" in answer) == (None, None, False)
 
 
-async def test_stats_tell_consumers_and_producers() -> None:
+async def test_stats_list_consumers_and_producers() -> None:
     node = _node()
     web = _web(node)
     consumer, producer = _consumer(node, ready=1), Client(node, "10.0.0.1:7")
@@ -275,7 +275,7 @@ async def test_info_ping_and_options() -> None:
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 
-async def test_stats_tell_which_clients_have_tls() -> None:
+async def test_stats_list_the_tls_of_clients() -> None:
     node = _node()
     web, plain, secure = _web(node), _consumer(node), _consumer(node)
     secure.session.settings.tls = True
@@ -285,7 +285,7 @@ async def test_stats_tell_which_clients_have_tls() -> None:
     assert found == {plain.session.peer: (False, False), secure.session.peer: (True, True)}
 
 
-async def test_topology_is_told_to_clients_and_about_them() -> None:
+async def test_topology_is_sent_to_clients_and_shown_in_stats() -> None:
     node = _node(limits={"topology_region": "r", "topology_zone": "z"})
     web, client = _web(node), Client(node)
     reply = json.loads(client.ask(sized("IDENTIFY", b'{"feature_negotiation":true,"topology_zone":"mine"}')))

@@ -58,7 +58,7 @@ def _status(response: httpx.Response) -> tuple[int, Any]:
     return response.status_code, response.text
 
 
-async def test_publishing_answers_ok_and_traces_where_asked() -> None:
+async def test_publishing_returns_ok_or_a_trace_reply() -> None:
     node = make_node()
     host(node)
     web = _Web(node)
@@ -113,7 +113,7 @@ async def test_refused_publishes(path: str, body: bytes, status: int, text: str)
         assert wrapped.json() == {"status_code": 500, "status_txt": text, "data": None}
 
 
-async def test_headers_come_from_the_query_and_from_http_headers() -> None:
+async def test_headers_are_read_from_the_query_and_from_http_headers() -> None:
     node = make_node()
     hosted = host(node, "x", extend=True)
     web = _Web(node)
@@ -127,7 +127,7 @@ async def test_headers_come_from_the_query_and_from_http_headers() -> None:
     assert entry.record.trace_id == 5
 
 
-async def test_a_header_that_its_length_cannot_tell_is_refused() -> None:
+async def test_a_header_longer_than_its_length_field_is_refused() -> None:
     node = make_node()
     host(node, "x", extend=True)
     answer = await _Web(node).post("/pub_ext?topic=x&ext=%7B%7D", b"body", {"X-NSQEXT-A": "x" * 65536})
@@ -155,7 +155,7 @@ async def test_what_is_no_text_in_a_header_is_replaced(ext: str, headers: dict[s
     assert entry.record.header.decode() == stored
 
 
-async def test_null_takes_no_header_from_http() -> None:
+async def test_a_null_header_is_ignored_over_http() -> None:
     node = make_node()
     host(node, "x", extend=True)
     web = _Web(node)
@@ -203,7 +203,7 @@ async def test_publishes_on_a_follower_and_without_majority() -> None:
     assert _status(await web.post("/pub?topic=t", b"x", v1=True)) == (503, '{"message":"exiting"}')
 
 
-async def test_a_failed_replica_set_is_told_over_http_too() -> None:
+async def test_a_failed_replica_set_is_an_error_over_http_too() -> None:
     node = make_node()
     hosted = host(node)
 
@@ -232,7 +232,7 @@ async def test_channels_are_made_switched_and_removed() -> None:
     assert hosted.partition.channels == {}
 
 
-async def test_channels_of_a_registering_topic_are_not_made_here() -> None:
+async def test_channels_of_a_registering_topic_are_not_created_locally() -> None:
     node = make_node()
     host(node).auto_create_channels = False
     web = _Web(node)
@@ -240,7 +240,7 @@ async def test_channels_of_a_registering_topic_are_not_made_here() -> None:
     assert _status(await web.post("/channel/create?topic=t&channel=ch")) == (403, f'{{"message":"{text}"}}')
 
 
-async def test_a_channel_is_told_where_to_read() -> None:
+async def test_a_channel_reads_at_the_position_that_is_set() -> None:
     node = make_node()
     hosted = host(node)
     web = _Web(node)
@@ -283,7 +283,7 @@ async def test_a_position_in_a_body_of_unknown_size_is_refused() -> None:
         ("search_mode=count&search_pos=2&partition=0&delayed_queue=true", 400, "delayed queue search mode must be id"),
     ],
 )
-async def test_a_message_that_is_not_there(query: str, status: int, text: str) -> None:
+async def test_a_missing_message(query: str, status: int, text: str) -> None:
     node = make_node()
     host(node)
     answer = await _Web(node).get(f"/message/get?topic=t&{query}")
@@ -321,7 +321,7 @@ async def test_messages_are_found_and_finished() -> None:
     assert node.hosted["t", 0].partition.channels["ch"].stats().depth == 0
 
 
-async def test_stats_tell_topics_channels_and_clients() -> None:
+async def test_stats_list_topics_channels_and_clients() -> None:
     clock = Clock()
     node = make_node(clock)
     host(node)
@@ -355,7 +355,7 @@ async def test_stats_tell_topics_channels_and_clients() -> None:
     assert _status(await web.get("/message/historystats?partition=x")) == (404, '{"message":"E_TOPIC_NOT_EXIST"}')
 
 
-async def test_what_an_operator_asks() -> None:
+async def test_requests_of_an_operator() -> None:
     node = make_node()
     hosted = host(node)
     web = _Web(node)
@@ -424,7 +424,7 @@ async def test_options_are_shown_and_changed() -> None:
         assert _status(await web.get(f"/config/{name}")) == (200, text)
 
 
-async def test_consumers_without_extend_support_are_let_in_while_the_node_runs() -> None:
+async def test_consumers_without_extend_support_are_accepted_while_the_node_runs() -> None:
     node = make_node()
     host(node, "x", extend=True)
     web = _Web(node)

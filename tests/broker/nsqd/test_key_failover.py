@@ -56,7 +56,7 @@ def _publish(node: Node, *keys: str) -> None:
         assert client.ask(sized("PUB_EXT t 0", ext_body(orjson.dumps({KEY_HEADER: key}), b"x"))) == "OK"
 
 
-async def test_the_first_subscriber_chooses_and_who_asks_for_another_type_is_refused() -> None:
+async def test_the_first_subscriber_sets_the_type_and_others_are_refused() -> None:
     node = make_node()
     host(node, extend=True)
     first = _consume(node, dispatch="key_failover")
@@ -72,7 +72,7 @@ async def test_the_first_subscriber_chooses_and_who_asks_for_another_type_is_ref
     assert not got[0] & got[1]
 
 
-async def test_identify_refuses_a_type_that_there_is_not() -> None:
+async def test_identify_refuses_an_unknown_type() -> None:
     client = Client(make_node())
     asked = orjson.dumps({"feature_negotiation": True, "dispatch": "exclusive"})
     assert client.ask(sized("IDENTIFY", asked)) == "!E_BAD_BODY IDENTIFY dispatch (exclusive) is invalid"

@@ -56,7 +56,7 @@ def test_the_redesigned_server_waits_the_timeout_from_the_first_message_on() -> 
     assert round(buffer.due - 1010, 6) == 0.05
 
 
-def test_a_response_in_a_segment_of_its_own_leaves_first() -> None:
+def test_a_response_is_sent_first_in_its_own_segment() -> None:
     _, buffer = _buffer(ticking=False)
     buffer.write(b"OK")
     buffer.end_segment()

@@ -125,7 +125,7 @@ async def test_a_fatal_error_is_read_before_the_connection_ends() -> None:
         assert running.node.sessions == {}
 
 
-async def test_a_client_that_ends_in_the_middle_of_a_body_is_told_so() -> None:
+async def test_a_client_that_closes_within_a_body_gets_an_error() -> None:
     async with _running() as running:
         peer = await running.connect()
         await peer.send(b"PUB t 0\n\0\0\0\5ab")
@@ -134,7 +134,7 @@ async def test_a_client_that_ends_in_the_middle_of_a_body_is_told_so() -> None:
         await peer.wait_closed()
 
 
-async def test_a_slow_reader_is_given_no_more_than_it_takes() -> None:
+async def test_a_slow_reader_is_sent_no_more_than_it_reads() -> None:
     async with _running() as running:
         consumer, producer = await running.connect(), await running.connect()
         assert await consumer.ask(b"SUB t ch 0\n") == (0, b"OK")
@@ -152,7 +152,7 @@ async def test_a_slow_reader_is_given_no_more_than_it_takes() -> None:
         await _until(lambda: channel.stats().depth == 0)
 
 
-async def test_a_client_that_leaves_gives_its_messages_back() -> None:
+async def test_messages_of_a_closing_client_are_requeued() -> None:
     async with _running() as running:
         first, second, producer = [await running.connect() for _ in range(3)]
         assert await first.ask(b"SUB t ch 0\nRDY 1\n") == (0, b"OK")
@@ -164,7 +164,7 @@ async def test_a_client_that_leaves_gives_its_messages_back() -> None:
         assert (kind, data[26:]) == (2, b"m")
 
 
-async def test_publishes_wait_for_replicas_in_order_while_deliveries_go_on() -> None:
+async def test_publishes_wait_for_replicas_in_order_while_deliveries_continue() -> None:
     async with _running() as running:
         hosted = running.node.hosted["t", 0]
         gate, seen = anyio.Event(), []
@@ -210,7 +210,7 @@ async def test_no_command_overtakes_a_publish_that_waits_while_bytes_are_delayed
         assert (await peer.frame())[1].startswith(b"E_TOPIC_NOT_EXIST")
 
 
-async def test_a_replica_set_that_falls_apart_fails_the_publish_and_nothing_else() -> None:
+async def test_a_replica_set_that_falls_apart_only_fails_the_publish() -> None:
     async with _running() as running:
 
         async def replicate(_: Any) -> None:
@@ -244,7 +244,7 @@ async def test_a_drain_closes_consumers_and_refuses_publishes() -> None:
             await producer.wait_closed()
 
 
-async def test_an_address_that_is_taken_is_an_error_and_leaves_nothing_open() -> None:
+async def test_an_address_in_use_is_an_error_and_closes_all_sockets() -> None:
     async with _running() as running:
         with pytest.raises(OSError, match="in use"):
             await NsqdServer(Node("n2"), running.server.tcp_address).serve()
@@ -405,7 +405,7 @@ def _heard_now(node: Node, now: float) -> None:
     session.heard = now
 
 
-async def test_authorizations_that_expired_are_asked_for_again(auth_server: _AuthServer) -> None:
+async def test_expired_authorizations_are_requested_again(auth_server: _AuthServer) -> None:
     now = [100.0]
     limits = ServerLimits(auth=True)
     node = Node("n1", NodeOptions(limits=limits, auth_addresses=("127.0.0.1:1",), clock=lambda: now[0]))
@@ -422,7 +422,7 @@ async def test_authorizations_that_expired_are_asked_for_again(auth_server: _Aut
         assert await peer.ask(sized("PUB t 0", b"x")) == (1, b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""')
 
 
-async def test_the_original_posts_json_and_escapes_what_it_passes_on(auth_server: _AuthServer) -> None:
+async def test_the_original_posts_json_and_escapes_values(auth_server: _AuthServer) -> None:
     limits = ServerLimits.original(auth=True)
     options = NodeOptions(limits=limits, clustered=False, auth_addresses=("127.0.0.1:1",), auth_method="post")
     auth_server.identity = 'a"<b>'

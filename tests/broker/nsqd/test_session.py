@@ -48,7 +48,7 @@ def test_a_new_client_has_a_minute_for_the_magic() -> None:
     assert not client.open
 
 
-def test_too_many_clients_are_told_so_and_closed() -> None:
+def test_too_many_clients_get_an_error_and_are_closed() -> None:
     node = make_node(limits=ServerLimits(max_connections=1))
     first, second = Client(node), Client(node, magic=False)
     assert first.open
@@ -113,7 +113,7 @@ _BODIES = st.binary(max_size=30) | st.sampled_from(
 )
 
 
-def test_a_record_that_its_extend_part_makes_too_long_is_refused_late() -> None:
+def test_a_record_too_long_by_its_extend_part_is_refused_late() -> None:
     node = make_node(limits=ServerLimits(max_msg_size=100))
     host(node, "x", extend=True)
     client = Client(node)
@@ -144,7 +144,7 @@ def test_no_commands_break_a_session(commands: list[tuple[bytes, list[bytes], by
     client.session.end()
 
 
-def test_answers_come_before_deliveries_of_the_same_publish() -> None:
+def test_responses_precede_deliveries_of_the_same_publish() -> None:
     node = make_node()
     host(node)
     client = _ready(node)
@@ -183,7 +183,7 @@ def test_publishes_are_checked_in_the_servers_order(line: str, body: bytes, answ
     assert client.open is (answer == "OK" or "EXT_NOT" in answer)
 
 
-def test_bytes_that_are_no_text_come_back_as_they_were() -> None:
+def test_bytes_that_are_not_text_are_unchanged() -> None:
     client = Client(make_node())
     client.send(b"SUB \xff\xfe ch\n")
     ((_, data),) = client.receive()
@@ -201,7 +201,7 @@ def test_a_follower_refuses_publishes_and_stays_open() -> None:
     assert not client.open
 
 
-def test_a_leader_without_majority_takes_no_publish_and_no_consumer() -> None:
+def test_a_leader_without_majority_refuses_publishes_and_consumers() -> None:
     node = make_node()
     hosted = host(node)
     hosted.writable = False
@@ -265,7 +265,7 @@ def test_ready_is_a_window() -> None:
     assert second.endswith(b"b")
 
 
-def test_what_a_client_held_goes_to_the_next() -> None:
+def test_messages_of_a_client_are_delivered_to_the_next() -> None:
     node = make_node()
     host(node)
     consumer, producer = _ready(node, 1), Client(node)
@@ -285,7 +285,7 @@ def test_a_deleted_channel_closes_its_clients_without_a_word() -> None:
     assert consumer.receive() == []
 
 
-def test_a_partition_that_goes_closes_its_clients() -> None:
+def test_a_removed_partition_closes_its_clients() -> None:
     node = make_node()
     host(node)
     consumer, producer = _ready(node), Client(node)
@@ -294,7 +294,7 @@ def test_a_partition_that_goes_closes_its_clients() -> None:
     assert producer.ask(sized("PUB t 0", b"x")) == "!E_TOPIC_NOT_EXIST "
 
 
-def test_heartbeats_come_and_silence_ends_after_three() -> None:
+def test_heartbeats_are_sent_and_three_missed_ones_end_the_connection() -> None:
     clock = Clock()
     node = make_node(clock)
     client = Client(node)
@@ -419,7 +419,7 @@ def test_an_injected_error_is_answered_instead_of_running_the_command() -> None:
     assert hosted.partition.log.end_count == 1
 
 
-def test_a_node_on_its_own_makes_topics_on_command() -> None:
+def test_a_node_without_cluster_creates_topics_on_command() -> None:
     node = make_node(clustered=False)
     client = Client(node)
     assert client.ask(b"INTERNAL_CREATE_TOPIC new 1 true\n") == "OK"
@@ -471,7 +471,7 @@ def test_deliveries_follow_the_first_identify() -> None:
     assert again[8:10] == b"\0\x02"
 
 
-def test_sampling_that_was_taken_back_does_not_forbid_order() -> None:
+def test_revoked_sampling_does_not_forbid_order() -> None:
     node = make_node()
     host(node)
     client = Client(node)
@@ -544,14 +544,14 @@ def test_a_body_that_is_cut_off_is_refused(sent: bytes, refusal: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"PUB t", b"NOP\n", b"FIN 1234"])
-def test_nothing_is_said_where_no_body_is_cut_off(sent: bytes) -> None:
+def test_no_error_without_a_truncated_body(sent: bytes) -> None:
     client = Client(make_node())
     client.send(sent)
     client.session.no_more()
     assert client.receive() == []
 
 
-def test_what_an_ordered_channel_sends_is_not_held_back() -> None:
+def test_messages_of_an_ordered_channel_are_not_buffered() -> None:
     node = make_node()
     host(node, ordered=True)
     client = Client(node)

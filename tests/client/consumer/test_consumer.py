@@ -121,7 +121,7 @@ async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
     await eventually(lambda: depth(cluster, topic) == 1)
 
 
-async def test_what_handlers_raise_decides(cluster: Cluster, topic: str) -> None:
+async def test_errors_raised_by_handlers_decide(cluster: Cluster, topic: str) -> None:
     options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.0))
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=options)
     seen: list[tuple[bytes, int]] = []
@@ -147,7 +147,7 @@ async def test_what_handlers_raise_decides(cluster: Cluster, topic: str) -> None
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
-async def test_dead_letters_go_to_a_function(cluster: Cluster, topic: str) -> None:
+async def test_dead_letters_are_passed_to_a_function(cluster: Cluster, topic: str) -> None:
     dead_letters: list[tuple[bytes, str]] = []
 
     async def bury(message: Message, error: Exception | None) -> None:
@@ -169,7 +169,7 @@ async def test_dead_letters_go_to_a_function(cluster: Cluster, topic: str) -> No
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
-async def test_dead_letters_go_to_a_topic(cluster: Cluster, topic: str) -> None:
+async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(f"{topic}_dead", channels=["ch"])
     failure = FailureOptions(requeue_delay=0.0, max_attempts=2, dead_letter=f"{topic}_dead")
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=quick(backoff=CALM, failure=failure))
@@ -191,7 +191,7 @@ async def test_dead_letters_go_to_a_topic(cluster: Cluster, topic: str) -> None:
     assert found == [b"bad"]
 
 
-async def test_an_ordered_message_is_not_given_up(cluster: Cluster, topic: str) -> None:
+async def test_an_ordered_message_is_not_rejected(cluster: Cluster, topic: str) -> None:
     name = f"{topic}_ordered"
     cluster.create_topic(name, ordered=True, channels=["ch"])
     failure = FailureOptions(requeue_delay=0.0, max_attempts=2)
@@ -210,7 +210,7 @@ async def test_an_ordered_message_is_not_given_up(cluster: Cluster, topic: str) 
     assert [body for body, _ in seen[:-1]] == [b"first"] * (len(seen) - 1)
 
 
-async def test_the_delay_of_an_ordered_message_passes_here(cluster: Cluster, topic: str) -> None:
+async def test_the_delay_of_an_ordered_message_is_accepted(cluster: Cluster, topic: str) -> None:
     name = f"{topic}_ordered"
     cluster.create_topic(name, ordered=True, channels=["ch"])
     options = quick(backoff=CALM, failure=FailureOptions(requeue_delay=0.3, jitter=0.0))
@@ -248,7 +248,7 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
     assert seen == [1, 2]
 
 
-async def test_lookup_that_is_not_there_is_raised(nobody: Address) -> None:
+async def test_a_missing_lookup_service_raises(nobody: Address) -> None:
     with pytest.raises(LookupFailed):
         async with Consumer("t", "ch", lookupd=str(nobody), options=QUICK):
             raise AssertionError("it opened")
@@ -267,7 +267,7 @@ async def _ignore(message: Message) -> None:
     pass
 
 
-def test_what_cannot_be_right_is_refused() -> None:
+def test_invalid_values_are_refused() -> None:
     with pytest.raises(InvalidSetting):
         Consumer("t", "ch", nsqd="127.0.0.1:1", concurrency=0)
     with pytest.raises(InvalidSetting):
@@ -315,7 +315,7 @@ async def test_finished_messages_are_sent_while_a_handler_is_slow() -> None:
         await running(consumer, body, node)
 
 
-async def test_handlers_that_never_wait_do_not_hold_up_answers_or_heartbeats() -> None:
+async def test_handlers_that_never_wait_do_not_delay_answers_or_heartbeats() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
         handled = 0
@@ -341,7 +341,7 @@ async def test_handlers_that_never_wait_do_not_hold_up_answers_or_heartbeats() -
         await running(consumer, body, node)
 
 
-async def test_a_message_whose_connection_is_lost_says_so() -> None:
+async def test_a_message_of_a_lost_connection_raises() -> None:
     async with (
         scripted_node(granted=PLAIN) as node,
         Consumer("t", "ch", nsqd=str(node), options=quick(start_timeout=0.0)) as consumer,
@@ -361,7 +361,7 @@ async def test_a_message_whose_connection_is_lost_says_so() -> None:
         await peer.close()
 
 
-async def test_answers_that_come_too_late_may_be_ignored() -> None:
+async def test_late_answers_may_be_ignored() -> None:
     options = quick(start_timeout=0.0, delivery=DeliveryOptions(on_lost="ignore"))
     async with (
         scripted_node(granted=PLAIN) as node,

@@ -108,7 +108,7 @@ async def test_lanes_keep_the_order_of_a_key_against_any_channel(cluster: Cluste
     assert firsts(seen) == numbers
 
 
-async def test_a_failing_key_holds_up_no_other(cluster: Cluster, topic: str) -> None:
+async def test_a_failing_key_does_not_block_others(cluster: Cluster, topic: str) -> None:
     consumer = Consumer(
         topic,
         "ch",
@@ -254,7 +254,7 @@ async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> 
                 pass
 
 
-async def test_a_server_that_knows_no_key_failover_is_refused() -> None:
+async def test_a_server_without_key_failover_is_refused() -> None:
     with Cluster(nodes=1, generation="nsq") as cluster:
         cluster.create_topic("t", channels=["ch"])
         consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=QUICK)

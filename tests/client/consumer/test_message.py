@@ -26,7 +26,7 @@ async def test_it_is_answered_once() -> None:
         assert message.answered
 
 
-async def test_requeue_tells_delay_and_blame() -> None:
+async def test_requeue_carries_delay_and_backoff() -> None:
     owner = RecordingOwner()
     await make_message(owner, 1).requeue(1.5)
     await make_message(owner, 2).requeue(backoff=True)

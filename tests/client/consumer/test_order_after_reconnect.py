@@ -32,7 +32,9 @@ def topic_of(cluster: Cluster, *, partitions: int = 2, extend: bool = True, orde
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_lanes_never_go_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_lanes_never_repeat_an_earlier_message(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     topic = topic_of(cluster)
     consumer = Consumer(
         topic, "ch", lookupd=cluster.lookupd, key="of", concurrency=4, max_in_flight=20, options=lossy_options()
@@ -44,7 +46,7 @@ async def test_lanes_never_go_back(cluster: Cluster, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("seed", range(1))
-async def test_an_ordered_partition_never_goes_back(
+async def test_an_ordered_partition_never_repeats_an_earlier_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     topic = topic_of(cluster, ordered=True, extend=False)

@@ -35,7 +35,7 @@ def test_the_words_of_the_protocol() -> None:
     ]
 
 
-def test_places_that_are_none() -> None:
+def test_invalid_positions() -> None:
     for number in (-1, True, 1.5, "1"):
         with pytest.raises(InvalidInput):
             Position.offset(number)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ async def test_nodes_that_refuse_or_answer_nonsense() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_node_that_is_not_there() -> None:
+async def test_an_unreachable_node() -> None:
     async with scripted_lookup() as node:
         gone = node.address
     with pytest.raises(PartitionUnavailable, match="got no answer"):

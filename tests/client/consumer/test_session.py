@@ -82,7 +82,7 @@ async def test_handlers_that_do_not_end_are_cancelled_after_close_timeout(cluste
 
 
 @pytest.mark.parametrize("lanes", [False, True])
-async def test_what_handlers_are_cut_off_from_goes_back_before_the_leave(lanes: bool) -> None:
+async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes: bool) -> None:
     async with scripted_node(granted=PLAIN) as node:
         options = quick(close_timeout=0.05, key=(lambda message: b"k") if lanes else None)
         consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=4, concurrency=4, options=options)
@@ -120,7 +120,7 @@ async def test_what_handlers_are_cut_off_from_goes_back_before_the_leave(lanes: 
         assert not consumer.backoff.level
 
 
-async def test_an_ordered_message_is_left_to_the_end_of_the_connection() -> None:
+async def test_an_ordered_message_is_requeued_by_the_end_of_the_connection() -> None:
     async with scripted_node() as node, scripted_lookup() as lookup:
         lookup.tell({0: node}, num=1, ordered=True)
         consumer = Consumer("t", "ch", lookupd=str(lookup), options=quick(close_timeout=0.05))
@@ -145,7 +145,7 @@ async def test_an_ordered_message_is_left_to_the_end_of_the_connection() -> None
 
 
 @pytest.mark.parametrize("generation", ["nsq", "ha"])
-async def test_what_a_handler_is_cut_off_from_comes_again_at_once(generation: str) -> None:
+async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation: str) -> None:
     with Cluster(nodes=1, generation=generation) as cluster, anyio.fail_after(20):
         cluster.create_topic("t", channels=["ch"])
         async with Producer(cluster.lookupd) as producer:
@@ -190,7 +190,7 @@ async def test_a_handler_that_does_not_heed_its_cancellation_does_not_keep_the_c
             left.set()
 
 
-async def test_the_error_of_the_body_comes_out_as_it_is(cluster: Cluster, topic: str) -> None:
+async def test_the_error_of_the_body_is_raised_unchanged(cluster: Cluster, topic: str) -> None:
     with pytest.raises(KeyError, match="mine"):
         async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
             raise KeyError("mine")
@@ -203,7 +203,7 @@ async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, t
             raise KeyError("mine")
 
 
-async def test_what_a_handler_may_not_raise_comes_out_as_it_is(
+async def test_errors_that_a_handler_may_not_raise_are_raised_unchanged(
     cluster: Cluster, topic: str, anyio_backend_name: str
 ) -> None:
     if anyio_backend_name == "asyncio":
@@ -232,7 +232,7 @@ async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
             pass
 
 
-async def test_nothing_is_left_behind(cluster: Cluster, topic: str) -> None:
+async def test_no_resource_stays_open(cluster: Cluster, topic: str) -> None:
     before = len(get_running_tasks())
     async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK):
         assert len(get_running_tasks()) > before

@@ -44,7 +44,7 @@ def topic(cluster: Cluster) -> str:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("compression", [{}, {"snappy": True}, {"deflate_level": 3}], ids=["none", "snappy", "deflate"])
-async def test_a_whole_cycle_through_layers(
+async def test_a_round_trip_through_all_layers(
     cluster: Cluster, authority: trustme.CA, topic: str, tls: bool, compression: dict[str, Any]
 ) -> None:
     context = ssl.create_default_context()
@@ -105,7 +105,7 @@ async def test_idle_connections_live_on_heartbeats(cluster: Cluster, topic: str)
             assert consumer.connections[0].node == first.node
 
 
-async def test_a_handler_that_fails_for_long_goes_on_when_it_is_mended(cluster: Cluster, topic: str) -> None:
+async def test_a_handler_that_failed_for_long_continues_when_it_is_repaired(cluster: Cluster, topic: str) -> None:
     failures = 0
     levels: set[int] = set()
     ready: set[int] = set()

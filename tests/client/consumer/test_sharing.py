@@ -174,7 +174,7 @@ async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Clus
     assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
 
 
-async def test_when_the_one_who_asks_leaves_the_others_go_on(cluster: Cluster, asked: Asked) -> None:
+async def test_waiters_continue_when_the_requesting_task_is_cancelled(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
     lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.05))
     async with Producer(lookup) as producer:
@@ -188,7 +188,7 @@ async def test_when_the_one_who_asks_leaves_the_others_go_on(cluster: Cluster, a
 
 
 @pytest.mark.parametrize("turns", [*range(0, 40, 4), 80, 160])
-async def test_cancelled_at_any_turn_the_others_go_on(cluster: Cluster, asked: Asked, turns: int) -> None:
+async def test_cancelled_at_any_turn_the_others_continue(cluster: Cluster, asked: Asked, turns: int) -> None:
     topic_a, topic_b = topics_of(cluster, 2)
     lookup = Lookup(cluster.lookupd, options=LookupOptions(poll_interval=0.02))
 

@@ -37,7 +37,7 @@ def test_a_command_for_many_is_line_size_and_body(items: list[bytes]) -> None:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=310), min_size=1, max_size=40))
-def test_what_the_servers_take_goes_the_short_way_and_nothing_else(sizes: list[int]) -> None:
+def test_only_values_that_servers_accept_use_the_fast_path(sizes: list[int]) -> None:
     bodies = [b"x" * size for size in sizes]
     target = _route().at(0)
     batches = plain_batches(_route(), 0, bodies, _OPTIONS)
@@ -56,7 +56,7 @@ def test_what_the_servers_take_goes_the_short_way_and_nothing_else(sizes: list[i
         assert len(batches) == 1
 
 
-def test_a_body_that_fits_no_batch_is_left_to_its_error() -> None:
+def test_a_body_larger_than_a_batch_fails_alone() -> None:
     assert plain_batches(_route(), None, [b"x" * 300], ProducerOptions(max_batch_size=300)) is None
 
 
@@ -72,7 +72,7 @@ def test_bodies_that_are_to_be_compressed_get_headers() -> None:
     assert plain_batches(_route(extend=False), None, [b"x" * 100], options) is not None
 
 
-def test_a_reply_to_another_command_is_told() -> None:
+def test_a_response_to_another_command_is_an_error() -> None:
     batches = plain_batches(_route(), None, [b"a"], _OPTIONS)
     assert batches is not None
     with pytest.raises(ProtocolError, match="in response to a batch"):

@@ -71,7 +71,7 @@ async def test_messages_join_in_batches_in_their_order() -> None:
     assert [body for batch in publisher.batches for body in batch] == [b"%d" % number for number in range(25)]
 
 
-async def test_a_batch_holds_no_more_bytes_than_it_may() -> None:
+async def test_a_batch_respects_its_size_limit() -> None:
     publisher = _Publisher()
     async with _batcher(publisher, BatcherLimits(linger=60, max_bytes=100)) as batcher:
         for size in (40, 40, 40, 300, 10):
@@ -135,7 +135,7 @@ async def test_exit_raises_failures_unless_another_error_is_raised() -> None:
             raise KeyError
 
 
-async def test_failures_that_are_not_taken_stop_add() -> None:
+async def test_failures_that_are_not_read_stop_add() -> None:
     publisher = _Publisher()
     publisher.failing = PublishFailed("no leader")
     async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:
@@ -171,7 +171,7 @@ async def test_a_message_that_its_topic_does_not_take_fails_alone() -> None:
             assert batcher.pending == 0
 
 
-async def test_what_the_end_of_the_producer_cuts_off_is_told() -> None:
+async def test_publishes_cut_off_by_closing_are_reported() -> None:
     publisher = _Publisher()
     publisher.gate = anyio.Event()
     outcomes: list[type[NsqError]] = []

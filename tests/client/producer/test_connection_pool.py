@@ -135,7 +135,7 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
         await pool.aclose()
 
 
-async def test_closing_sends_what_is_written() -> None:
+async def test_closing_sends_pending_writes() -> None:
     async with scripted_node() as node:
         pool = ConnectionPool(ConnectionOptions())
         connection = await pool.connection(pool.node(node.address))

@@ -43,7 +43,7 @@ async def test_ping_raises_for_a_node_that_cannot_be_reached(nobody: Address) ->
             await producer.ping()
 
 
-async def test_ping_raises_where_lookup_does_not_answer_or_knows_no_node(nobody: Address) -> None:
+async def test_ping_raises_if_lookup_does_not_answer_or_lists_no_node(nobody: Address) -> None:
     async with bounded(), scripted_lookup() as lookup:
         async with Producer(str(nobody), options=options_of()) as producer:
             with pytest.raises(LookupFailed, match=str(nobody)):
@@ -90,7 +90,7 @@ async def test_statistics_count_messages_by_outcome() -> None:
         assert 0 <= found.lookup_age < 15
 
 
-async def test_rejections_of_messages_that_nobody_consumes_are_dropped() -> None:
+async def test_rejections_without_a_consumer_are_dropped() -> None:
     async with producing({"PUB": [ok() + error("E_FIN_FAILED gone") * 100, ok()]}) as (producer, nodes, _):
         await producer.publish("t", b"x")
         connection = producer._pool.node(nodes[0].address).connection
@@ -100,7 +100,7 @@ async def test_rejections_of_messages_that_nobody_consumes_are_dropped() -> None
         assert connection.usable
 
 
-async def test_what_a_ping_connected_to_is_shared_with_publishes() -> None:
+async def test_connections_of_ping_are_shared_with_publishes() -> None:
     async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), options=options_of()) as producer:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.ping)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 _KEY = ("t", b"k")
 
 
-async def test_turns_are_taken_in_order() -> None:
+async def test_turns_are_granted_in_order() -> None:
     turns, order = KeyLock(), list[int]()
     assert turns.try_enter(_KEY)
     assert not turns.try_enter(_KEY)

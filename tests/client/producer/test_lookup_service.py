@@ -142,7 +142,7 @@ async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
         assert bodies(node) == [b"x"]
 
 
-async def test_a_lookup_service_that_said_not_ready_has_answered() -> None:
+async def test_a_lookup_service_that_is_not_ready_has_answered() -> None:
     """Failures after such an answer are waited for, as after any other answer."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.refuse(message="Topic has no channel")

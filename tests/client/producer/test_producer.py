@@ -99,7 +99,7 @@ async def test_a_key_needs_partitions() -> None:
             await producer.publish("t", b"x", key="k")
 
 
-async def test_nothing_is_connected_before_it_is_needed_and_a_node_that_comes_back_is_found(nobody: Address) -> None:
+async def test_nothing_is_connected_early_and_a_restarted_node_is_found(nobody: Address) -> None:
     async def attempt(number: int) -> None:
         async with bounded(), Producer(nsqd=str(nobody), options=options_of(timeout=0.2)) as producer:
             for body in (b"first", b"again"):
@@ -137,7 +137,7 @@ async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
             assert first.connection is not None
 
 
-async def test_topics_that_nobody_publishes_to_are_forgotten_while_others_go_on() -> None:
+async def test_unused_topics_are_forgotten_while_others_continue() -> None:
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
         options = options_of(forget_after=0.05)
         async with Producer(str(lookup), options=options) as producer:
@@ -212,14 +212,14 @@ async def test_headers_are_sent_as_they_are_given() -> None:
                 await producer.publish("t", b"x", headers=wrong)  # type: ignore[arg-type]
 
 
-async def test_headers_need_a_topic_that_takes_them() -> None:
+async def test_headers_require_a_topic_with_extend_support() -> None:
     async with producing({}) as (producer, nodes, _):
         with pytest.raises(ExtendNotSupported):
             await producer.publish("t", b"x", headers={"a": "b"})
         assert nodes[0].commands == []
 
 
-async def test_an_error_in_an_extended_batch_gives_the_connection_up() -> None:
+async def test_an_error_in_an_extended_batch_closes_the_connection() -> None:
     answers: list[Answer] = [error("E_INVALID_JSON_HEADER x"), ok()]
     async with producing({"MPUB_EXT": answers}, extend=True) as (producer, nodes, _):
         with pytest.raises(BatchFailed):
@@ -268,7 +268,7 @@ async def test_a_delay_is_for_the_original_nsq() -> None:
 # The original NSQ
 
 
-async def test_a_topic_that_lookup_does_not_know_yet_goes_to_the_nodes_of_the_original_nsq() -> None:
+async def test_a_topic_unknown_to_lookup_is_published_to_nodes_of_the_original_nsq() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
         lookup.tell_path("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
         async with Producer(str(lookup), options=options_of()) as producer:
@@ -317,7 +317,7 @@ async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
             await peer.answer()
 
 
-async def test_where_no_node_comes_up_the_error_says_so() -> None:
+async def test_a_cluster_without_a_running_node_is_an_error() -> None:
     async with bounded(), scripted_lookup() as lookup:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
         lookup.tell_path("/nodes", {"producers": []})
@@ -342,7 +342,7 @@ async def test_several_nodes_without_lookup() -> None:
 # Life
 
 
-async def test_closing_waits_for_what_is_under_way() -> None:
+async def test_closing_waits_for_publishes_in_progress() -> None:
     async with bounded(), scripted_node() as node, anyio.create_task_group() as tasks:
         receipts: list[Receipt] = []
 
@@ -416,7 +416,7 @@ async def test_a_closed_producer_refuses() -> None:
             producer.batcher("t")
 
 
-async def test_what_closing_cuts_off_is_not_tried_again() -> None:
+async def test_requests_cut_off_by_closing_are_not_retried() -> None:
     outcomes: list[NsqError] = []
 
     async def publish(producer: Producer) -> None:

@@ -65,7 +65,7 @@ async def _publish_all(producer: Producer, topic: str, key: str, gone: anyio.Eve
 
 
 @pytest.mark.parametrize("how", ["kill", "terminate", "move"])
-async def test_a_leader_that_goes_costs_less_than_two_seconds_and_no_order(how: str) -> None:
+async def test_a_lost_leader_costs_less_than_two_seconds_and_keeps_the_order(how: str) -> None:
     with Cluster(nodes=3) as cluster, anyio.fail_after(30), PauseWatch() as pauses:
         cluster.create_topic("t", partitions=1, replicas=3, channels=["ch"])
         receipts: dict[str, list[Receipt]] = {key: [] for key in ("a", "b")}

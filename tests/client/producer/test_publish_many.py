@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 # Many
 
 
-async def test_many_go_as_batches_by_partition() -> None:
+async def test_many_messages_are_sent_as_batches_by_partition() -> None:
     async with producing({}, {}) as (producer, nodes, _):
         receipts = await producer.publish_many(
             "t", [OutgoingMessage(b"a", key="user:42"), OutgoingMessage(b"b", key="order-1"), b"c"]
@@ -43,14 +43,14 @@ async def test_many_go_as_batches_by_partition() -> None:
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-async def test_a_generator_is_taken_once(key: str | None) -> None:
+async def test_a_generator_is_read_once(key: str | None) -> None:
     async with producing({}) as (producer, nodes, _):
         receipts = await producer.publish_many("t", (body for body in (b"a", b"bc")), key=key)
         assert len(receipts) == 2
         assert bodies(nodes[0], "MPUB") == [multi_body([b"a", b"bc"])]
 
 
-async def test_the_outcome_of_every_message_is_told_apart() -> None:
+async def test_every_message_has_its_own_outcome() -> None:
     async with producing({}, {"MPUB": error("E_BAD_MESSAGE x")}) as (producer, _, _):
         drafts = [OutgoingMessage(b"a", key=key) for key in ("polygenelubricants", "user:42", "polygenelubricants")]
         with pytest.raises(BatchFailed, match="1 of 3") as caught:
@@ -115,7 +115,7 @@ async def test_headers_on_the_original_nsq_are_refused_before_anything_is_sent()
         assert [command.words[0] for command in node.commands] == [b"MPUB"]
 
 
-async def test_headers_without_lookup_are_left_to_a_redesigned_server() -> None:
+async def test_headers_without_lookup_are_sent_to_a_redesigned_server() -> None:
     async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node), options=options_of()) as producer:
         await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])
         assert len(bodies(node, "MPUB_EXT")) == 1

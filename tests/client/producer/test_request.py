@@ -60,7 +60,7 @@ def test_the_command_of_a_single_message() -> None:
         traced.receipts(target, b"OK")
 
 
-def test_a_topic_that_is_traced_gets_receipts_without_being_asked(tracing: None) -> None:
+def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
     route = _route(extend=True)
     target = route.at(0)
     single = _request()

@@ -68,7 +68,7 @@ def test_a_rejection_after_an_unknown_outcome_stays_unknown(first: NsqError, kin
     assert refusal.attempts[0] is first
 
 
-def test_the_error_of_a_publish_that_is_given_up() -> None:
+def test_the_error_of_an_abandoned_publish() -> None:
     assert type(AttemptErrors([NotLeader("x")]).given_up("within 1 s")) is PublishFailed
     assert type(AttemptErrors([NotLeader("x")]).given_up("within 1 s", in_doubt=True)) is DeliveryUnknown
     assert type(AttemptErrors([ConnectionLost("x"), NotLeader("x")]).given_up("within 1 s")) is DeliveryUnknown
@@ -77,7 +77,7 @@ def test_the_error_of_a_publish_that_is_given_up() -> None:
     assert type(AttemptErrors([NotLeader("x"), LookupFailed("x")]).given_up("within 1 s")) is LookupFailed
 
 
-def test_the_errors_of_many_attempts_are_bounded_and_none_that_was_unknown_is_forgotten() -> None:
+def test_the_errors_of_many_attempts_are_bounded_and_keep_unknown_outcomes() -> None:
     errors = AttemptErrors(NotLeader("x") for _ in range(5))
     errors.add(ConnectionLost("lost"))
     for _ in range(10_000):

@@ -39,7 +39,7 @@ def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     assert after.any().partition == partitions[0]
 
 
-def test_a_retry_goes_to_another_partition_on_another_node_where_there_is_one() -> None:
+def test_a_retry_uses_a_partition_on_another_node_if_one_exists() -> None:
     route = _route({0: 1, 1: 1, 2: 2, 3: 1})
     first = route.at(0)
     assert route.any([first]).partition == 2
@@ -66,7 +66,7 @@ def test_a_node_that_cannot_be_reached_is_avoided() -> None:
     assert {route.any().partition for _ in range(6)} == {0}
 
 
-def test_partitions_that_are_not_offered_are_left_out_unless_there_are_no_others() -> None:
+def test_partitions_not_listed_are_skipped_unless_there_are_no_others() -> None:
     route = _route({0: 1, 1: 2}, unlisted=frozenset({1}))
     assert {route.any().partition for _ in range(4)} == {0}
     assert route.at(1).partition == 1
@@ -95,7 +95,7 @@ def test_lines_name_topic_and_partition() -> None:
     assert target.receipt.node == "n:1"
 
 
-def test_a_partition_without_leader_is_not_one_that_does_not_exist() -> None:
+def test_a_partition_without_leader_exists() -> None:
     route = _route({0: 1}, 2)
     with pytest.raises(PartitionUnavailable):
         route.at(1)

@@ -114,7 +114,7 @@ async def test_overload_waits_before_it_tries_again() -> None:
         assert len(nodes[0].peers) == 2
 
 
-async def test_a_node_that_is_gone_is_left_alone() -> None:
+async def test_a_removed_node_is_not_requested() -> None:
     async with producing({}, {}) as (producer, nodes, lookup):
         async with scripted_node() as gone:
             pass
@@ -123,7 +123,7 @@ async def test_a_node_that_is_gone_is_left_alone() -> None:
         assert {receipt.partition for receipt in receipts} == {1}
 
 
-async def test_an_unknown_topic_is_told_at_once() -> None:
+async def test_an_unknown_topic_fails_at_once() -> None:
     async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), options=options_of()) as producer:
         with pytest.raises(TopicNotFound):
             await producer.publish("t", b"x")
@@ -192,7 +192,7 @@ async def test_a_wrong_reply_is_an_unknown_outcome_and_ends_the_connection() -> 
         assert len(nodes[0].peers) == 2
 
 
-async def test_a_server_that_is_none_is_told_at_once() -> None:
+async def test_an_address_that_is_not_a_server_fails_at_once() -> None:
     async def http(peer: Any) -> None:
         await peer.raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -201,7 +201,7 @@ async def test_a_server_that_is_none_is_told_at_once() -> None:
             await producer.publish("t", b"x")
 
 
-async def test_a_silent_server_is_given_up() -> None:
+async def test_a_silent_server_is_disconnected() -> None:
     options = options_of(timeout=0.4, connection=ConnectionOptions(connect_timeout=0.1))
 
     async def attempt(number: int) -> None:

@@ -34,7 +34,7 @@ def _error(data: bytes) -> bytes:
     return encode_frame(1, data)
 
 
-def test_answers_come_in_the_order_of_the_commands() -> None:
+def test_responses_have_the_order_of_the_commands() -> None:
     client, (first, second, third) = _client(3)
     assert client.receive_data(_response(b"one") + _error(b"E_FAILED_ON_NOT_LEADER ")) == []
     assert first.data == b"one"
@@ -48,7 +48,7 @@ def test_answers_come_in_the_order_of_the_commands() -> None:
     assert third.done
 
 
-def test_an_answer_wakes_who_waits() -> None:
+def test_an_answer_wakes_the_waiter() -> None:
     client, (first, second) = _client(2)
     woken: list[str] = []
     first.wake = lambda: woken.append("first")

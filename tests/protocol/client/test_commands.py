@@ -58,6 +58,6 @@ def test_a_body_that_servers_take_is_returned() -> None:
         (None, 0, "not NoneType"),
     ],
 )
-def test_a_body_that_no_server_takes_is_refused_before_it_is_sent(body: bytes, overhead: int, text: str) -> None:
+def test_a_body_that_no_server_accepts_is_refused_before_it_is_sent(body: bytes, overhead: int, text: str) -> None:
     with pytest.raises(InvalidBody, match=text):
         commands.check_body(body, limit=16, overhead=overhead)

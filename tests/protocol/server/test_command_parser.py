@@ -36,7 +36,7 @@ def test_a_line_is_split_on_every_blank(line: bytes, words: list[bytes]) -> None
     assert _words(line + b"NOP\n") == [words, [b"NOP"]]
 
 
-def test_raw_ids_may_hold_anything() -> None:
+def test_raw_ids_may_contain_any_byte() -> None:
     assert len(_ID) == 16
     data = commands.fin(_ID) + commands.req(_ID, 90) + commands.touch(_ID) + commands.NOP
     assert _words(data) == [[b"FIN", _ID], [b"REQ", _ID, b"90"], [b"TOUCH", _ID], [b"NOP"]]
@@ -132,7 +132,7 @@ def test_a_line_may_take_all_of_the_servers_buffer() -> None:
     assert read_commands([b"x" + line]).fault is not None
 
 
-def test_what_follows_belongs_to_the_next_layer() -> None:
+def test_remaining_bytes_belong_to_the_next_layer() -> None:
     parser = CommandParser(OpenRules())
     parser.receive(commands.identify(b"{}") + b"\x16\x03\x01")
     assert parser.next_command() == Command([b"IDENTIFY"], b"{}")

@@ -37,7 +37,7 @@ def test_commands_and_states(verb: str, taken: set[State]) -> None:
             assert caught.value.fatal
 
 
-def test_what_comes_after() -> None:
+def test_later_messages() -> None:
     assert AFTER["SUB_ORDERED"] is AFTER["SUB"] is State.SUBSCRIBED
     assert AFTER["CLS"] is State.CLOSING
     assert "PUB" not in AFTER

@@ -46,7 +46,7 @@ def test_without_negotiation_the_reply_is_ok_and_no_layer_begins() -> None:
     assert settings.heartbeat_interval == 5.0
 
 
-def test_what_the_client_tells_is_kept() -> None:
+def test_settings_of_the_client_are_kept() -> None:
     settings = _identify(
         _HA, client_id="c", hostname="h", user_agent="u", desired_tag="té", extend_support=True,
         ext_filter={"type": 4, "filter_ext_key": "any", "filter_data_list": [{"filter_ext_key": "k"}]},
@@ -61,7 +61,7 @@ def test_what_the_client_tells_is_kept() -> None:
     assert (original.client_id, original.desired_tag, original.extend_support) == ("", "", False)
 
 
-def test_identifying_again_keeps_what_is_not_told() -> None:
+def test_identifying_again_keeps_unnamed_settings() -> None:
     settings = _identify(
         _HA, desired_tag="t", heartbeat_interval=2000, msg_timeout=3000, extend_support=True, snappy=True
     )

@@ -16,11 +16,11 @@ def test_a_code_can_stand_alone() -> None:
     assert Fault("too much client connections", None).frame()[8:] == b"too much client connections"
 
 
-def test_bytes_of_the_client_go_back_as_they_came() -> None:
+def test_bytes_of_the_client_are_echoed_unchanged() -> None:
     text = b"RDY could not parse count \xff\xc3\xa9".decode("utf-8", "surrogateescape")
     assert Fault("E_INVALID", text).frame().endswith(b"count \xff\xc3\xa9")
 
 
-def test_faults_are_fatal_unless_told_otherwise() -> None:
+def test_faults_are_fatal_by_default() -> None:
     assert Fault("E_INVALID").fatal
     assert not Fault("E_FIN_FAILED", fatal=False).fatal

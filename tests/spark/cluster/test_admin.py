@@ -174,7 +174,7 @@ async def test_all_partitions_with_one_question_to_each_node(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_survey_holds_what_was_acknowledged(servers: Servers, topics: dict[str, str], kind: str) -> None:
+async def test_a_survey_contains_the_acknowledged_messages(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
     async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         keys = [(topic, 0), (topic, 1)]
@@ -357,7 +357,7 @@ async def test_a_leader_that_has_become_another(cluster: Cluster) -> None:
         assert (await admin.leaders.leader(topic, 0))[0] != old
 
 
-async def test_partitions_are_never_left_out(cluster: Cluster) -> None:
+async def test_no_partition_is_skipped(cluster: Cluster) -> None:
     """A partition without a leader must not be omitted silently."""
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, 3, channels=["other"])
@@ -416,7 +416,7 @@ async def test_a_leader_without_http_address() -> None:
             await admin.leaders.partitions("t")
 
 
-def test_each_channel_has_a_mark_of_its_own() -> None:
+def test_each_channel_has_its_own_mark() -> None:
     long = "x" * 60
     marks = [setup_mark(name) for name in ("c", "x" * 58, f"{long}1", f"{long}2")]
     assert marks[:2] == ["c.setup", f"{'x' * 58}.setup"]

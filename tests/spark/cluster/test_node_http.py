@@ -30,12 +30,12 @@ def test_positions_of_a_channel() -> None:
     assert read_position(TEXT.replace("current read:&{{{0 132} 132} 4}", "current read:<nil>")) is not None
 
 
-def test_there_is_no_such_channel() -> None:
+def test_a_missing_channel() -> None:
     assert read_position("") is None
     assert read_position(" \n") is None
 
 
-def test_texts_that_say_something_else() -> None:
+def test_texts_that_do_not_match() -> None:
     for text in ("hello", TEXT.replace("current confirm &{{{0 100} 100} 3}", "current confirm <nil>")):
         with pytest.raises(ValueError, match="no positions"):
             read_position(text)
@@ -74,7 +74,7 @@ async def test_nodes_that_do_not_lead() -> None:
 
 
 @pytest.mark.anyio
-async def test_all_that_a_node_leads() -> None:
+async def test_all_partitions_of_a_leader() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
         nodes, leader = Nodes(client.http), Leader(node.address, node.address)
         told = {"message_count": 1, "channels": [], "backend_start": 0, "backend_depth": 30}
@@ -92,7 +92,7 @@ async def test_all_that_a_node_leads() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_node_that_is_not_there() -> None:
+async def test_an_unreachable_node() -> None:
     async with scripted_lookup() as node:
         leader = Leader(node.address, node.address)
     async with LookupClient([str(leader.http)]) as client:

@@ -59,7 +59,7 @@ def test_one_thread_serves_all_calls() -> None:
     assert [thread.name for thread in threading.enumerate()].count("nsqext-spark") == 1
 
 
-def test_errors_come_back() -> None:
+def test_errors_are_returned() -> None:
     with pytest.raises(RangeIncomplete, match="this one"):
         portal.call(fail, RangeIncomplete("this one"))
 

@@ -55,7 +55,7 @@ async def test_a_new_query_begins_where_the_options_say(given: dict[str, str], e
     assert await Anchors(servers.admin, options(**given)).begin() == {"orders": expected}
 
 
-async def test_it_begins_there_again_whatever_has_come_meanwhile() -> None:
+async def test_it_restarts_there_in_spite_of_messages_received_meanwhile() -> None:
     """A crash in the first batch makes Spark ask again, for a batch whose end it wrote down."""
     servers = pretended()
     begun = await Anchors(servers.admin, options()).begin()
@@ -78,7 +78,7 @@ async def test_a_crash_between_two_anchors_leaves_the_first_one_where_it_is() ->
     assert begun == {"orders": {0: 50 if first == 50 else 57, 1: 37}}
 
 
-async def test_a_channel_with_a_new_checkpoint_goes_on_where_the_anchor_stands() -> None:
+async def test_a_channel_with_a_new_checkpoint_continues_at_the_anchor() -> None:
     servers = pretended(p0=44)
     assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {"orders": {0: 44, 1: 0}}
 
@@ -96,7 +96,7 @@ async def test_a_channel_is_not_reset_to_a_place_that_moves(given: dict[str, str
         Anchors(pretended().admin, options(resetChannel="true", **given))
 
 
-async def test_a_start_before_what_is_kept() -> None:
+async def test_a_start_before_the_retained_messages() -> None:
     given = {"startingOffsets": '{"orders": {"0": 4, "1": 0}}'}
     with pytest.raises(DataLoss, match="startingOffsets is 4, but the first retained message is 10"):
         await Anchors(pretended().admin, options(**given)).begin()
@@ -126,7 +126,7 @@ async def test_only_assigned_partitions_get_an_anchor() -> None:
     assert await anchors.survey() == {("orders", 1): PartitionState(0, 30, 30)}
 
 
-async def test_anchors_follow_and_never_go_back() -> None:
+async def test_anchors_only_move_forward() -> None:
     servers = pretended()
     anchors = Anchors(servers.admin, options(startingOffsets="earliest"))
     await anchors.begin()
@@ -162,7 +162,7 @@ async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
     assert servers.logs["orders", 1].anchor == 12
 
 
-async def test_anchors_are_not_asked_for_all_the_time() -> None:
+async def test_anchors_are_not_requested_for_each_batch() -> None:
     servers = pretended(p0=20, p1=5)
     anchors = Anchors(servers.admin, options())
     await anchors.survey(quick=True)
@@ -182,7 +182,7 @@ async def test_another_query_on_the_same_channel_is_noticed() -> None:
         await other.survey()
 
 
-async def test_a_survey_tells_of_partitions_without_an_anchor() -> None:
+async def test_a_survey_reports_partitions_without_an_anchor() -> None:
     servers = pretended(p0=20)
     assert await Anchors(servers.admin, options()).survey() == {
         ("orders", 0): PartitionState(10, 50, 20),

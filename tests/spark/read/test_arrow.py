@@ -72,7 +72,7 @@ def test_every_field_is_a_column() -> None:
     assert (other["offset"], other["queue_offset"], other["value"], other["trace_id"]) == (11, 71, b"second", 0)
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_input_gives_empty_output() -> None:
     assert to_batches(from_messages([]), 5, "t", 0, RowFormat()) == []
 
 
@@ -159,7 +159,7 @@ def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
     assert half["headers"] == {"a": "\ufffd", "n": None}
 
 
-def test_large_bodies_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_read_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_BATCH_BYTES", 100)
     bodies = [b"a" * 60, b"b" * 40, b"c", b"d" * 500, b"e", b"f"]
     batches = to_batches(from_messages(message(body) for body in bodies), 2, "t", 0, RowFormat(ALL_COLUMNS))

@@ -111,7 +111,7 @@ def test_where_partitions_begin_and_end(
         ([GreaterThan(("timestamp",), datetime(2001, 1, 1, tzinfo=UTC))], [(0, 0, 100), (1, 0, 50), (2, 0, 0)]),
     ],
 )
-def test_filters_leave_out_what_cannot_match(
+def test_filters_skip_partitions_that_cannot_match(
     cluster: Cluster, topic: str, filters: list[Any], ranges: list[tuple[int, int, int]]
 ) -> None:
     named = [EqualTo(found.attribute, topic) if getattr(found, "value", None) == "T" else found for found in filters]
@@ -340,7 +340,7 @@ def test_spark_reads_nothing(spark: SparkSession, servers: Servers, written: dic
     assert _load(spark, servers, subscribe=topic, **given).collect() == []
 
 
-def test_spark_tells_errors_of_plans(spark: SparkSession, servers: Servers, written: dict[str, str]) -> None:
+def test_spark_shows_errors_of_plans(spark: SparkSession, servers: Servers, written: dict[str, str]) -> None:
     with pytest.raises(AnalysisException, match=r"TopicNotFound.*no_such_topic"):
         _load(spark, servers, subscribe="no_such_topic").count()
     with pytest.raises(AnalysisException, match=r"InvalidPartition.*partition 7"):
@@ -372,7 +372,7 @@ def test_pushed_filters_change_no_result(spark: SparkSession, servers: Servers, 
     assert sorted((row.topic, row.offset) for row in last) == sorted((topic, first + 299) for topic in written.values())
 
 
-def test_a_reader_that_takes_filters(cluster: Cluster, topic: str) -> None:
+def test_a_reader_that_accepts_filters(cluster: Cluster, topic: str) -> None:
     reader = NsqPushdownReader(options(cluster, topic))
     rest = [EqualTo(("tag",), "x")]
     assert list(reader.pushFilters([EqualTo(("partition",), 1), *rest])) == rest

@@ -41,7 +41,7 @@ async def test_what_waits_and_what_is_in_flight_is_counted_over_all_nodes(genera
         await backlog.aclose()
 
 
-async def test_nobody_tells() -> None:
+async def test_no_node_answers() -> None:
     backlog = ChannelLag(ClientConfig(("127.0.0.1:1",)), ["one"], "spark")
     assert await backlog.count() is None
     await backlog.aclose()

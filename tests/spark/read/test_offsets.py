@@ -63,7 +63,7 @@ def test_the_json_is_the_documented_one_in_a_fixed_order() -> None:
         {"v": 1, "topics": {"": {"0": 1}}},
     ],
 )
-def test_what_are_no_offsets(data: Any) -> None:
+def test_invalid_offsets(data: Any) -> None:
     with pytest.raises(InvalidInput, match="not offsets of this source"):
         load(data)
 

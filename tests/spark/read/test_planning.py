@@ -61,7 +61,7 @@ def test_what_is_shared_out_is_what_there_is(lags: dict[Key, int], limit: int | 
 
 
 @given(LAGS.filter(lambda lags: sum(map(bool, lags.values())) > 0), st.integers(8, 10**5))
-def test_everybody_who_lags_gets_something(lags: dict[Key, int], limit: int) -> None:
+def test_every_lagging_partition_gets_a_share(lags: dict[Key, int], limit: int) -> None:
     shares = share(lags, limit)
     assert all(shares[key] for key, lag in lags.items() if lag)
 
@@ -86,7 +86,7 @@ def test_they_take_turns_where_it_does_not_suffice_for_all(lags: dict[Key, int],
 
 
 @given(standings(), LIMITS, st.floats(0, 1))
-def test_an_end_is_never_before_its_start_nor_behind_what_is_there(
+def test_an_end_is_between_its_start_and_the_end_of_the_queue(
     found: dict[Key, PartitionState], limit: int | None, portion: float
 ) -> None:
     start = offsets_of(found, portion)
@@ -125,7 +125,7 @@ def test_the_same_question_has_the_same_answer_in_the_same_order(
 
 
 @given(SMALL_LAGS, SMALL_LAGS, LIMITS)
-def test_nothing_that_comes_later_is_read_once_the_ends_are_frozen(
+def test_nothing_later_is_read_once_the_ends_are_frozen(
     ends: dict[Key, int], more: dict[Key, int], limit: int | None
 ) -> None:
     later = {
@@ -150,7 +150,7 @@ def test_a_new_partition_begins_with_its_first_message() -> None:
     assert plan_ranges({"a": {0: 5}}, end, {}, fail_on_data_loss=True) == [Range("a", 0, 5, 7), Range("a", 1, 0, 3)]
 
 
-def test_a_topic_that_is_new_to_the_query_begins_with_what_is_kept() -> None:
+def test_a_topic_new_to_the_query_begins_at_the_retained_messages() -> None:
     found = {("a", 0): PartitionState(0, 7, 5), ("b", 0): PartitionState(40, 50)}
     start: Offsets = {"a": {0: 7}}
     assert end_of(start, found) == {"a": {0: 7}, "b": {0: 50}}
@@ -200,7 +200,7 @@ def test_without_it_a_partition_that_is_gone_stays_where_it_is() -> None:
     assert end_of({"a": {0: 5, 1: 2}}, {("a", 1): PartitionState(0, 3, 2)}, strict=False) == {"a": {0: 5, 1: 3}}
 
 
-def test_without_it_a_partition_that_was_rolled_back_goes_back_and_on() -> None:
+def test_without_the_check_a_rolled_back_partition_repeats_and_continues() -> None:
     start: Offsets = {"a": {0: 5}}
     back = end_of(start, {("a", 0): PartitionState(0, 4, 4)}, strict=False)
     assert back == {"a": {0: 4}}

@@ -80,7 +80,7 @@ def test_the_narrowest_bounds_count() -> None:
         (LessThanOrEqual(TIME, MOMENT), None, MS + 2),
     ],
 )
-def test_times_exclude_only_what_cannot_match(found: Filter, since: int | None, until: int | None) -> None:
+def test_times_exclude_only_ranges_that_cannot_match(found: Filter, since: int | None, until: int | None) -> None:
     pruning = Pruning()
     assert pruning.take([found]) == [found], "Spark looks at microseconds"
     assert pruning.since == since
@@ -91,7 +91,7 @@ def test_times_exclude_only_what_cannot_match(found: Filter, since: int | None, 
     assert pruning.since == (since or 0)
 
 
-def test_values_that_are_always_there() -> None:
+def test_values_that_are_always_set() -> None:
     assert left(*(IsNotNull(name) for name in (TOPIC, PARTITION, OFFSET, TIME))) == Pruning()
 
 

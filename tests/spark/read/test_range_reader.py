@@ -309,7 +309,7 @@ async def test_an_unknown_topic_or_partition(cluster: Cluster) -> None:
             await reader.next_block()
 
 
-async def test_a_topic_that_takes_registered_channels_only(cluster: Cluster) -> None:
+async def test_a_topic_that_accepts_registered_channels_only(cluster: Cluster) -> None:
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["known"], register_channels=True)
     await publish(cluster, topic)

@@ -32,7 +32,7 @@ def counts(found: dict[Key, Log], begins: dict[Key, int], limit: int) -> dict[Ke
 
 
 @given(st.dictionaries(KEYS, logs(), min_size=1, max_size=6), st.integers(1, 20_000))
-def test_batches_read_everything_and_hold_their_limit(found: dict[Key, Log], limit: int) -> None:
+def test_batches_read_everything_within_their_limit(found: dict[Key, Log], limit: int) -> None:
     begins = {key: log.start for key, log in found.items()}
     while any(begins[key] < log.end for key, log in found.items()):
         taken = counts(found, begins, limit)

@@ -112,7 +112,7 @@ async def test_a_logged_batch_is_planned_again_by_a_new_process() -> None:
 
 
 @anyio_only
-async def test_a_new_leader_that_learns_a_little_later_how_far_the_log_goes() -> None:
+async def test_a_new_leader_receives_the_end_of_the_log_late() -> None:
     servers = two()
     servers.logs["orders", 0] = Log(0, 45, anchor=0)
     planner = batches(servers, readTimeoutMs="20000")

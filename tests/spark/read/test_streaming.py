@@ -139,7 +139,7 @@ def fail_at_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         yield batch
 
 
-def test_messages_that_are_gone_end_the_query(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+def test_removed_messages_end_the_query(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
     if servers.cluster is None:
         pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
     topic = servers.make_topic("gone")

@@ -59,7 +59,7 @@ def test_chunks_are_stored_in_their_order(servers: Servers) -> None:
     ]
 
 
-def test_tallies_tell_where_traced_messages_lie(servers: Servers) -> None:
+def test_receipts_locate_traced_messages(servers: Servers) -> None:
     topic = servers.make_topic("tally", 1)
     tallies = publish(servers, chunk(*((topic, 0, OutgoingMessage(b"x", trace_id=number)) for number in range(1, 9))))
     found = collect(servers, topic, 8)
@@ -108,7 +108,7 @@ def test_the_next_chunk_is_not_sent_after_one_that_failed(servers: Servers) -> N
     assert [message.body for message in collect(servers, topic, 3)] == [b"0", b"1", b"end"]
 
 
-def test_topics_are_asked_about(servers: Servers) -> None:
+def test_requests_for_topics(servers: Servers) -> None:
     topic = servers.make_topic("meta", 2, extend=True)
     told: list[TopicMeta] = []
 
@@ -120,7 +120,7 @@ def test_topics_are_asked_about(servers: Servers) -> None:
     assert (told[0].partition_num, told[0].extend_support) == (2, True)
 
 
-def test_a_topic_that_is_not_there_is_refused(servers: Servers) -> None:
+def test_a_missing_topic_is_refused(servers: Servers) -> None:
     def chunks(meta: Meta) -> Iterable[Chunk]:
         meta("there_is_no_such_topic")
         return ()
@@ -136,7 +136,7 @@ def test_a_topic_without_channel_is_not_ready() -> None:
             publish_chunks(ClientConfig(tuple(cluster.lookupd)), 5, lambda meta: [chunk(("t", 0, b"x"))])
 
 
-def test_the_original_nsq_makes_its_topics() -> None:
+def test_the_original_nsq_creates_topics() -> None:
     told: list[TopicMeta] = []
 
     def chunks(meta: Meta) -> Iterable[Chunk]:

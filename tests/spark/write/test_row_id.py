@@ -33,12 +33,12 @@ def within(patch: pytest.MonkeyPatch, context: Context | None) -> None:
     patch.setattr(identity, "TaskContext", Tasks)
 
 
-def test_a_stream_goes_by_query_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_identified_by_query_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     within(monkeypatch, Context(sql_streaming_queryId="q-1", streaming_sql_batchId="12"))
     assert Origin.of_query("job").row_id(7) == "q-1/12/3/7"
 
 
-def test_a_batch_goes_by_its_job_even_inside_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_identified_by_its_job_even_inside_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     within(monkeypatch, Context(sql_streaming_queryId="q-1", streaming_sql_batchId="12"))
     assert Origin.of_job("job").row_id(0) == "job/0/3/0"
 

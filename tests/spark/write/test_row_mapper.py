@@ -64,7 +64,7 @@ def test_a_row_of_a_plain_topic_has_a_hash_of_its_id_as_trace_id() -> None:
     assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=ORIGIN.trace_ids(0, 1)[0])
 
 
-def test_what_a_row_brings_along_is_kept() -> None:
+def test_columns_of_a_row_are_kept() -> None:
     assert Rows("plain").message(value=b"x", trace_id=7) == OutgoingMessage(b"x", trace_id=7)
     assert Rows("extend").message(value=b"x", headers={"nsqext_id": "mine"}) == OutgoingMessage(
         b"x", {"nsqext_id": "mine"}

@@ -90,7 +90,7 @@ def load(spark: SparkSession, servers: Servers, topic: str, **options: str) -> D
     return spark.read.format("nsqext").options(**servers.options, subscribe=topic, **options).load()
 
 
-def test_dedupe_takes_away_what_a_second_try_published(spark: SparkSession, servers: Servers) -> None:
+def test_dedupe_removes_rows_of_a_second_attempt(spark: SparkSession, servers: Servers) -> None:
     topics = [servers.make_topic("plain", 2), servers.make_topic("extend", 1, extend=True)]
     number, of_topic = sf.col("id").cast("string"), sf.element_at(sf.lit(topics), (sf.col("id") % 2 + 1).cast("int"))
     rows = spark.range(0, 60, 1, 2).select(number.alias("value"), of_topic.alias("topic"))

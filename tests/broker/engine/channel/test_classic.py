@@ -55,7 +55,7 @@ def test_an_emptied_topic_discards_its_messages() -> None:
     assert bench.channel().stats().message_count == 1
 
 
-def test_requeue_goes_to_the_end() -> None:
+def test_requeue_moves_a_message_to_the_end() -> None:
     bench = original()
     consumer = bench.consume()
     bench.publish("m0", "m1", "m2")
@@ -79,7 +79,7 @@ def test_a_deferred_message_is_not_in_flight() -> None:
     assert consumer.attempts() == [("m0", 1), ("m0", 2)]
 
 
-def test_a_deferred_publish_is_overtaken_and_overtakes_none() -> None:
+def test_a_deferred_publish_is_delivered_after_later_ones() -> None:
     bench = original()
     consumer = bench.consume(ready=10)
     bench.publish(NewMessage(b"late", delay=2), "soon")

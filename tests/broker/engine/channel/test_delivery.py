@@ -15,7 +15,7 @@ from nsqext.protocol.messages import EXT_JSON, EXT_TAG
 from tests.support.engine_partition import Bench, Consumer, tagged
 
 
-def test_tagged_messages_go_to_clients_of_that_tag() -> None:
+def test_tagged_messages_are_delivered_to_clients_of_that_tag() -> None:
     bench = Bench(extend=True)
     wanting = bench.consume(ready=10, tag="tagA", extend=True)
     other = bench.consume(2, ready=10, extend=True)

@@ -56,7 +56,7 @@ def finish(bench: Bench, consumer: Consumer, *counters: int) -> list[str]:
     return consumer.bodies()
 
 
-def test_messages_of_one_key_go_to_one_client() -> None:
+def test_messages_of_one_key_are_delivered_to_one_client() -> None:
     bench = make_bench()
     first, second = consume(bench, 1, 10), consume(bench, 2, 10)
     publish(bench, "A1", "C1", "B1", "D1", "A2", "C2")
@@ -101,7 +101,7 @@ def test_a_key_moves_after_its_messages_in_flight() -> None:
     assert second.bodies() == ["C3"]
 
 
-def test_requeued_messages_go_to_the_new_owner_before_later_ones() -> None:
+def test_requeued_messages_are_delivered_to_the_new_owner_first() -> None:
     bench = make_bench()
     first = consume(bench, 1, 2)
     publish(bench, "C1", "C2", "C3")
@@ -113,7 +113,7 @@ def test_requeued_messages_go_to_the_new_owner_before_later_ones() -> None:
     assert second.attempts() == [("C1", 2), ("C2", 2), ("C3", 1)]
 
 
-def test_timed_out_messages_go_to_the_new_owner() -> None:
+def test_timed_out_messages_are_delivered_to_the_new_owner() -> None:
     bench = make_bench()
     first = consume(bench, 1, 1, msg_timeout=1.0)
     publish(bench, "D1", "D2")
@@ -162,7 +162,7 @@ def test_another_header_carries_the_key() -> None:
     assert (first.bodies(), second.bodies()) == (["0", "1", "2", "3", "number"], [])
 
 
-def test_tags_have_ranges_of_their_own_and_a_key_one_holder() -> None:
+def test_tags_have_their_own_ranges_and_a_key_has_one_owner() -> None:
     bench = make_bench()
     plain, canary = consume(bench, 1, 1), consume(bench, 2, 1, tag="canary")
     bench.publish(
@@ -178,7 +178,7 @@ def test_tags_have_ranges_of_their_own_and_a_key_one_holder() -> None:
     }
 
 
-def test_untagged_messages_wait_while_only_tagged_clients_are_there() -> None:
+def test_untagged_messages_wait_while_all_clients_have_tags() -> None:
     bench = make_bench()
     canary = consume(bench, 1, 5, tag="canary")
     bench.publish(keyed("p1", A), keyed("t1", B, **{TAG_HEADER: "canary"}))
@@ -217,7 +217,7 @@ def test_pause_skip_and_positions() -> None:
     assert (channel.stats().depth, channel.stats().replay_count) == (0, 0)
 
 
-def test_forced_finish_lets_the_next_of_the_key_follow() -> None:
+def test_forced_finish_releases_the_next_message_of_the_key() -> None:
     bench = make_bench()
     only = consume(bench, 1, 1)
     publish(bench, "A1", "A2")
@@ -244,7 +244,7 @@ def test_eight_clients_at_once_share_evenly() -> None:
     assert {found.high - found.low for found in bench.channel().stats().key_ranges} == {0.125}
 
 
-def test_a_channel_takes_the_type_of_its_first_subscriber() -> None:
+def test_the_first_subscriber_sets_the_type_of_a_channel() -> None:
     bench = Bench(extend=True)
     publish(bench, "A1")
     plain = bench.partition.channel("ch")

@@ -41,7 +41,7 @@ def test_the_same_seed_repeats_the_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_more_requeued_messages_than_the_queue_takes_mix_with_new_ones(seed: int) -> None:
+def test_more_requeued_messages_than_the_queue_holds_mix_with_new_ones(seed: int) -> None:
     # requeuedMsgChan of an ephemeral channel takes two messages; the others wait in a Go map
     bodies = redelivered(seed, channel="tmp#ephemeral")
     assert sorted(bodies) == sorted(SENT)

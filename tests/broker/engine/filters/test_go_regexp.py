@@ -62,7 +62,7 @@ def test_texts_that_an_expression_matches(pattern: str, found: list[str]) -> Non
         r"\C", r"[a]\C", r"\p{Klingon}", "\\", "[", "[a", "[]", "[b-a]", r"[a-\d]", "[[:foo:]]", r"\x{110000}", r"\x1",
     ],
 )  # fmt: skip
-def test_expressions_that_go_refuses(pattern: str) -> None:
+def test_expressions_refused_by_go(pattern: str) -> None:
     with pytest.raises(InvalidExpression):
         compile_regexp(pattern)
 

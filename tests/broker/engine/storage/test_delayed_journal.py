@@ -75,7 +75,7 @@ def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatc
     assert held(path) == {"ch": [1, 3]}
 
 
-def test_a_line_written_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_written_in_pieces_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, write = tmp_path / "journal", os.write
     monkeypatch.setattr(os, "write", lambda out, data: write(out, data[:7]))
     queue = DelayedQueue(ChannelJournal(DelayedJournal(path), "ch"))
@@ -84,7 +84,9 @@ def test_a_line_written_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.M
     assert held(path) == {"ch": [1, 2]}
 
 
-def test_no_line_follows_one_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_record_is_written_behind_one_that_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, write, left = tmp_path / "journal", os.write, [9]
 
     def fill(out: int, data: bytes) -> int:

@@ -123,7 +123,7 @@ def test_files_before_the_slowest_channel_are_removed(tmp_path: Path) -> None:
     assert again.consume(ready=1).bodies() == ["next"]
 
 
-def test_more_than_the_memory_holds(tmp_path: Path) -> None:
+def test_more_messages_than_fit_in_memory(tmp_path: Path) -> None:
     bench = on_disk(tmp_path, cache_bytes=200_000, disk=DiskOptions(max_file_bytes=300_000))
     bench.channel()
     for number in range(5000):

@@ -95,7 +95,7 @@ def test_an_intact_file_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.text == ""
 
 
-def test_an_acknowledged_end_is_not_taken_for_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_acknowledged_end_is_not_a_torn_tail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = stored(tmp_path)
     data = file.read_bytes()
     file.write_bytes(data[:-5])

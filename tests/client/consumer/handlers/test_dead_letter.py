@@ -42,7 +42,7 @@ def sent(node: ScriptedNode) -> list[tuple[bytes, bytes]]:
     return [(command.words[0], command.body or b"") for command in node.commands if b"PUB" in command.words[0]]
 
 
-async def test_headers_and_tag_are_kept_where_the_topic_takes_them() -> None:
+async def test_headers_and_tag_are_kept_where_the_topic_supports_them() -> None:
     async with scripted_lookup() as lookup, scripted_node(obey()) as node:
         lookup.tell({0: node}, num=1, extend=True)
         await bury(make_message(RecordingOwner(), headers={"a": "b"}, tag="x"), node, lookupd=str(lookup))
@@ -53,7 +53,7 @@ async def test_headers_and_tag_are_kept_where_the_topic_takes_them() -> None:
         assert body.endswith(b"body")
 
 
-async def test_headers_are_left_behind_where_it_does_not(caplog: pytest.LogCaptureFixture) -> None:
+async def test_headers_are_dropped_if_the_target_does_not_support_them(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node(obey({"PUB_TRACE": ok(_RECEIPT)})) as node:
         lookup.tell({0: node}, num=1)
         await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))

@@ -37,7 +37,7 @@ def test_messages_wait_in_one_row() -> None:
     assert failed == []
 
 
-def test_nothing_is_taken_in_after_the_stop() -> None:
+def test_nothing_is_accepted_after_the_stop() -> None:
     here = dispatcher([])
     here.dispatch([make_message(RecordingOwner(), 1)])
     here.stop()

@@ -50,7 +50,7 @@ async def test_jitter_stays_within_its_share() -> None:
         assert policy.delay(make_message(RecordingOwner())) == delay
 
 
-async def test_handlers_decide_by_what_they_raise() -> None:
+async def test_errors_of_handlers_decide_the_outcome() -> None:
     owner, dead_letters = RecordingOwner(), list[str]()
     policy = make_policy(dead_letters, requeue_delay=2.0)
     for signal in (Finish(), Requeue(), Requeue(7, backoff=False), Reject("enough")):
@@ -71,7 +71,7 @@ async def test_what_was_answered_stays_answered() -> None:
     assert owner.commands == []
 
 
-async def test_the_last_attempt_goes_to_the_dead_letters() -> None:
+async def test_the_last_attempt_is_sent_to_the_dead_letters() -> None:
     owner, dead_letters = RecordingOwner(), list[str]()
     policy = make_policy(dead_letters, requeue_delay=0.0, max_attempts=2)
     await policy.failed(make_message(owner), ValueError("first"))
@@ -101,7 +101,7 @@ async def test_without_dead_letters_what_is_given_up_is_only_logged(caplog: pyte
     assert "rejected after 1 attempts" in caplog.text
 
 
-async def test_ordered_messages_are_given_up_only_where_that_was_asked_for() -> None:
+async def test_ordered_messages_are_rejected_only_with_reject_ordered() -> None:
     for asked, lines in ((False, ["REQ 1 0!"]), (True, ["FIN 1"])):
         owner, dead_letters = RecordingOwner(in_order=True), list[str]()
         policy = make_policy(dead_letters, requeue_delay=0.0, max_attempts=1, reject_ordered=asked)
@@ -111,7 +111,7 @@ async def test_ordered_messages_are_given_up_only_where_that_was_asked_for() -> 
         assert len(dead_letters) == asked
 
 
-async def test_delays_of_ordered_messages_pass_here() -> None:
+async def test_delays_of_ordered_messages_are_accepted() -> None:
     owner, delays = RecordingOwner(in_order=True), DelayedRequeues()
     policy = make_policy(delays=delays, requeue_delay=5.0)
     message = make_message(owner)

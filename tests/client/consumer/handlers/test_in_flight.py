@@ -19,7 +19,7 @@ def test_half_of_the_timeout_is_when_to_touch() -> None:
     assert owner.commands == ["TOUCH 1", "TOUCH 1"]
 
 
-def test_answered_and_lost_messages_are_left_alone() -> None:
+def test_answered_and_lost_messages_are_not_touched() -> None:
     owner = RecordingOwner()
     message = make_message(owner)
     owner.refusal = MessageNotInFlight("gone")

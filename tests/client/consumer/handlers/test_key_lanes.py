@@ -131,7 +131,7 @@ def test_a_key_is_always_in_the_same_lane() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_requeue_holds_up_its_key_and_no_other() -> None:
+async def test_a_requeue_blocks_its_key_only() -> None:
     bench = Bench(1)
     first, second, other = bench.put("a1", "a2", "b1")
     bench.take(first)
@@ -430,7 +430,7 @@ def test_the_key_by_a_function(value: Any, key: bytes) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_waiting_worker_wakes_when_its_key_goes_on() -> None:
+async def test_a_waiting_worker_wakes_when_its_key_is_free() -> None:
     bench = Bench(1)
     (first,) = bench.put("a1")
     bench.take(first)

@@ -145,7 +145,7 @@ def test_expired_messages_are_released() -> None:
     assert budget.reserve(make_message(owner, 2), 8)
 
 
-async def test_a_damaged_body_stays_compressed_and_counts_as_it_is() -> None:
+async def test_a_damaged_body_stays_compressed_and_counts_with_its_size() -> None:
     budget, owner = UnpackBudget(1000), RecordingOwner()
     message = make_message(owner, body=b"no gzip", headers={"nsq.client.compress": "1", "nsq.msg.size": "900"})
     message.budget = budget

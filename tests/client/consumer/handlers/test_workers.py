@@ -68,7 +68,7 @@ async def test_a_message_that_expired_in_the_queue_is_not_handled() -> None:
     assert owner.commands == []
 
 
-async def test_a_message_without_attempts_left_is_rejected_before_the_handler() -> None:
+async def test_a_message_without_remaining_attempts_is_rejected_before_the_handler() -> None:
     owner, queue = RecordingOwner(), MessageQueue()
 
     async def handle(message: Message) -> None:

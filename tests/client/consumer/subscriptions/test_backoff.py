@@ -23,7 +23,7 @@ def test_pauses_double_and_stop_growing_at_the_longest() -> None:
     assert (backoff.level, backoff.state) == (6, "probing")
 
 
-def test_what_happens_during_a_pause_changes_nothing() -> None:
+def test_results_during_a_pause_change_nothing() -> None:
     backoff = Backoff(BackoffOptions())
     assert backoff.failed(0.0)
     assert not backoff.failed(0.5)
@@ -48,7 +48,7 @@ def test_successes_lead_back_level_by_level() -> None:
     assert not backoff.succeeded(9.0)
 
 
-def test_a_trial_that_says_nothing_waits_again() -> None:
+def test_a_probe_without_a_result_waits_again() -> None:
     backoff = Backoff(BackoffOptions())
     assert not backoff.passed(0.0)
     backoff.failed(0.0)

@@ -59,7 +59,7 @@ async def test_one_consumer_probes_its_way_out_of_a_backoff() -> None:
         await running(consumer, body, node)
 
 
-async def test_ready_and_answer_go_out_in_one_send() -> None:
+async def test_rdy_and_fin_are_sent_in_one_write() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
 
@@ -75,7 +75,7 @@ async def test_ready_and_answer_go_out_in_one_send() -> None:
         await running(consumer, body, node)
 
 
-async def test_what_fails_during_a_pause_counts_once() -> None:
+async def test_failures_during_a_pause_count_once() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
 
@@ -304,7 +304,7 @@ _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, 
 
 
 @pytest.mark.parametrize("name", _SCRIPTS)
-async def test_the_mock_servers_of_the_go_clients_see_what_they_expect(name: str) -> None:
+async def test_the_mock_servers_of_the_go_clients_receive_what_they_expect(name: str) -> None:
     in_flight, *connections = _SCRIPTS[name]
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=in_flight)

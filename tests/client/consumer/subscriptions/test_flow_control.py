@@ -40,11 +40,11 @@ def test_equal_shares_as_far_as_they_go() -> None:
     assert make(5000, 2500).shares(0) == {0: 2500}
 
 
-def test_what_one_cannot_take_goes_to_the_others() -> None:
+def test_messages_beyond_one_consumers_capacity_are_delivered_to_others() -> None:
     assert make(10, 1, 2500, 2500).shares(0) == {0: 1, 1: 4, 2: 5}
 
 
-def test_a_new_connection_lowers_the_others_and_a_lost_one_raises_them() -> None:
+def test_rdy_is_lowered_by_a_new_connection_and_raised_by_a_lost_one() -> None:
     flow = make(10, 2500)
     add(flow, 1, 2500)
     assert flow.shares(0) == {0: 5, 1: 5}
@@ -71,7 +71,7 @@ def test_pause() -> None:
     assert flow.shares(0) == {0: 0, 1: 0}
 
 
-def test_a_backoff_of_the_consumer_stops_all_then_lets_one_probe() -> None:
+def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> None:
     backoff = Backoff(BackoffOptions())
     flow = RdyDistributor[int](100, backoff)
     for number in range(3):
@@ -88,7 +88,7 @@ def test_a_backoff_of_the_consumer_stops_all_then_lets_one_probe() -> None:
     assert set(probes) == {0, 1, 2}, "nothing comes, so they take turns"
 
 
-def test_a_backoff_of_one_connection_leaves_the_others_alone() -> None:
+def test_a_backoff_of_one_connection_does_not_slow_the_others() -> None:
     own = Backoff(BackoffOptions())
     flow = make(10, 2500)
     add(flow, 1, 2500, own)
@@ -149,7 +149,7 @@ def test_the_sum_is_never_too_much(total: int, steps: list[tuple[str, int]]) -> 
 
 
 @given(st.integers(1, 5), st.integers(6, 30))
-def test_nobody_starves(total: int, count: int) -> None:
+def test_no_consumer_starves(total: int, count: int) -> None:
     flow = make(total, *[2500] * count)
     seen: set[int] = set()
     now = 0.0
@@ -163,7 +163,7 @@ def test_nobody_starves(total: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("total", [0, -1, True, 1.5, "1"])
-def test_a_total_that_is_none(total: Any) -> None:
+def test_an_invalid_total(total: Any) -> None:
     with pytest.raises(InvalidSetting):
         make(total)
 

@@ -31,7 +31,7 @@ def test_going_backwards_is_an_error(number: int, offset: int) -> None:
     assert (caught.value.topic, caught.value.partition) == ("t", 3)
 
 
-def test_a_second_copy_is_dropped_while_the_first_is_here() -> None:
+def test_a_duplicate_is_dropped_while_the_first_is_in_flight() -> None:
     check, owner = OrderCheck(), RecordingOwner(in_order=True)
     first = make_message(owner, 2, offset=0)
     assert check.takes(first)
@@ -50,7 +50,7 @@ def test_a_message_that_blocks_is_reported_with_its_attempts(caplog: pytest.LogC
 
 
 @given(st.lists(st.integers(0, 20), min_size=1))
-def test_it_accepts_exactly_what_does_not_fall(numbers: list[int]) -> None:
+def test_it_accepts_exactly_non_decreasing_sequences(numbers: list[int]) -> None:
     check, owner = OrderCheck(), RecordingOwner(in_order=True)
     right = sorted(numbers) == numbers
     try:

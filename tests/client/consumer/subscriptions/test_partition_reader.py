@@ -28,7 +28,7 @@ def request_to(node: ScriptedNode) -> SubscribeRequest:
     return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), None, QUICK)
 
 
-async def test_rdy_goes_out_before_answers_and_messages_are_decoded() -> None:
+async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
     async with scripted_node() as node, anyio.create_task_group() as tasks:
         seen: list[bytes] = []
 

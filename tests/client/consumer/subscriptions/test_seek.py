@@ -173,7 +173,7 @@ async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster
 
 
 @pytest.mark.parametrize("step", ["channel_exists", "move_channel"])
-async def test_a_seek_goes_before_a_start_that_is_still_being_seen_to(
+async def test_a_seek_replaces_a_start_that_is_in_progress(
     cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     cluster.create_topic(topic, channels=["other"])

@@ -37,7 +37,7 @@ def test_the_time_that_messages_wait_at_the_server(
     assert asked(ConsumerOptions(output_buffer_timeout=timeout), partition) == wanted
 
 
-def test_by_default_messages_wait_as_short_as_servers_with_a_buffer_let_them() -> None:
+def test_by_default_messages_wait_the_shortest_time_of_servers_with_a_buffer() -> None:
     assert asked(ConsumerOptions(), REDESIGNED) == (None, 0.01)
     assert asked(ConsumerOptions(), ORIGINAL) == (None, 0.025)
 

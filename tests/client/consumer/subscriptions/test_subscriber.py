@@ -69,7 +69,7 @@ async def test_a_node_that_is_killed_is_replaced(cluster: Cluster, topic: str) -
             cluster.restart(old)
 
 
-async def test_a_node_that_comes_back_is_subscribed_again(cluster: Cluster, topic: str) -> None:
+async def test_a_restarted_node_is_subscribed_again(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
     async with opened(topic, cluster) as consumer:
         name = cluster.leader(topic)
@@ -81,7 +81,7 @@ async def test_a_node_that_comes_back_is_subscribed_again(cluster: Cluster, topi
         assert await take(consumer, 1) == [b"after"]
 
 
-async def test_an_empty_lookup_takes_nothing_away(cluster: Cluster, topic: str) -> None:
+async def test_an_empty_lookup_answer_removes_nothing(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=2, channels=["ch"])
     options = quick(lookup=LookupOptions(poll_interval=0.05))
     async with opened(topic, cluster, options) as consumer:
@@ -92,7 +92,7 @@ async def test_an_empty_lookup_takes_nothing_away(cluster: Cluster, topic: str) 
         assert sorted(await take(consumer, 2)) == [b"a", b"b"]
 
 
-async def test_a_topic_that_becomes_extended_is_subscribed_anew(cluster: Cluster, topic: str) -> None:
+async def test_a_topic_upgraded_to_extend_is_subscribed_again(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
     options = quick(lookup=LookupOptions(poll_interval=0.1))
     async with opened(topic, cluster, options) as consumer:
@@ -116,7 +116,7 @@ async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
         assert sorted(await take(consumer, 2)) == [b"0", b"2"]
 
 
-async def test_a_partition_that_is_not_there(cluster: Cluster, topic: str) -> None:
+async def test_a_missing_partition(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=2, channels=["ch"])
     with pytest.raises(InvalidPartition, match="2 partitions"):
         async with opened(topic, cluster, quick(partitions=(0, 7))):
@@ -146,7 +146,7 @@ async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilt
 
 
 @pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])
-async def test_a_topic_that_is_not_what_lookup_said_heals(code: str) -> None:
+async def test_a_topic_that_differs_from_lookup_is_refreshed(code: str) -> None:
     """The server refuses, lookup is asked again, and what it says now is right."""
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
         lookup.tell({0: node}, num=1)
@@ -156,7 +156,7 @@ async def test_a_topic_that_is_not_what_lookup_said_heals(code: str) -> None:
             assert len(lookup.questions) >= 2
 
 
-async def test_a_node_that_is_no_leader_is_not_asked_in_a_hurry() -> None:
+async def test_a_node_that_is_not_leader_is_retried_with_a_delay() -> None:
     options = quick(reconnect_wait=0.05, max_reconnect_wait=0.2, start_timeout=0.6, lookup=LookupOptions(max_pause=0.2))
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as node:
         lookup.tell({0: node}, num=1)
@@ -219,7 +219,7 @@ async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
             await peer.close()
 
 
-async def test_order_that_is_broken_starts_the_subscription_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_order_restarts_the_subscription(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
         lookup.tell({0: node}, num=1, ordered=True)
         async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)) as consumer:
@@ -251,7 +251,7 @@ async def test_settings_that_the_server_refuses_are_raised() -> None:
                 raise AssertionError("it opened")
 
 
-async def test_settings_that_were_taken_once_are_tried_again() -> None:
+async def test_settings_accepted_once_are_tried_again() -> None:
     async with (
         scripted_node(obey({"SUB": [ok(), error("E_INVALID no"), ok()]}), granted=PLAIN) as node,
         Consumer("t", "ch", nsqd=str(node), options=QUICK) as consumer,
@@ -260,7 +260,7 @@ async def test_settings_that_were_taken_once_are_tried_again() -> None:
         await eventually(lambda: len(node.peers) == 3 and consumer.connections)
 
 
-async def test_a_node_that_never_answers_the_subscription_is_left_for_another_try() -> None:
+async def test_a_node_that_never_answers_sub_is_tried_again() -> None:
     async with scripted_node(obey({"SUB": [None, ok()]})) as node, scripted_lookup() as lookup:
         lookup.tell({0: node}, num=1)
         options = quick(connection=ConnectionOptions(request_timeout=0.1))

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", [BadTopic, Unauthorized])
-def test_what_can_never_be_right_is_fatal(kind: type[NsqError]) -> None:
+def test_permanent_errors_are_fatal(kind: type[NsqError]) -> None:
     assert is_fatal(kind("no"), opened=True)
     assert is_fatal(kind("no"), opened=False)
 
 
 @pytest.mark.parametrize("kind", [AuthFailed, InvalidCommand])
-def test_settings_that_were_taken_once_are_not_fatal(kind: type[NsqError]) -> None:
+def test_settings_accepted_once_are_not_fatal(kind: type[NsqError]) -> None:
     assert is_fatal(kind("no"), opened=False)
     assert not is_fatal(kind("no"), opened=True)
 

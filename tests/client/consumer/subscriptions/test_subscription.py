@@ -141,7 +141,7 @@ async def test_messages_that_wait_are_touched() -> None:
     await unless_paused(attempt, 0.1)
 
 
-async def test_messages_that_a_handler_holds_are_touched() -> None:
+async def test_messages_in_handlers_are_touched() -> None:
     async def attempt(number: int) -> None:
         async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
             subject = consumer(node, QUICK)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from nsqext.errors import ConnectionFailed, InvalidInput, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
-from nsqext.lookup.client import LookupClient, failure
-from nsqext.lookup.partition_map import PartitionMapMerger
+from nsqext.lookup.client import LookupClient, failure, merged
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
@@ -61,11 +60,8 @@ class ClusterRequests:
     async def find_with_channels(self, topic: str) -> tuple[PartitionMap, tuple[str, ...]]:
         """Return where a topic is, and the names of its channels, sorted; raises what `find` raises."""
         answers = await self._client.lookup(topic, "r")
-        if not any(answer.found for answer in answers):
-            raise failure([answer.error for answer in answers if answer.error is not None], topic)
-        merger = PartitionMapMerger(topic, "r")
-        merger.merge(answers)
-        return merger.current, tuple(sorted({name for answer in answers for name in answer.channels}))
+        channels = {name for answer in answers for name in answer.channels}
+        return merged(topic, "r", answers), tuple(sorted(channels))
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leading lookup node; to all of them on the classic generation, where no node leads.

@@ -9,9 +9,8 @@ import typer
 
 from nsqext.cli.common import Connection, connected, examples, perform
 from nsqext.cli.topic import describe_meta
-from nsqext.errors import NsqError
-from nsqext.lookup.client import LookupClient, failure
-from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
+from nsqext.lookup.client import LookupClient, merged
+from nsqext.lookup.partition_map import PartitionMap
 
 __all__ = ("run",)
 
@@ -56,11 +55,6 @@ def run(
     async def one(name: str) -> None:
         async with client:
             answers = await client.lookup(name, access)
-        if not any(answer.found for answer in answers):
-            errors: list[NsqError] = [answer.error for answer in answers if answer.error is not None]
-            raise failure(errors, name)
-        merger = PartitionMapMerger(name, access)
-        merger.merge(answers)
-        _show_map(connection, merger.current)
+        _show_map(connection, merged(name, access, answers))
 
     perform(everything if topic is None else lambda: one(topic))

@@ -25,6 +25,7 @@ from nsqext.errors import (
 )
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 from nsqext.lookup.responses import (
     LookupAnswer,
     LookupNode,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from nsqext.types import Address
 
-__all__ = ("LookupClient", "failure")
+__all__ = ("LookupClient", "failure", "merged")
 
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
@@ -382,3 +383,23 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
     failed = summary(f"no lookup node returned a usable response: {reasons}", topic=topic)
     failed.__cause__ = errors[0] if errors else None
     return failed
+
+
+def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
+    """Return the map of a topic that the answers of one round make.
+
+    Args:
+        topic: name of the topic.
+        access: ``w`` or ``r``.
+        answers: of all lookup nodes.
+
+    Raises:
+        TopicNotFound: the lookup nodes do not know the topic.
+        TopicNotReady: the topic cannot be published to yet.
+        LookupFailed: no lookup node returned a usable response.
+    """
+    if not any(answer.found for answer in answers):
+        raise failure([answer.error for answer in answers if answer.error is not None], topic)
+    merger = PartitionMapMerger(topic, access)
+    merger.merge(answers)
+    return merger.current

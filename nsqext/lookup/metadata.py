@@ -133,10 +133,29 @@ class MetadataCache:
             return ()
         return await self._client.nodes()
 
+    async def topics(self) -> tuple[str, ...]:
+        """Return the names of all topics that the lookup service knows, sorted; empty without lookup.
+
+        Raises:
+            LookupFailed: no lookup node returned a usable response.
+        """
+        if self._client is None:
+            await checkpoint()
+            return ()
+        topics = await self._client.topics()
+        self._answered_at = time.monotonic()
+        return topics
+
     async def refresh(
-        self, topic: str, access: str = "w", failed: PartitionMap | None = None, partition: int | None = None
+        self,
+        topic: str,
+        access: str = "w",
+        failed: PartitionMap | None = None,
+        partition: int | None = None,
+        *,
+        after_error: bool = True,
     ) -> None:
-        """Ask the lookup service again after an error; return when a round newer than ``failed`` has ended.
+        """Ask the lookup service again; return when a round newer than ``failed`` has ended.
 
         Tasks that refresh a topic at the same time share a round. While rounds change nothing, pauses between them
         grow. A failed round changes nothing. Cancellation is safe.
@@ -147,6 +166,7 @@ class MetadataCache:
             failed: the map that led to the error; if there is a newer one, nothing is asked.
             partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another one is
                 preferred.
+            after_error: False if there was no error: the round lengthens no pause.
 
         Raises:
             InvalidName: the topic's name is invalid.
@@ -155,7 +175,7 @@ class MetadataCache:
         if self._client is None:
             await checkpoint()
             return
-        await self._refresher(topic, access).refresh(failed, partition)
+        await self._refresher(topic, access).refresh(failed, partition, after_error=after_error)
 
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
         """Poll a topic and call back with each new map; return a function that ends this.

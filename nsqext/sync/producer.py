@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.errors import NsqError
     from nsqext.lookup.metadata import Lookup
-    from nsqext.types import Receipt
+    from nsqext.types import Receipt, TopicMeta
 
 __all__ = ("Batcher", "Producer")
 
@@ -100,6 +100,10 @@ class Producer(Opened):
     def ping(self) -> None:
         """Check that lookup answers, and connect to every node that it knows; see `nsqext.Producer.ping`."""
         self._run(self._producer.ping)
+
+    def meta(self, topic: str) -> TopicMeta:
+        """Return what lookup knows of a topic; see `nsqext.Producer.meta`."""
+        return self._run(self._producer.meta, topic)
 
     def statistics(self) -> ProducerStatistics:
         """Return the numbers of this producer; see `nsqext.Producer.statistics`."""

@@ -1,4 +1,4 @@
-"""Background tasks that belong to an object, and tasks that only their owner ends."""
+"""Background tasks that belong to an object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext.client.tasks import BackgroundTasks, OrderedTasks, first_error
+from nsqext.client.tasks import BackgroundTasks, first_error
 from nsqext.errors import InvalidState
 
 pytestmark = pytest.mark.anyio
@@ -18,42 +18,6 @@ def test_the_first_error_of_nested_groups() -> None:
     first = KeyError("first")
     inner = ExceptionGroup("inner", [first, ValueError("second")])
     assert first_error(ExceptionGroup("outer", [inner, ValueError("third")])) is first
-
-
-async def test_a_task_outlives_the_cancellation_until_close() -> None:
-    tasks = OrderedTasks()
-    seen: list[str] = []
-    started = anyio.Event()
-
-    async def run() -> None:
-        started.set()
-        try:
-            await anyio.sleep_forever()
-        finally:
-            seen.append("ended")
-
-    await tasks.enter()
-    tasks.start(run)
-    await started.wait()
-    tasks.group.cancel_scope.cancel()
-    with anyio.CancelScope(shield=True):
-        await anyio.wait_all_tasks_blocked()
-        assert seen == []
-    await tasks.leave(None)
-    assert seen == ["ended"]
-
-
-async def test_the_error_of_a_task_is_raised_without_a_group() -> None:
-    async def fail() -> None:
-        raise KeyError("mine")
-
-    tasks = OrderedTasks()
-    await tasks.enter()
-    tasks.start(fail)
-    with anyio.CancelScope(shield=True):
-        await anyio.wait_all_tasks_blocked()
-    with pytest.raises(KeyError, match="mine"):
-        await tasks.leave(None)
 
 
 _VARIABLE: ContextVar[str] = ContextVar("_VARIABLE", default="")

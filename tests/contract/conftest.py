@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import pytest
 
-from tests.support.cluster import REAL, ClusterUnderTest, running_cluster
+from tests.support.cluster import KILL, REAL, ClusterUnderTest, Killable, killable_cluster, running_cluster
 
 HERE = Path(__file__).parent
 _PATIENT = 240
@@ -33,3 +33,12 @@ def cluster_under_test() -> Iterator[ClusterUnderTest]:
 def channel() -> str:
     """A channel name of this test's own; the channel begins when it is subscribed to."""
     return f"own_{token_hex(4)}"
+
+
+@pytest.fixture
+def killable() -> Iterator[Killable]:
+    """A cluster with a topic of three replicas, whose nodes may be killed."""
+    if REAL and not KILL:
+        pytest.skip("NSQEXT_TEST_KILL_LEADER does not say how a node of the real cluster is killed")
+    with killable_cluster() as cluster:
+        yield cluster

@@ -3,78 +3,27 @@
 from __future__ import annotations
 
 import logging
-import os
-import shlex
-import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from secrets import token_hex
 
 import anyio
 import pytest
 from anyio.to_thread import run_sync
-from attrs import define, field, frozen
+from attrs import define, field
 
-from nsqext import Admin, Consumer, Message, NsqError, Producer, ProducerOptions
-from nsqext.broker import Cluster
-from tests.support.cluster import REAL
+from nsqext import Consumer, Message, NsqError, Producer, ProducerOptions
+from tests.support.cluster import REAL, Killable
 from tests.support.machine_pauses import PauseWatch
 
 pytestmark = pytest.mark.anyio
 
 logger = logging.getLogger("tests.contract")
 
-_KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
-"""Command that kills a node of the real cluster; ``{n}`` stands for its place among the nodes by address, from 1."""
-
 _STALL = 2.0 if not REAL else 40.0
 """Seconds that a publish or a consumption may take longest; a real cluster notices a kill after 20 s."""
 _BEFORE, _AFTER = 20, 40
 """Publishes of each publisher before the kill, and after it."""
-
-
-@frozen
-class Killable:
-    """A cluster with a topic of one partition and three replicas.
-
-    Attributes:
-        lookupd: lookup addresses.
-        topic: the topic.
-        kill: kills the node with this TCP address.
-    """
-
-    lookupd: list[str]
-    topic: str
-    kill: Callable[[str], None]
-
-
-@pytest.fixture
-def killable() -> Iterator[Killable]:
-    """A cluster of its own, or the real one."""
-    topic = f"contract_kill_{token_hex(4)}"
-    if not REAL:
-        with Cluster(nodes=3) as cluster:
-            cluster.create_topic(topic, replicas=3)
-            names = {node.tcp: node.name for node in cluster.nodes.values()}
-            yield Killable(cluster.lookupd, topic, lambda address: cluster.kill(names[address]))
-        return
-    if not _KILL:
-        pytest.skip("NSQEXT_TEST_KILL_LEADER does not say how a node of the real cluster is killed")
-    lookupd = REAL.split(",")
-    nodes = anyio.run(_make_topic, lookupd, topic)
-
-    def kill(address: str) -> None:
-        subprocess.run(shlex.split(_KILL.format(n=nodes.index(address) + 1)), check=True)
-
-    yield Killable(lookupd, topic, kill)
-
-
-async def _make_topic(lookupd: list[str], topic: str) -> list[str]:
-    async with Admin(lookupd) as admin:
-        await admin.create_topic(topic, replicas=3, wait=150.0)
-        return [str(node.tcp) for node in await admin.nodes()]
 
 
 @define

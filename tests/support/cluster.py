@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -18,10 +20,13 @@ from nsqext.cli.flights_topic import TopicPlan
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("REAL", "ClusterUnderTest", "running_cluster")
+__all__ = ("KILL", "REAL", "ClusterUnderTest", "Killable", "killable_cluster", "running_cluster")
 
 REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
+
+KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
+"""Command that kills a node of the real cluster; ``{n}`` stands for its place among the nodes by address, from 1."""
 
 PARTITIONS = 2
 READY = ("ready",)
@@ -124,3 +129,43 @@ async def _delete_topics(lookupd: list[str], plans: list[TopicPlan]) -> None:
     async with Admin(lookupd) as admin:
         for plan in plans:
             await admin.delete_topic(plan.name)
+
+
+@frozen
+class Killable:
+    """A cluster with a topic of one partition and three replicas.
+
+    Attributes:
+        lookupd: lookup addresses.
+        topic: the topic.
+        kill: kills the node with this TCP address.
+    """
+
+    lookupd: list[str]
+    topic: str
+    kill: Callable[[str], None]
+
+
+@contextmanager
+def killable_cluster() -> Iterator[Killable]:
+    """Give a cluster whose nodes may be killed: one of its own, or the real one."""
+    topic = f"contract_kill_{token_hex(4)}"
+    if not REAL:
+        with Cluster(nodes=3) as cluster:
+            cluster.create_topic(topic, replicas=3, channels=READY)
+            names = {node.tcp: node.name for node in cluster.nodes.values()}
+            yield Killable(cluster.lookupd, topic, lambda address: cluster.kill(names[address]))
+        return
+    lookupd = REAL.split(",")
+    nodes = anyio.run(_make_killable, lookupd, topic)
+
+    def kill(address: str) -> None:
+        subprocess.run(shlex.split(KILL.format(n=nodes.index(address) + 1)), check=True)
+
+    yield Killable(lookupd, topic, kill)
+
+
+async def _make_killable(lookupd: list[str], topic: str) -> list[str]:
+    async with Admin(lookupd) as admin:
+        await admin.create_topic(topic, replicas=3, channels=READY, wait=150.0)
+        return [str(node.tcp) for node in await admin.nodes()]

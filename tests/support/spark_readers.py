@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
@@ -19,17 +20,28 @@ __all__ = ("SingleReader", "bodies", "split")
 
 
 class SingleReader(RangeReader):
-    """A range reader that closes its own `Admin`."""
+    """A range reader with a task group and an `Admin` of its own: an asynchronous context manager."""
 
     def __init__(self, config: ClientConfig, found: Range, **given: Any) -> None:
         super().__init__(Admin(config), found, **{"timeout": config.timeout, **given})
 
+    async def __aenter__(self) -> Self:
+        if not self._started:
+            self._tasks = await anyio.create_task_group().__aenter__()
+        self.start(self._tasks)
+        return self
+
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._tasks.cancel_scope.cancel()
         try:
-            await super().__aexit__(kind, error, trace)
+            await self._tasks.__aexit__(None, None, None)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._admin.aclose()
+
+    async def __aiter__(self) -> AsyncIterator[Block]:
+        while (block := await self.next_block()) is not None:
+            yield block
 
 
 def split(found: Range, parts: int) -> list[Range]:

@@ -48,7 +48,7 @@ from nsqext.settings import unknown_arguments
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
     from nsqext.client.producer.routing import Route, Target
-    from nsqext.types import Address, Receipt
+    from nsqext.types import Address, Receipt, TopicMeta
 
 __all__ = ("Producer",)
 
@@ -231,6 +231,22 @@ class Producer:
                 tasks.start_soon(connect, address)
         if errors and (every or len(errors) == len(nodes)):
             raise errors[0]
+
+    async def meta(self, topic: str) -> TopicMeta:
+        """Return the number of partitions of a topic, and whether it is ordered and supports extend headers.
+
+        All are 0 or False for a topic of the original NSQ, which may not exist yet. Lookup is asked for a topic that
+        was not used before.
+
+        Raises:
+            TopicNotFound: lookup does not know the topic, and knows redesigned nodes.
+            TopicNotReady: the topic has no channel yet.
+            LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
+            PublishFailed: lookup knew no node within ``options.timeout``.
+            InvalidState: the producer is not open.
+        """
+        self._check_open()
+        return (await self._sender.wait_for_route(topic, _clock())).view.meta
 
     def statistics(self) -> ProducerStatistics:
         """Return the numbers of this producer; costs nothing per message, and may be called at any time."""

@@ -127,11 +127,11 @@ class PartitionBounds:
             return stats
         _, meta = await self._leaders.leader(topic, partition)
         options = self._leaders.connection
-        connection, _ = await open_ephemeral(options, leader, topic, partition, meta, ephemeral_name())
+        reader = await open_ephemeral(options, leader, topic, partition, meta, ephemeral_name())
         try:
             return await self._poll(leader, topic, partition, wanted, patience)
         finally:
-            connection.close()
+            reader.abort()
 
     async def _poll(self, leader: Leader, topic: str, partition: int, wanted: int, seconds: float) -> PartitionStats:
         """Ask until ``wanted`` messages are committed, fewer are written, or the time is over."""

@@ -6,17 +6,16 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from nsqext.errors import NsqError
+from attrs import evolve
+
+from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
+from nsqext.client.consumer.subscriptions.subscribe_request import SubscribeRequest
 from nsqext.errors.server import ChannelNotRegistered
-from nsqext.protocol.client.commands import sub
-from nsqext.protocol.identify import IdentifyRequest
 from nsqext.protocol.names import MAX_NAME_LENGTH
-from nsqext.transport.handshake import open_connection, subscribe
 
 if TYPE_CHECKING:
-    from nsqext.protocol.identify import Negotiated
     from nsqext.spark.cluster.node_http import Leader
-    from nsqext.transport.connection import Connection
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
@@ -28,9 +27,14 @@ _DIGEST = 8
 
 _PREFIX = "nsqext_spark"
 _EPHEMERAL = "#ephemeral"
-_MSG_TIMEOUT = 60.0
-_BUFFER_SIZE = 65536
-_BUFFER_TIMEOUT = 0.01
+_READ_SIZE = 524288
+_CONSUMER = ConsumerOptions(
+    queue_position=True,
+    msg_timeout=60.0,
+    # the messages are stored already: large pieces cost a fifth less CPU than those of the server's default buffer
+    output_buffer_size=65536,
+    output_buffer_timeout=0.01,
+)
 
 
 def ephemeral_name(prefix: str | None = None) -> str:
@@ -54,12 +58,10 @@ def setup_mark(channel: str) -> str:
 
 async def open_ephemeral(
     options: ConnectionOptions, leader: Leader, topic: str, partition: int, meta: TopicMeta, channel: str
-) -> tuple[Connection, Negotiated]:
+) -> PartitionReader:
     """Connect to a leader and subscribe to a channel with RDY 0.
 
-    SUB creates the channel: one that is created over HTTP and never subscribed to is never deleted. The start position
-    of SUB_ADVANCED makes servers ignore the partition (captured: sub_advanced_offset_partition), so the channel is
-    moved afterwards.
+    SUB creates the channel: one that is created over HTTP and never subscribed to is never deleted.
 
     Args:
         options: how to connect.
@@ -72,26 +74,10 @@ async def open_ephemeral(
     Raises:
         NsqError: the node refused or did not answer; nothing stays open.
     """
-    request = IdentifyRequest(
-        extend_support=meta.extend_support,
-        msg_timeout=_MSG_TIMEOUT,
-        # the messages are stored already: large pieces cost a fifth less CPU than those of the server's default buffer
-        output_buffer_size=_BUFFER_SIZE,
-        output_buffer_timeout=_BUFFER_TIMEOUT,
-    )
-    connection = None
+    consumer = evolve(_CONSUMER, connection=options)
+    request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, None, consumer)
     try:
-        connection, negotiated = await open_connection(leader.tcp, options, request)
-        verb = "SUB_ORDERED" if meta.ordered else "SUB_ADVANCED"
-        await subscribe(connection, sub(topic, channel, partition, verb=verb), options.request_timeout)
-    except NsqError as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, ChannelNotRegistered):
-            error.hint = "the topic accepts registered channels only: use readMode=channel with one of them"
-        raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
-    except BaseException:
-        if connection is not None:
-            connection.close()
+        return await PartitionReader.open(request, _READ_SIZE)
+    except ChannelNotRegistered as error:
+        error.hint = "the topic accepts registered channels only: use readMode=channel with one of them"
         raise
-    return connection, negotiated

@@ -10,8 +10,8 @@ import anyio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
-from nsqext.lookup.client import LookupClient, failure
-from nsqext.lookup.partition_map import PartitionMapMerger
+from nsqext.lookup.http import LookupHttp
+from nsqext.lookup.metadata import MetadataCache
 from nsqext.spark.cluster.node_http import Leader, Nodes
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class LeaderLocator:
 
     Attributes:
         connection: how connections to nodes are made.
-        lookup: asks the lookup nodes.
         nodes: asks a node, once.
     """
 
@@ -55,72 +54,71 @@ class LeaderLocator:
         self.connection: ConnectionOptions = config.transport()
         self._timeout = config.timeout
         self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
-        self._reached = False
-        self.lookup: LookupClient = LookupClient(config.lookupd, config.lookup())
-        self._maps: dict[str, PartitionMapMerger] = {}
-        self._stale: set[str] = set()
-        self.nodes: Nodes = Nodes(self.lookup.http)
+        self._metadata = MetadataCache(config.lookupd, options=config.lookup())
+        self._failed: dict[tuple[str, int], PartitionMap] = {}
+        self._http = LookupHttp(config.lookup())
+        self.nodes: Nodes = Nodes(self._http)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self.lookup.aclose()
+        await self._metadata.aclose()
+        await self._http.aclose()
 
     async def partitions(self, topic: str) -> dict[int, Leader]:
         """Return the current leaders of all partitions; raises if the leader of a partition is unknown."""
         return await self.retry(lambda: self._partitions(topic))
 
     async def _partitions(self, topic: str) -> dict[int, Leader]:
-        view = await self._look_up(topic)
+        view = await self._current(topic)
         return {partition: _leader(view, partition) for partition in range(view.partition_num)}
-
-    async def _topics(self) -> tuple[str, ...]:
-        topics = await self.lookup.topics()
-        self._reached = True
-        return topics
 
     async def matching(self, pattern: re.Pattern[str]) -> list[str]:
         """Return the names of the topics that match a regular expression completely."""
-        return [topic for topic in await self.retry(self._topics) if pattern.fullmatch(topic)]
+        return [topic for topic in await self.retry(self._metadata.topics) if pattern.fullmatch(topic)]
 
     async def meta(self, topic: str) -> TopicMeta:
         """Return the current meta of a topic."""
-        return (await self.retry(lambda: self._look_up(topic))).meta
+        return (await self.retry(lambda: self._current(topic))).meta
 
     async def leader(self, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
-        """Return the last known leader of a partition and the meta of the topic; asks lookup at most once.
+        """Return the last known leader of a partition and the meta of the topic.
 
-        Lookup is asked again after `distrust`.
+        Lookup is asked for a leader that is unknown, and after `distrust`.
         """
-        merger = self._maps.get(topic)
-        known = merger is not None and partition in merger.current.leaders and topic not in self._stale
-        view = merger.current if merger is not None and known else await self._look_up(topic)
+        key, failed = (topic, partition), self._failed.get((topic, partition))
+        view = self._metadata.cached(topic, "r")
+        if failed is not None:
+            await self._metadata.refresh(topic, "r", failed, partition)
+            if self._failed.get(key) is failed:
+                del self._failed[key]
+        elif view is not None and partition not in view.leaders:
+            await self._metadata.refresh(topic, "r", view)
+        view = await self._resolve(topic)
         if not 0 <= partition < view.partition_num:
             raise InvalidPartition(
                 f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
             )
         return _leader(view, partition), view.meta
 
-    def distrust(self, topic: str, partition: int, leader: Leader | None = None) -> None:
-        """Ask lookup again before the next use of a topic, because a request to this leader failed."""
-        self._stale.add(topic)
-        if leader is not None and topic in self._maps:
-            self._maps[topic].suspect(partition, leader.tcp)
+    def distrust(self, topic: str, partition: int, leader: Leader) -> None:
+        """Ask lookup again before the next use of a partition, because a request to this leader failed."""
+        view = self._metadata.cached(topic, "r")
+        if view is not None and view.leaders.get(partition) == leader.tcp:
+            self._failed[topic, partition] = view
 
-    async def _look_up(self, topic: str) -> PartitionMap:
-        answers = await self.lookup.lookup(topic, "r")
-        errors = [answer.error for answer in answers if answer.error is not None]
-        self._reached = self._reached or not all(isinstance(answer.error, LookupFailed) for answer in answers)
-        merger = self._maps.setdefault(topic, PartitionMapMerger(topic, "r"))
-        merger.merge(answers)
-        if not any(answer.found for answer in answers) and not merger.current.leaders:
-            del self._maps[topic]
-            raise failure(errors, topic)
-        if merger.current.nodes and not merger.current.partition_num:
+    async def _current(self, topic: str) -> PartitionMap:
+        """Ask lookup, and return the last known map if lookup does not answer."""
+        if self._metadata.cached(topic, "r") is not None:
+            await self._metadata.refresh(topic, "r", after_error=False)
+        return await self._resolve(topic)
+
+    async def _resolve(self, topic: str) -> PartitionMap:
+        view = await self._metadata.resolve(topic, "r")
+        if view.nodes and not view.partition_num:
             raise InvalidSetting(
                 "the original NSQ has no partitions that can be read again", hint="use readMode=channel"
             ).at(topic=topic)
-        self._stale.discard(topic)
-        return merger.current
+        return view
 
     async def ask(self, topic: str, partition: int, request: Callable[[Leader], Awaitable[T]]) -> T:
         """Send a request to the leader of a partition; after an error, look the leader up and try again."""
@@ -155,12 +153,12 @@ class LeaderLocator:
         try:
             return await retrying(run)
         except LookupFailed as error:
-            if not self._reached and error.hint is None:
+            if self._metadata.answer_age is None and error.hint is None:
                 error.hint = "check the option lookupd: it takes the HTTP addresses of nsqlookupd, host:port"
             raise
 
     def _is_over(self, state: RetryCallState) -> bool:
-        limit = self._timeout if self._reached else self._first_contact
+        limit = self._first_contact if self._metadata.answer_age is None else self._timeout
         return (state.seconds_since_start or 0.0) >= limit
 
 

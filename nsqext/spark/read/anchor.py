@@ -118,8 +118,9 @@ class Anchors:
         self._check_named(keys)
         anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel))
         existing = {key: count for key, count in anchors.items() if count is not None}
-        if existing and not self._reset:
-            self._warn_of_ignored_start(existing)
+        if not self._reset:
+            # Spark asks twice for the start of a new query
+            self._warn_of_ignored_start({key: count for key, count in existing.items() if key not in self._moved_to})
         missing = [key for key in keys if self._reset or key not in existing]
         bounds = await self._admin.bounds.survey(missing) if missing else {}
         starts = await gather(missing, lambda key: self._start(key, bounds[key]))
@@ -135,7 +136,7 @@ class Anchors:
             await self._admin.create_anchor(*key, self._channel, count)
 
     def _warn_of_ignored_start(self, existing: Mapping[Key, int]) -> None:
-        if self._start_option is None:
+        if self._start_option is None or not existing:
             return
         (topic, partition), count = next(iter(existing.items()))
         logger.warning(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from nsqext.client.tasks import OrderedTasks
+from nsqext.client.consumer.position import Position
+from nsqext.client.tasks import first_error
 from nsqext.errors import (
     ConnectionLost,
     DataLoss,
@@ -26,7 +27,6 @@ from nsqext.errors import (
     RangeIncomplete,
     TopicNotFound,
 )
-from nsqext.protocol.client.commands import rdy
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.ephemeral_channel import ephemeral_name, open_ephemeral
 from nsqext.spark.read.frames import decode_frames, finish_commands
@@ -36,9 +36,9 @@ from nsqext.spark.read.reassembly import Block, Blocks, Reassembler
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+    from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
     from nsqext.spark.cluster.node_http import Leader
     from nsqext.spark.options import SourceOptions
-    from nsqext.transport.connection import Connection
 
 __all__ = ("Block", "RangeReader", "TaskReader")
 
@@ -50,7 +50,6 @@ _STALL = 5.0
 """Seconds without a message after which the connection is closed: all messages of a range are stored already."""
 _MOVE = 2.0
 """Seconds in which the server must move the channel."""
-_READ_SIZE = 524288
 _BLOCK_BYTES = 4 << 20
 _READ_AHEAD = 1
 """Blocks that are received while the caller processes one."""
@@ -61,7 +60,7 @@ _LAST_PAUSE = 0.5
 
 
 class RangeReader:
-    """Reads a range; use it with ``async with``, and iterate over it once.
+    """Reads a range in a task of its own; `start` it, and call `next_block` until it returns None.
 
     While the caller processes a block, the reader receives one more, and then stops the server with RDY 0. Cancellation
     at any time closes the connection, and with it the ephemeral channel.
@@ -98,11 +97,8 @@ class RangeReader:
         self._with_bodies = with_bodies
         self._reassembler = Reassembler(found.start, found.end, 2 * rdy)
         self._blocks = Blocks(found.start, block_rows, _BLOCK_BYTES, _READ_AHEAD)
-        self._tasks: OrderedTasks | None = None
         self._started = False
-        self._connection: Connection | None = None
-        self._extend = False
-        self._window = 1
+        self._reader: PartitionReader | None = None
         self._paused = False
         self._ended = False
         self._failure: NsqError | None = None
@@ -110,7 +106,7 @@ class RangeReader:
         self._progress = 0.0
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start reading in a task group of the caller; an alternative to ``async with``.
+        """Start reading in a task group of the caller.
 
         Raises:
             InvalidState: the reader was started before.
@@ -119,25 +115,6 @@ class RangeReader:
             raise InvalidState("a range reader can be used once only")
         self._started = True
         tasks.start_soon(self._run)
-
-    async def __aenter__(self) -> Self:
-        tasks = OrderedTasks()
-        await tasks.enter()
-        try:
-            self.start(tasks.group)
-        except BaseException as error:
-            await tasks.leave(error)
-            raise
-        self._tasks = tasks
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._tasks is not None:
-            await self._tasks.leave(error)
-
-    async def __aiter__(self) -> AsyncIterator[Block]:
-        while (block := await self.next_block()) is not None:
-            yield block
 
     async def next_block(self) -> Block | None:
         """Return the next block; None after the last one.
@@ -149,7 +126,7 @@ class RangeReader:
             InvalidState: the reader is not open.
         """
         if not self._started:
-            raise InvalidState("the range reader is not open", hint="use it inside 'async with'")
+            raise InvalidState("the range reader is not open", hint="call start")
         while (block := self._blocks.pop()) is None:
             if self._failure is not None:
                 raise self._failure
@@ -208,30 +185,27 @@ class RangeReader:
         channel = ephemeral_name(self._prefix)
         try:
             options = self._admin.leaders.connection
-            connection, granted = await open_ephemeral(options, leader, topic, partition, meta, channel)
+            reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
-                await self._move(leader, channel)
-                self._connection, self._extend = connection, meta.extend_support
-                # an ordered channel has one message in flight; with a larger RDY it sends its first message twice
-                # (captured: sub_ordered_first_reset_duplicate)
-                self._window = 1 if meta.ordered else min(self._rdy, granted.max_rdy_count)
-                await self._read(connection)
+                await self._move(reader, leader)
+                self._reader = reader
+                await self._read(reader)
             finally:
-                self._connection = None
-                connection.close()
+                self._reader = None
+                reader.abort()
         except NsqError as error:
             if not self._reassembler.done:
                 self._admin.leaders.distrust(topic, partition, leader)
                 raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
 
-    async def _move(self, leader: Leader, channel: str) -> None:
+    async def _move(self, reader: PartitionReader, leader: Leader) -> None:
         """Move the ephemeral channel to the first missing message, and get the byte offset of that message."""
         topic, partition, count = self.range.topic, self.range.partition, self._reassembler.count
         await self._check_retained(leader)
-        await self._admin.leaders.nodes.move(leader, topic, partition, channel, count)
+        await reader.move(leader.http, Position.message(count + 1))
         timeout = min(_MOVE, self._timeout)
         try:
-            position = await self._admin.wait_for_move(leader, topic, partition, channel, count, timeout)
+            position = await self._admin.wait_for_move(leader, topic, partition, reader.request.channel, count, timeout)
         except PartitionUnavailable:
             await self._check_retained(leader)
             raise
@@ -251,47 +225,47 @@ class RangeReader:
                 hint="read sooner, raise the retention, or use failOnDataLoss=false",
             )
 
-    async def _read(self, connection: Connection) -> None:
-        connection.read_size = _READ_SIZE
-        connection.on_messages = self._deliver
+    async def _read(self, reader: PartitionReader) -> None:
         self._paused = self._blocks.full
-        connection.write(rdy(0 if self._paused else self._window))
-        connection.flush()
+        self._set_ready(reader)
+        reader.flush()
         ended: NsqError | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch, connection)
+            tasks.start_soon(self._watch, reader)
             try:
-                await connection.read_forever()
+                await reader.read(self._deliver)
             except NsqError as error:
                 ended = error  # a task group would wrap it
             tasks.cancel_scope.cancel()
         if ended is not None:
             raise ended
 
-    async def _watch(self, connection: Connection) -> None:
+    def _set_ready(self, reader: PartitionReader) -> None:
+        reader.set_ready(0 if self._paused else min(self._rdy, reader.max_ready))
+
+    async def _watch(self, reader: PartitionReader) -> None:
         since = _clock()
         stall = min(_STALL, self._timeout / 2)
         while True:
             await anyio.sleep(min(_TICK, stall))
-            connection.tick()
-            connection.protocol.notices.clear()  # rejected FIN of messages that were delivered twice
+            reader.tick()  # the errors that it returns are about FIN of messages that were delivered twice
             now = _clock()
             if self._paused:
                 since = self._progress = now
             elif now - max(since, self._progress) > stall:
-                connection.fail(ConnectionLost(f"no message was received for {stall:g} s"))
+                reader.fail(ConnectionLost(f"no message was received for {stall:g} s"))
 
     # Messages
 
     def _deliver(self, frames: list[bytes]) -> None:
-        connection = self._connection
-        if connection is None or self._reassembler.done:
+        reader = self._reader
+        if reader is None or self._reassembler.done:
             return
         try:
-            delivery = decode_frames(frames, self._extend, with_bodies=self._with_bodies)
+            delivery = decode_frames(frames, reader.extend, with_bodies=self._with_bodies)
             runs = self._reassembler.take(delivery)
         except NsqError as error:
-            connection.fail(error)
+            reader.fail(error)
             return
         for run in runs:
             self._progress = _clock()
@@ -299,23 +273,23 @@ class RangeReader:
         if self._reassembler.done:
             self._blocks.close()
             self._wake.set()
-            connection.close()
+            reader.abort()
             return
         if self._blocks.full and not self._paused:
             self._paused = True
-            connection.write(rdy(0))
+            self._set_ready(reader)
             self._wake.set()
-        connection.write(finish_commands(delivery))
-        connection.flush()
+        reader.pending.append(finish_commands(delivery))
+        reader.flush()
 
     def _resume(self) -> None:
         """Raise RDY again if there is room for a block."""
         if self._paused and not self._blocks.full:
             self._paused = False
             self._progress = _clock()
-            if self._connection is not None:
-                self._connection.write(rdy(self._window))
-                self._connection.flush()
+            if self._reader is not None:
+                self._set_ready(self._reader)
+                self._reader.flush()
 
 
 class TaskReader:
@@ -334,19 +308,23 @@ class TaskReader:
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
         self._next = 0
-        self._tasks: OrderedTasks | None = None
+        self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
-        self._tasks = tasks = OrderedTasks()
-        await tasks.enter()
+        self._tasks = await anyio.create_task_group().__aenter__()
         for _ in range(_OPEN_RANGES):
             self._open_next()
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._tasks is None:
+            return
+        self._tasks.cancel_scope.cancel()
         try:
-            if self._tasks is not None:
-                await self._tasks.leave(error)
+            # without the error of the caller, which the task group would wrap
+            await self._tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         finally:
             with anyio.CancelScope(shield=True):
                 await self._admin.aclose()
@@ -368,7 +346,7 @@ class TaskReader:
         )
         if self._tasks is None:
             raise InvalidState("the task reader is not open", hint="use it inside 'async with'")
-        reader.start(self._tasks.group)
+        reader.start(self._tasks)
         return reader
 
     async def next_block(self) -> tuple[Range, Block] | None:

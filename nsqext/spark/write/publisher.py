@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from attrs import define
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from nsqext import Lookup, Producer
+from nsqext import Producer
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
     InvalidInput,
-    LookupFailed,
     NsqError,
     PublishFailed,
     TopicNotFound,
     TopicNotReady,
 )
 from nsqext.sync.loop import call, shared_loop
-from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.spark.options import ClientConfig
     from nsqext.spark.write.row_mapper import Chunk, Group, Target
+    from nsqext.types import Receipt, TopicMeta
 
 __all__ = ("Publisher", "Tally", "publish_chunks")
-
-T = TypeVar("T")
 
 Tallies = dict[tuple[str, int], "Tally"]
 
@@ -58,12 +55,12 @@ class Tally:
     def add(self, receipts: Sequence[Receipt]) -> None:
         """Count stored messages."""
         self.count += len(receipts)
-        offsets = [receipt.offset for receipt in receipts if receipt.offset is not None]
+        offsets = [offset for offset in map(attrgetter("offset"), receipts) if offset is not None]
         if offsets:
             lowest = min(offsets)
             self.first_offset = lowest if self.first_offset < 0 else min(self.first_offset, lowest)
             self.last_offset = max(self.last_offset, *offsets)
-        ids = [receipt.message_id for receipt in receipts if receipt.message_id]
+        ids = [number for number in map(attrgetter("message_id"), receipts) if number]
         if ids:
             self.first_id = min(self.first_id or ids[0], *ids)
             self.last_id = max(self.last_id, *ids)
@@ -83,11 +80,7 @@ class Publisher:
     def __init__(self, config: ClientConfig, task: int) -> None:
         self.tallies: Tallies = {}
         self._task = task
-        options = config.producer()
-        lookup = Lookup(config.lookupd, options=options.lookup)
-        self._metadata = lookup.metadata
-        self._producer = Producer(lookup, options=options)
-        self._patience = options.timeout
+        self._producer = Producer(config.lookupd, options=config.producer())
 
     async def __aenter__(self) -> Self:
         await self._producer.__aenter__()
@@ -99,20 +92,8 @@ class Publisher:
         await self._producer.__aexit__(kind, error, trace)
 
     async def meta(self, topic: str) -> TopicMeta:
-        """Return the meta of a topic; an empty one for a topic that the original NSQ will create.
-
-        Raises:
-            TopicNotFound: the topic does not exist.
-            TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup node answers.
-        """
-        try:
-            return (await self._retry(partial(self._metadata.resolve, topic, "w"))).meta
-        except TopicNotFound:
-            nodes = await self._metadata.nodes()
-            if not nodes or any("HA" in node.version for node in nodes):
-                raise
-            return TopicMeta()
+        """Return the meta of a topic; raises what `nsqext.Producer.meta` raises."""
+        return await self._producer.meta(topic)
 
     async def publish(self, chunk: Chunk) -> None:
         """Publish a chunk; returns after every message is stored.
@@ -134,13 +115,10 @@ class Publisher:
 
     async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
         topic, partition = target
-        send = partial(self._producer.publish_many, topic, group.messages, partition=partition)
         try:
-            by_partition: dict[int, list[Receipt]] = {}
-            for receipt in await self._retry(send):
-                by_partition.setdefault(receipt.partition, []).append(receipt)
-            for number, receipts in by_partition.items():
-                self.tallies.setdefault((topic, number), Tally()).add(receipts)
+            receipts = await self._producer.publish_many(topic, group.messages, partition=partition)
+            for number, found in groupby(receipts, attrgetter("partition")):
+                self.tallies.setdefault((topic, number), Tally()).add(list(found))
         except BatchFailed as error:
             for row, outcome in zip(group.rows, error.outcomes, strict=True):
                 if isinstance(outcome, NsqError):
@@ -167,17 +145,6 @@ class Publisher:
         failed.attempts = error.attempts
         failed.__cause__ = error
         return failed
-
-    async def _retry(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Call a function again while no lookup node answers, in which case nothing was sent."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(LookupFailed),
-            stop=stop_after_delay(self._patience),
-            wait=wait_random_exponential(0.1, max=2.0),
-            sleep=anyio.sleep,
-            reraise=True,
-        )
-        return await retrying(function)
 
 
 def publish_chunks(

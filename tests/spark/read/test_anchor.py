@@ -199,6 +199,12 @@ async def test_a_start_that_is_ignored_is_logged(caplog: pytest.LogCaptureFixtur
     assert "option startingOffsets is ignored: the channel spark exists at 2 partitions" in record.getMessage()
 
 
+async def test_a_start_that_is_used_is_not_logged_when_spark_asks_again(caplog: pytest.LogCaptureFixture) -> None:
+    anchors = Anchors(pretended().admin, options(startingOffsets="earliest"))
+    assert await anchors.begin() == await anchors.begin()
+    assert caplog.records == []
+
+
 async def test_a_time_for_each_partition() -> None:
     servers = pretended()
     servers.times = {1000: 15, 2000: 7}

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -33,9 +32,6 @@ from nsqext.spark.read import range_reader as ranges
 from nsqext.spark.read.offsets import Range
 from tests.support.fake_nsqd import until
 from tests.support.spark_readers import SingleReader, bodies, split
-
-if TYPE_CHECKING:
-    from nsqext.spark.read.range_reader import RangeReader
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +83,7 @@ async def made(
     return topic
 
 
-async def read(reader: RangeReader) -> list[int]:
+async def read(reader: SingleReader) -> list[int]:
     """Read a range, and check that the messages say the numbers that they are given with."""
     numbers: list[int] = []
     async with reader:
@@ -184,7 +180,7 @@ async def test_publishing_during_a_read(cluster: Cluster) -> None:
 
 
 @asynccontextmanager
-async def halfway(reader: RangeReader) -> AsyncIterator[list[int]]:
+async def halfway(reader: SingleReader) -> AsyncIterator[list[int]]:
     """Read two blocks, let something happen, and read on."""
     numbers: list[int] = []
     async with reader:
@@ -278,7 +274,7 @@ async def test_a_range_behind_the_end_is_an_error_and_never_short(cluster: Clust
     assert found.__cause__ is not None
 
 
-async def _until_error(reader: RangeReader, kind: type[NsqError]) -> NsqError:
+async def _until_error(reader: SingleReader, kind: type[NsqError]) -> NsqError:
     async with reader:
         with pytest.raises(kind) as caught:
             async for block in reader:

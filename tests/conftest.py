@@ -38,7 +38,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def nobody() -> Iterator[Address]:
+def closed_address() -> Iterator[Address]:
     """An address without a listener, which no other program gets while the test runs."""
     ports = Ports()
     yield ports.take(Address("127.0.0.1", 0))

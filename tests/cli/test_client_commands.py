@@ -49,8 +49,8 @@ def test_publish_and_tail(cluster: Cluster, topic: str) -> None:
 
 def test_lines_of_standard_input(cluster: Cluster, topic: str) -> None:
     address = cluster.lookupd[0]
-    told = lines("pub", topic, "--key", "k", stdin=b"a\n\n\xff\r\nlast", NSQEXT_LOOKUPD=address)
-    assert told == [{"topic": topic, "published": 3}]
+    expected = lines("pub", topic, "--key", "k", stdin=b"a\n\n\xff\r\nlast", NSQEXT_LOOKUPD=address)
+    assert expected == [{"topic": topic, "published": 3}]
     got = lines("tail", topic, "--channel", "ch", "--count", "3", NSQEXT_LOOKUPD=address)
     assert [one.get("body", one.get("body_base64")) for one in got] == ["a", "/w==", "last"]
 

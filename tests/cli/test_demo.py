@@ -279,7 +279,7 @@ class ForgetfulProducer(Producer):
 
 
 @pytest.mark.parametrize(
-    ("producer", "told"),
+    ("producer", "expected"),
     [
         (RepeatingProducer, {"duplicated": 1}),
         (LosingProducer, {"lost": 1}),
@@ -291,14 +291,14 @@ def test_a_failed_run_prints_the_violation_and_exits_with_1(
     monkeypatch: pytest.MonkeyPatch,
     people: Path,
     producer: Callable[..., Producer],
-    told: dict[str, int],
+    expected: dict[str, int],
 ) -> None:
     monkeypatch.setattr(flights_journey, "Producer", producer)
     monkeypatch.setattr(flights_journey, "_PATIENCE", 0.5)
     arguments = ("--csv", str(people), "--tag-column", "name", "--tag-value", "Ada", "--partitions", "2")
     code, output = run_demo(capsys, *arguments)
     assert "something is wrong" in output
-    assert counts(output).items() >= told.items()
+    assert counts(output).items() >= expected.items()
     assert code == 1
 
 

@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 import nsqext
-from tests.support.blocking_client import Talker, eventually, lookup
+from tests.support.blocking_client import BlockingClient, eventually, lookup
 
 LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
 
@@ -82,9 +82,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 def test_version_and_unknown_flags(name: str) -> None:
-    told = run(name, "--version")
+    expected = run(name, "--version")
     build = f"(built w/python{platform.python_version()})"
-    assert (told.returncode, told.stdout, told.stderr) == (0, f"{name} v1.3.0 {build}\n", "")
+    assert (expected.returncode, expected.stdout, expected.stderr) == (0, f"{name} v1.3.0 {build}\n", "")
     assert run(name, "--generation", "ha", "--version").stdout == f"{name} v0.3.7-HA.1.13.0 {build}\n"
     refused = run(name, "-nope")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -92,13 +92,13 @@ def test_version_and_unknown_flags(name: str) -> None:
 
 
 def test_the_version_of_the_package() -> None:
-    told = run("--version")
-    assert (told.returncode, told.stdout) == (0, f"nsqext {nsqext.__version__}\n")
+    expected = run("--version")
+    assert (expected.returncode, expected.stdout) == (0, f"nsqext {nsqext.__version__}\n")
 
 
 def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:
     with running("nsqd", *LOCAL, "-data-path", str(tmp_path), "--verbose") as program:
-        with Talker(program.address("TCP")) as talker:
+        with BlockingClient(program.address("TCP")) as talker:
             assert talker.ask("PUB topic", b"hi") == b"OK"
             assert talker.ask("SUB topic ch") == b"OK"
             talker.send("RDY 1")
@@ -133,7 +133,7 @@ def test_nsqd_logs_clients_topics_and_lookup_and_shows_one_build(tmp_path: Path)
     with running("nsqlookupd", *LOCAL) as lookupd:
         words = ("-data-path", str(tmp_path), "-lookupd-tcp-address", lookupd.address("TCP"), "-broadcast-address=h")
         with running("nsqd", *LOCAL, *words) as program:
-            with Talker(program.address("TCP")) as talker:
+            with BlockingClient(program.address("TCP")) as talker:
                 peer = talker.peer
                 assert talker.ask("SUB topic ch") == b"OK"
             http = program.address("HTTP")
@@ -195,7 +195,7 @@ def test_the_secret_of_auth_is_in_no_log(tmp_path: Path) -> None:
         Thread(target=auth.serve_forever, daemon=True).start()
         address = f"-auth-http-address=127.0.0.1:{auth.server_port}"
         with running("nsqd", *LOCAL, "-data-path", str(tmp_path), address, "--log-level=debug") as program:
-            with Talker(program.address("TCP")) as talker:
+            with BlockingClient(program.address("TCP")) as talker:
                 talker.send("AUTH", b"hunter2")
                 assert b"permission_count" in talker.frame()[1]
                 assert talker.ask("PUB t", b"x") == b"OK"
@@ -218,10 +218,13 @@ def test_nsqd_uses_the_working_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nsqd_finds_its_data_again(tmp_path: Path, number: int) -> None:
     with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program:
-        with Talker(program.address("TCP")) as talker:
+        with BlockingClient(program.address("TCP")) as talker:
             assert talker.ask("PUB topic", b"kept") == b"OK"
         program.end(number)
-    with running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program, Talker(program.address("TCP")) as talker:
+    with (
+        running("nsqd", *LOCAL, "-data-path", str(tmp_path)) as program,
+        BlockingClient(program.address("TCP")) as talker,
+    ):
         assert talker.ask("SUB topic ch") == b"OK"
         talker.send("RDY 1")
         assert talker.message()[2] == b"kept"
@@ -232,8 +235,10 @@ def test_an_address_in_use_ends_the_program(tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for words in (("nsqd", "-data-path", str(tmp_path)), ("nsqlookupd",)):
             ended = run(*words, "-tcp-address", address, "-http-address", "127.0.0.1:0")
-            told = f"FATAL: failed to instantiate {words[0]} - listen ({address}) failed - listen tcp {address}: bind: "
-            assert (ended.returncode, f"{told}address already in use\n" in ended.stderr) == (1, True)
+            expected = (
+                f"FATAL: failed to instantiate {words[0]} - listen ({address}) failed - listen tcp {address}: bind: "
+            )
+            assert (ended.returncode, f"{expected}address already in use\n" in ended.stderr) == (1, True)
             assert "Traceback" not in ended.stderr
 
 
@@ -277,7 +282,7 @@ def test_nsqd_registers_at_nsqlookupd(tmp_path: Path) -> None:
         tcp, http = directory.address("TCP"), directory.address("HTTP")
         words = ("-data-path", str(tmp_path), "-lookupd-tcp-address", tcp, "-broadcast-address=127.0.0.1")
         with running("nsqd", *LOCAL, *words) as program:
-            with Talker(program.address("TCP")) as talker:
+            with BlockingClient(program.address("TCP")) as talker:
                 assert talker.ask("SUB topic ch") == b"OK"
             found = eventually(lambda: lookup(http, "/lookup", topic="topic").get("producers"))
             assert [node["tcp_port"] for node in found] == [int(program.address("TCP").rpartition(":")[2])]
@@ -310,7 +315,7 @@ def test_tls_cannot_be_required_without_a_certificate(tmp_path: Path) -> None:
 def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
     with (
         running("nsqd", "--generation", "ha", *LOCAL, "-data-path", str(tmp_path)) as program,
-        Talker(program.address("TCP")) as talker,
+        BlockingClient(program.address("TCP")) as talker,
     ):
         assert talker.ask("INTERNAL_CREATE_TOPIC topic 0") == b"OK"
         assert talker.ask("PUB topic 0", b"x") == b"OK"
@@ -318,10 +323,10 @@ def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
 
 def test_standalone_redesigned_programs_find_each_other(tmp_path: Path) -> None:
     with running("nsqlookupd", "--generation=ha", "--alsologtostderr=false", "--log-level=2", *LOCAL) as lookupd:
-        told = f"--lookupd-tcp-address={lookupd.address('TCP')}"
+        expected = f"--lookupd-tcp-address={lookupd.address('TCP')}"
         with (
-            running("nsqd", "--generation=ha", told, *LOCAL, "-data-path", str(tmp_path)) as nsqd,
-            Talker(nsqd.address("TCP")) as talker,
+            running("nsqd", "--generation=ha", expected, *LOCAL, "-data-path", str(tmp_path)) as nsqd,
+            BlockingClient(nsqd.address("TCP")) as talker,
         ):
             assert talker.ask("INTERNAL_CREATE_TOPIC topic 1 true") == b"OK"
             eventually(lambda: list(lookup(lookupd.address("HTTP"), "/lookup", topic="topic")["partitions"]) == ["1"])

@@ -63,7 +63,7 @@ class Broker:
     def move(self) -> None:
         """Let lookup tell something else than before."""
         self.partitions = 3 - self.partitions
-        self._lookup.tell(dict.fromkeys(range(self.partitions), self.node), num=self.partitions)
+        self._lookup.set_leaders(dict.fromkeys(range(self.partitions), self.node), num=self.partitions)
 
     def forget(self) -> None:
         """Begin again."""

@@ -138,7 +138,7 @@ class _Publisher:
 def test_a_batcher_loses_nothing_and_keeps_the_order(
     backend: str, adders: list[int], ends: list[str], max_count: int, max_pending: int
 ) -> None:
-    """Each adder puts so many messages in; every message is stored or told as failed, and never both."""
+    """Each adder puts so many messages in; every message is stored or reported as failed, and never both."""
     publisher = _Publisher(list(ends))
     limits = BatcherLimits(linger=0.0, max_count=max_count, max_pending=max_pending)
     failed: list[bytes | OutgoingMessage] = []
@@ -177,8 +177,8 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
 
     _run(backend, main)
     stored = list(publisher.stored)
-    told = [body for body, kept in asked.items() if kept]
-    assert sorted(stored) == sorted([body for body in taken if body not in failed] + told)
+    expected = [body for body, kept in asked.items() if kept]
+    assert sorted(stored) == sorted([body for body in taken if body not in failed] + expected)
     assert set(failed).isdisjoint(stored)
     for number in range(len(adders)):
         mine = [body for body in stored if isinstance(body, bytes) and body.startswith(b"%d." % number)]

@@ -87,7 +87,7 @@ def test_memory_of_a_delivery(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.anyio
 async def test_a_consumer_writes_while_its_topic_is_traced(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         options = quick(start_timeout=0.0, queue_position=True)
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             peer = await node.accept()

@@ -109,8 +109,8 @@ async def test_many_traced_messages_have_their_own_receipts(cluster_under_test: 
     async with Consumer(topic, channel, lookupd=lookupd, options=options) as consumer, Producer(lookupd) as producer:
         receipts = await producer.publish_many(topic, drafts, partition=0)
         messages = await finish_all(consumer, 5)
-    told = [(receipt.trace_id, receipt.message_id, receipt.offset, receipt.size) for receipt in receipts]
-    assert told == [(message.trace_id, message.internal_id, message.offset, message.size) for message in messages]
+    expected = [(receipt.trace_id, receipt.message_id, receipt.offset, receipt.size) for receipt in receipts]
+    assert expected == [(message.trace_id, message.internal_id, message.offset, message.size) for message in messages]
     assert [message.trace_id for message in messages] == [1, 2, 3, 4, 5]
 
 

@@ -51,7 +51,7 @@ class Peer:
         self.sock.sendall(data)
         self._counters["sent"] += len(data)
 
-    def shake_hands(self) -> None:
+    def handshake(self) -> None:
         """Read the magic and IDENTIFY, and answer."""
         self.reader.read(4)
         self.read_identify()
@@ -84,7 +84,7 @@ class Peer:
 
 def ignore_rdy(peer: Peer) -> None:
     """Send messages without end, whatever RDY says."""
-    peer.shake_hands()
+    peer.handshake()
     peer.subscribe()
     peer.discard()
     for start in range(0, _ENDLESS, 100):
@@ -93,7 +93,7 @@ def ignore_rdy(peer: Peer) -> None:
 
 def flood_errors(peer: Peer) -> None:
     """Send error frames without end, each with a text of 100 KB."""
-    peer.shake_hands()
+    peer.handshake()
     peer.discard()
     while True:
         peer.send(frame(1, b"E_INVALID " + b"x" * 100_000))
@@ -101,7 +101,7 @@ def flood_errors(peer: Peer) -> None:
 
 def flood_fin_failed(peer: Peer) -> None:
     """Send rejections of FIN without end."""
-    peer.shake_hands()
+    peer.handshake()
     peer.discard()
     rejected = frame(1, b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight") * 1000
     while True:
@@ -110,20 +110,20 @@ def flood_fin_failed(peer: Peer) -> None:
 
 def flood_heartbeats(peer: Peer) -> None:
     """Send heartbeats without end, and never read the NOP that each of them requires."""
-    peer.shake_hands()
+    peer.handshake()
     while True:
         peer.send(frame(0, b"_heartbeat_") * 1000)
 
 
 def never_read(peer: Peer) -> None:
     """Shake hands, then neither read nor write."""
-    peer.shake_hands()
+    peer.handshake()
     time.sleep(_ENDLESS)
 
 
 def garbage(peer: Peer) -> None:
     """Send random bytes after the handshake."""
-    peer.shake_hands()
+    peer.handshake()
     peer.discard()
     while True:
         peer.send(os.urandom(1 << 16))
@@ -131,7 +131,7 @@ def garbage(peer: Peer) -> None:
 
 def huge_frames(peer: Peer) -> None:
     """Announce a frame of 2 GiB, and send as many bytes as the client reads."""
-    peer.shake_hands()
+    peer.handshake()
     peer.discard()
     peer.send(pack(">Ii", (1 << 31) - 1, 0))
     while True:
@@ -140,7 +140,7 @@ def huge_frames(peer: Peer) -> None:
 
 def largest_frames(peer: Peer) -> None:
     """Send error frames of nearly the largest size that is accepted, one after the other."""
-    peer.shake_hands()
+    peer.handshake()
     peer.discard()
     while True:
         peer.send(frame(1, b"E_PUB_FAILED " + bytes(16_000_000)))

@@ -92,9 +92,9 @@ async def test_slow_responses_time_out(handler: Handler) -> None:
             await ask(address, HURRIED)
 
 
-async def test_a_refused_connection(nobody: Address) -> None:
+async def test_a_refused_connection(closed_address: Address) -> None:
     with pytest.raises(LookupFailed, match=r"no response: .*is the node up"):
-        await ask(nobody)
+        await ask(closed_address)
 
 
 async def test_a_connection_that_is_reset_while_it_is_made() -> None:
@@ -124,8 +124,10 @@ async def test_unknown_hosts(host: str) -> None:
         await ask(Address(host, 4161), HURRIED)
 
 
-async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, nobody: Address) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://{nobody}")
+async def test_proxies_of_the_environment_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, closed_address: Address
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://{closed_address}")
     async with serving(answering(http(b"{}"))) as address:
         assert await ask(address) == {}
 

@@ -143,18 +143,18 @@ async def test_a_topic_without_leaders_is_after_error_again(nodes: LookupNodes) 
 
 
 @pytest.mark.anyio
-async def test_over_real_sockets(nobody: Address) -> None:
+async def test_over_real_sockets(closed_address: Address) -> None:
     list_and_answer = answering(http(b'{"partitions":{"0":{"broadcast_address":"n1","tcp_port":4150}},"producers":[]}'))
     async with serving(list_and_answer) as address:
-        cache = MetadataCache([str(address), str(nobody)])
+        cache = MetadataCache([str(address), str(closed_address)])
         view = await cache.resolve("orders")
         await cache.aclose()
     assert view.leaders == {0: N1}
 
 
 @pytest.mark.anyio
-async def test_an_address_that_is_down_is_a_clear_error_in_time(nobody: Address) -> None:
-    cache = MetadataCache(str(nobody))
+async def test_an_address_that_is_down_is_a_clear_error_in_time(closed_address: Address) -> None:
+    cache = MetadataCache(str(closed_address))
     with anyio.fail_after(5), pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
         await cache.resolve("orders")
     await cache.aclose()

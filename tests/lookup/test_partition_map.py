@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, diff
 from nsqext.types import Address, TopicMeta
-from tests.support.fake_lookupd import failed, tcp, told, unknown
+from tests.support.fake_lookupd import failed, listing, tcp, unknown
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer
@@ -39,7 +39,7 @@ def test_an_empty_map() -> None:
 
 
 def test_answers_are_merged_by_partition() -> None:
-    table = table_of([told("a", {0: "n1", 1: "n2"}, num=4), told("b", {3: "n1", 2: "n3"}, num=4)])
+    table = table_of([listing("a", {0: "n1", 1: "n2"}, num=4), listing("b", {3: "n1", 2: "n3"}, num=4)])
     view = table.current
     assert list(view.leaders.items()) == [(0, tcp("n1")), (1, tcp("n2")), (2, tcp("n3")), (3, tcp("n1"))]
     assert view.complete
@@ -48,91 +48,91 @@ def test_answers_are_merged_by_partition() -> None:
 
 
 def test_a_partial_answer_is_known_by_partition_num_and_removes_nothing() -> None:
-    table = table_of([told("a", {0: "n1", 1: "n2"}, num=2)])
-    change = table.merge([told("a", {1: "n2"}, num=2)])
+    table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2)])
+    change = table.merge([listing("a", {1: "n2"}, num=2)])
     assert leaders(table) == {0: "n1", 1: "n2"}
     assert table.current.unlisted == {0}
     assert not change
-    assert table_of([told("a", {1: "n2"}, num=2)]).current.complete is False
+    assert table_of([listing("a", {1: "n2"}, num=2)]).current.complete is False
 
 
 def test_a_leaderless_answer_removes_nothing() -> None:
     """The redesigned server answers so to producers while a leader is lost."""
-    table = table_of([told("a", {0: "n1", 1: "n2"}, num=2)], [told("a", {}, num=2)])
+    table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2)], [listing("a", {}, num=2)])
     assert leaders(table) == {0: "n1", 1: "n2"}
     assert table.current.unlisted == {0, 1}
-    table.merge([told("a", {0: "n3", 1: "n2"}, num=2)])
+    table.merge([listing("a", {0: "n3", 1: "n2"}, num=2)])
     assert leaders(table) == {0: "n3", 1: "n2"}
     assert table.current.unlisted == frozenset()
 
 
 @pytest.mark.parametrize("answers", [[], [failed("a")], [unknown("a"), failed("b")], [unknown("a"), unknown("b")]])
 def test_failed_rounds_change_nothing(answers: list[LookupAnswer]) -> None:
-    table = table_of([told("a", {0: "n1"}, num=1, nodes=["o1"])])
+    table = table_of([listing("a", {0: "n1"}, num=1, nodes=["o1"])])
     before = table.current
     assert not table.merge(answers)
     assert table.current is before
 
 
 def test_a_moved_leader_is_followed() -> None:
-    table = table_of([told("a", {0: "n1", 1: "n2"}, num=2)])
-    change = table.merge([told("a", {0: "n3", 1: "n2"}, num=2)])
+    table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2)])
+    change = table.merge([listing("a", {0: "n3", 1: "n2"}, num=2)])
     assert (change.added, change.moved, change.gone) == (frozenset(), frozenset({0}), frozenset())
     assert table.current.version == 2
 
 
 def test_more_partitions_are_added() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1)])
-    change = table.merge([told("a", {0: "n1", 1: "n2"}, num=2)])
+    table = table_of([listing("a", {0: "n1"}, num=1)])
+    change = table.merge([listing("a", {0: "n1", 1: "n2"}, num=2)])
     assert (change.added, change.moved, change.meta_changed) == (frozenset({1}), frozenset(), True)
     assert table.current.partition_num == 2
 
 
 def test_partitions_are_removed_when_the_topic_has_fewer() -> None:
-    table = table_of([told("a", {0: "n1", 1: "n2", 2: "n3"}, num=3)])
-    change = table.merge([told("a", {0: "n1"}, num=2)])
+    table = table_of([listing("a", {0: "n1", 1: "n2", 2: "n3"}, num=3)])
+    change = table.merge([listing("a", {0: "n1"}, num=2)])
     assert change.gone == {2}
     assert leaders(table) == {0: "n1", 1: "n2"}
 
 
 def test_the_same_answers_again_are_no_change() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1)])
+    table = table_of([listing("a", {0: "n1"}, num=1)])
     before = table.current
-    assert not table.merge([told("a", {0: "n1"}, num=1)])
+    assert not table.merge([listing("a", {0: "n1"}, num=1)])
     assert table.current is before
 
 
 def test_the_higher_epoch_is_preferred() -> None:
     for answers in ([("a", "n1", 3), ("b", "n2", 4)], [("a", "n2", 4), ("b", "n1", 3)]):
-        table = table_of([told(source, {0: name}, num=1, epoch=epoch) for source, name, epoch in answers])
+        table = table_of([listing(source, {0: name}, num=1, epoch=epoch) for source, name, epoch in answers])
         assert leaders(table) == {0: "n2"}
 
 
 def test_a_lower_epoch_does_not_win_because_the_higher_one_is_silent() -> None:
-    agree = [told("a", {0: "n1"}, num=1, epoch=3), told("b", {0: "n2"}, num=1, epoch=4)]
-    table = table_of(agree, [told("a", {0: "n1"}, num=1, epoch=3), failed("b")])
+    agree = [listing("a", {0: "n1"}, num=1, epoch=3), listing("b", {0: "n2"}, num=1, epoch=4)]
+    table = table_of(agree, [listing("a", {0: "n1"}, num=1, epoch=3), failed("b")])
     assert leaders(table) == {0: "n2"}
 
 
 def test_a_lower_epoch_with_a_change_is_followed_if_the_higher_one_is_silent() -> None:
     table = table_of(
-        [told("a", {0: "n1"}, num=1, epoch=3), told("b", {0: "n2"}, num=1, epoch=4)],
-        [told("a", {0: "n3"}, num=1, epoch=3), failed("b")],
+        [listing("a", {0: "n1"}, num=1, epoch=3), listing("b", {0: "n2"}, num=1, epoch=4)],
+        [listing("a", {0: "n3"}, num=1, epoch=3), failed("b")],
     )
     assert leaders(table) == {0: "n3"}
 
 
 def test_a_new_epoch_is_preferred_to_a_recent_change() -> None:
     table = table_of(
-        [told("a", {0: "n1"}, num=1, epoch=3), told("b", {0: "n2"}, num=1, epoch=4)],
-        [told("a", {0: "n1"}, num=1, epoch=5), failed("b")],
+        [listing("a", {0: "n1"}, num=1, epoch=3), listing("b", {0: "n2"}, num=1, epoch=4)],
+        [listing("a", {0: "n1"}, num=1, epoch=5), failed("b")],
     )
     assert leaders(table) == {0: "n1"}
 
 
 def test_of_equal_epochs_the_latest_change_is_preferred() -> None:
-    old = [told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1), told("c", {0: "n1"}, num=1)]
-    moved = [told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1), told("c", {0: "n2"}, num=1)]
+    old = [listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1), listing("c", {0: "n1"}, num=1)]
+    moved = [listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1), listing("c", {0: "n2"}, num=1)]
     table = table_of(old, moved)
     assert leaders(table) == {0: "n2"}
     table.merge(moved)
@@ -140,12 +140,12 @@ def test_of_equal_epochs_the_latest_change_is_preferred() -> None:
 
 
 def test_of_equal_answers_the_majority_is_preferred() -> None:
-    answers = [told("a", {0: "n1"}, num=1), told("b", {0: "n2"}, num=1), told("c", {0: "n1"}, num=1)]
+    answers = [listing("a", {0: "n1"}, num=1), listing("b", {0: "n2"}, num=1), listing("c", {0: "n1"}, num=1)]
     assert leaders(table_of(answers)) == {0: "n1"}
 
 
 def test_a_suspect_is_not_preferred_while_another_is_named() -> None:
-    disagree = [told("a", {0: "n2"}, num=1), told("b", {0: "n1"}, num=1), told("c", {0: "n2"}, num=1)]
+    disagree = [listing("a", {0: "n2"}, num=1), listing("b", {0: "n1"}, num=1), listing("c", {0: "n2"}, num=1)]
     table = table_of(disagree)
     assert leaders(table) == {0: "n2"}
     table.suspect(0, tcp("n2"))
@@ -156,7 +156,7 @@ def test_a_suspect_is_not_preferred_while_another_is_named() -> None:
 
 
 def test_a_suspect_counts_before_the_epoch() -> None:
-    disagree = [told("a", {0: "n1"}, num=1, epoch=9), told("b", {0: "n2"}, num=1, epoch=1)]
+    disagree = [listing("a", {0: "n1"}, num=1, epoch=9), listing("b", {0: "n2"}, num=1, epoch=1)]
     table = table_of(disagree)
     table.suspect(0, tcp("n1"))
     table.merge(disagree)
@@ -164,75 +164,77 @@ def test_a_suspect_counts_before_the_epoch() -> None:
 
 
 def test_a_suspect_is_accepted_when_all_answers_list_it() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1)])
+    table = table_of([listing("a", {0: "n1"}, num=1)])
     table.suspect(0, tcp("n1"))
-    table.merge([told("a", {0: "n1"}, num=1)])
+    table.merge([listing("a", {0: "n1"}, num=1)])
     assert leaders(table) == {0: "n1"}
 
 
 def test_a_change_clears_the_suspicion() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1)])
+    table = table_of([listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1)])
     table.suspect(0, tcp("n1"))
-    table.merge([told("a", {0: "n2"}, num=1), told("b", {0: "n1"}, num=1)])
-    table.merge([told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1)])
+    table.merge([listing("a", {0: "n2"}, num=1), listing("b", {0: "n1"}, num=1)])
+    table.merge([listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1)])
     assert leaders(table) == {0: "n1"}
 
 
 def test_nodes_of_the_original_nsq_are_the_union() -> None:
-    table = table_of([told("a", nodes=["o2", "o1"]), told("b", nodes=["o3", "o1"])])
+    table = table_of([listing("a", nodes=["o2", "o1"]), listing("b", nodes=["o3", "o1"])])
     assert table.current.nodes == (tcp("o1"), tcp("o2"), tcp("o3"))
     assert table.current.complete
     assert table.current.partition_num == 0
 
 
 def test_a_node_leaves_when_no_lookup_node_names_it() -> None:
-    table = table_of([told("a", nodes=["o1", "o2"]), told("b", nodes=["o1", "o2"])])
-    assert table.merge([told("a", nodes=["o2"]), told("b", nodes=["o1", "o2"])]).left == frozenset()
-    change = table.merge([told("a", nodes=["o2"]), told("b", nodes=["o2"])])
+    table = table_of([listing("a", nodes=["o1", "o2"]), listing("b", nodes=["o1", "o2"])])
+    assert table.merge([listing("a", nodes=["o2"]), listing("b", nodes=["o1", "o2"])]).left == frozenset()
+    change = table.merge([listing("a", nodes=["o2"]), listing("b", nodes=["o2"])])
     assert (change.left, change.joined) == (frozenset({tcp("o1")}), frozenset())
 
 
 def test_nodes_of_a_lookup_node_that_is_silent_stay() -> None:
-    table = table_of([told("a", nodes=["o1"]), told("b", nodes=["o2"])], [told("a", nodes=["o1"]), failed("b")])
+    table = table_of(
+        [listing("a", nodes=["o1"]), listing("b", nodes=["o2"])], [listing("a", nodes=["o1"]), failed("b")]
+    )
     assert table.current.nodes == (tcp("o1"), tcp("o2"))
 
 
 def test_a_node_that_a_working_lookup_node_dropped_is_not_kept_by_a_silent_one() -> None:
     table = table_of(
-        [told("a", nodes=["o1", "o2"]), told("b", nodes=["o1", "o2"])], [told("a", nodes=["o2"]), failed("b")]
+        [listing("a", nodes=["o1", "o2"]), listing("b", nodes=["o1", "o2"])], [listing("a", nodes=["o2"]), failed("b")]
     )
     assert table.current.nodes == (tcp("o2"),)
 
 
 def test_an_empty_answer_of_the_original_nsq_removes_nothing() -> None:
-    table = table_of([told("a", nodes=["o1"])], [told("a")])
+    table = table_of([listing("a", nodes=["o1"])], [listing("a")])
     assert table.current.nodes == (tcp("o1"),)
 
 
 def test_mixed_clusters_have_both() -> None:
-    table = table_of([told("a", {0: "n1", 1: "n2"}, num=2), told("old", nodes=["o1"])])
+    table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2), listing("old", nodes=["o1"])])
     assert (leaders(table), table.current.nodes) == ({0: "n1", 1: "n2"}, (tcp("o1"),))
     assert table.current.http.keys() == {tcp("n1"), tcp("n2"), tcp("o1")}
 
 
 def test_a_node_that_leads_a_partition_is_not_listed_without() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1), told("old", nodes=["n1", "o1"])])
+    table = table_of([listing("a", {0: "n1"}, num=1), listing("old", nodes=["n1", "o1"])])
     assert table.current.nodes == (tcp("o1"),)
 
 
 def test_a_topic_that_moves_to_the_redesigned_nsq() -> None:
-    table = table_of([told("a", nodes=["n1"])])
-    change = table.merge([told("a", {0: "n1"}, num=1)])
+    table = table_of([listing("a", nodes=["n1"])])
+    change = table.merge([listing("a", {0: "n1"}, num=1)])
     assert (change.added, change.left) == (frozenset({0}), frozenset({tcp("n1")}))
 
 
 def test_meta_is_kept_when_an_answer_lacks_it() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1, extend=True)], [told("a", {0: "n1"})])
+    table = table_of([listing("a", {0: "n1"}, num=1, extend=True)], [listing("a", {0: "n1"})])
     assert table.current.meta == TopicMeta(partition_num=1, replica=1, extend_support=True)
 
 
 def test_an_upgrade_is_visible_when_the_first_node_reports_it() -> None:
-    table = table_of([told("a", {0: "n1"}, num=1), told("b", {0: "n1"}, num=1, extend=True)])
+    table = table_of([listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1, extend=True)])
     assert table.current.meta.extend_support
 
 
@@ -255,12 +257,12 @@ old_nodes = st.lists(st.sampled_from(["o1", "o2"]), unique=True)
 
 
 def answers_of(source: str, epochs: st.SearchStrategy[int]) -> st.SearchStrategy[LookupAnswer]:
-    """Return answers of one lookup node: told, partial, empty, unknown, failed."""
+    """Return answers of one lookup node: listing, partial, empty, unknown, failed."""
     full = st.fixed_dictionaries({partition: st.sampled_from(NODES) for partition in range(NUM)})
     return st.one_of(
-        st.builds(lambda found, epoch: told(source, found, num=NUM, epoch=epoch), full | leader_maps, epochs),
-        st.builds(lambda nodes: told(source, nodes=nodes), old_nodes),
-        st.sampled_from([failed(source), unknown(source), told(source, {}, num=NUM)]),
+        st.builds(lambda found, epoch: listing(source, found, num=NUM, epoch=epoch), full | leader_maps, epochs),
+        st.builds(lambda nodes: listing(source, nodes=nodes), old_nodes),
+        st.sampled_from([failed(source), unknown(source), listing(source, {}, num=NUM)]),
     )
 
 
@@ -314,7 +316,7 @@ def test_useless_rounds_move_nothing(rounds: list[list[LookupAnswer]], useless: 
 @given(rounds=rounds_of(st.just(0)), truth=st.lists(st.sampled_from(NODES), min_size=NUM, max_size=NUM))
 def test_when_all_agree_the_table_agrees(rounds: list[list[LookupAnswer]], truth: list[str]) -> None:
     table = table_of(*rounds)
-    table.merge([told(source, dict(enumerate(truth)), num=NUM) for source in SOURCES])
+    table.merge([listing(source, dict(enumerate(truth)), num=NUM) for source in SOURCES])
     assert leaders(table) == dict(enumerate(truth))
     assert table.current.complete
     assert not table.current.unlisted
@@ -326,7 +328,9 @@ def test_evidence_finds_a_leader_that_one_lookup_node_lists(
 ) -> None:
     table = table_of(*rounds)
     for _ in range(len(NODES)):
-        table.merge([told("a", {0: lie}, num=NUM), told("b", {0: truth}, num=NUM), told("c", {0: lie}, num=NUM)])
+        table.merge(
+            [listing("a", {0: lie}, num=NUM), listing("b", {0: truth}, num=NUM), listing("c", {0: lie}, num=NUM)]
+        )
         if leaders(table)[0] == truth:
             return
         table.suspect(0, table.current.leaders[0])

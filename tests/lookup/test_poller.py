@@ -15,7 +15,7 @@ from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Pace, Poller, Refresher
-from tests.support.fake_lookupd import eventually, failed, tcp, told, unknown
+from tests.support.fake_lookupd import eventually, failed, listing, tcp, unknown
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer
@@ -50,7 +50,7 @@ class Lookup:
 
 @pytest.mark.anyio
 async def test_a_round_of_answers_builds_a_map() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1))
+    lookup = Lookup(listing("a", {0: "n1"}, num=1))
     assert lookup.refresher.map is None
     await lookup.refresher.refresh()
     assert lookup.refresher.map is not None
@@ -60,14 +60,14 @@ async def test_a_round_of_answers_builds_a_map() -> None:
 
 @pytest.mark.anyio
 async def test_a_topic_without_leaders_has_a_map() -> None:
-    lookup = Lookup(told("a"))
+    lookup = Lookup(listing("a"))
     await lookup.refresher.refresh()
     assert lookup.refresher.map == PartitionMap("orders")
 
 
 @pytest.mark.anyio
 async def test_concurrent_refreshes_share_a_round() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
     async with anyio.create_task_group() as tasks:
         for _ in range(50):
             tasks.start_soon(lookup.refresher.refresh)
@@ -78,10 +78,10 @@ async def test_concurrent_refreshes_share_a_round() -> None:
 
 @pytest.mark.anyio
 async def test_a_newer_map_is_not_refreshed() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1))
+    lookup = Lookup(listing("a", {0: "n1"}, num=1))
     await lookup.refresher.refresh()
     old = lookup.refresher.map
-    lookup.answers = [told("a", {0: "n2"}, num=1)]
+    lookup.answers = [listing("a", {0: "n2"}, num=1)]
     await lookup.refresher.refresh(failed=old)
     await lookup.refresher.refresh(failed=old)
     assert lookup.asked == 2
@@ -91,7 +91,7 @@ async def test_a_newer_map_is_not_refreshed() -> None:
 
 @pytest.mark.anyio
 async def test_another_task_continues_a_cancelled_round() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
     scope = anyio.CancelScope()
 
     async def give_up() -> None:
@@ -114,7 +114,7 @@ async def test_another_task_continues_a_cancelled_round() -> None:
 
 @pytest.mark.anyio
 async def test_a_waiting_task_can_be_cancelled() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1), held=True)
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lookup.refresher.refresh)
@@ -132,7 +132,7 @@ async def test_a_failed_round_keeps_the_map_and_its_reason() -> None:
     assert lookup.refresher.map is None
     assert isinstance(lookup.refresher.error, TopicNotFound)
     assert lookup.refresher.error.topic == "orders"
-    lookup.answers = [told("a", {0: "n1"}, num=1)]
+    lookup.answers = [listing("a", {0: "n1"}, num=1)]
     await lookup.refresher.refresh()
     view = lookup.refresher.map
     lookup.answers = [failed("a")]
@@ -144,7 +144,7 @@ async def test_a_failed_round_keeps_the_map_and_its_reason() -> None:
 
 @pytest.mark.anyio
 async def test_a_leader_that_refused_is_not_preferred() -> None:
-    lookup = Lookup(told("a", {0: "n2"}, num=1), told("b", {0: "n1"}, num=1), max_pause=0)
+    lookup = Lookup(listing("a", {0: "n2"}, num=1), listing("b", {0: "n1"}, num=1), max_pause=0)
     await lookup.refresher.refresh()
     view = lookup.refresher.map
     assert view is not None
@@ -157,7 +157,7 @@ async def test_a_leader_that_refused_is_not_preferred() -> None:
 
 @pytest.mark.anyio
 async def test_rounds_that_change_nothing_are_paced() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1), max_pause=0.2)
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), max_pause=0.2)
     await lookup.refresher.refresh()
     began = anyio.current_time()
     for _ in range(5):
@@ -168,7 +168,7 @@ async def test_rounds_that_change_nothing_are_paced() -> None:
 
 @pytest.mark.anyio
 async def test_settled_topics_are_polled_within_the_jitter() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1), poll_interval=100.0, max_poll_interval=100.0, poll_jitter=0.2)
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), poll_interval=100.0, max_poll_interval=100.0, poll_jitter=0.2)
     delays = []
     for _ in range(50):
         await lookup.refresher.refresh(after_error=False)
@@ -181,19 +181,19 @@ async def test_settled_topics_are_polled_within_the_jitter() -> None:
 @pytest.mark.parametrize(("access", "delays"), [("w", [10, 20, 40, 40]), ("r", [10, 10, 10, 10])])
 async def test_polls_of_producers_back_off_while_nothing_changes(access: str, delays: list[int]) -> None:
     lookup = Lookup(
-        told("a", {0: "n1"}, num=1), access=access, poll_interval=10.0, max_poll_interval=40.0, poll_jitter=0
+        listing("a", {0: "n1"}, num=1), access=access, poll_interval=10.0, max_poll_interval=40.0, poll_jitter=0
     )
     refresher = lookup.refresher
     for delay in delays:
         await refresher.refresh(after_error=False)
         assert refresher.poll_at - anyio.current_time() == pytest.approx(delay, abs=0.5)
-    lookup.answers = [told("a", {0: "n2"}, num=1)]
+    lookup.answers = [listing("a", {0: "n2"}, num=1)]
     await refresher.refresh(after_error=False)
     assert refresher.poll_at - anyio.current_time() == pytest.approx(10, abs=0.5)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("answer", [told("a", {0: "n1"}, num=2), failed("a"), told("a", {}, num=1), told("a")])
+@pytest.mark.parametrize("answer", [listing("a", {0: "n1"}, num=2), failed("a"), listing("a", {}, num=1), listing("a")])
 async def test_a_missing_leader_is_polled_sooner(answer: LookupAnswer) -> None:
     lookup = Lookup(answer, poll_interval=100.0, poll_jitter=0)
     await lookup.refresher.refresh()
@@ -202,9 +202,9 @@ async def test_a_missing_leader_is_polled_sooner(answer: LookupAnswer) -> None:
 
 @pytest.mark.anyio
 async def test_an_unlisted_partition_is_polled_sooner() -> None:
-    lookup = Lookup(told("a", {0: "n1"}, num=1), poll_interval=100.0, poll_jitter=0)
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), poll_interval=100.0, poll_jitter=0)
     await lookup.refresher.refresh()
-    lookup.answers = [told("a", {}, num=1)]
+    lookup.answers = [listing("a", {}, num=1)]
     await lookup.refresher.refresh(after_error=False)
     assert 0 < lookup.refresher.poll_at - anyio.current_time() <= 1
 
@@ -281,7 +281,7 @@ class Asked:
             self.hanging -= 1
             await anyio.sleep_forever()
         await checkpoint()
-        return (told("a", {0: "n1"}, num=1),)
+        return (listing("a", {0: "n1"}, num=1),)
 
 
 @pytest.mark.anyio

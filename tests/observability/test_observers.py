@@ -75,13 +75,13 @@ async def test_logs(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.DEBUG, "nsqext.events")
     await journey(cluster, topic, [LogObserver()])
     records: list[Any] = [record for record in caplog.records if record.name == "nsqext.events"]
-    told = [(record.getMessage(), record.levelname, record.error) for record in records]
-    assert told[:3] == [
+    expected = [(record.getMessage(), record.levelname, record.error) for record in records]
+    assert expected[:3] == [
         ("published", "DEBUG", None),
         ("published", "DEBUG", None),
         ("publish failed", "WARNING", "InvalidBody"),
     ]
-    assert sorted(told[3:], key=str) == [
+    assert sorted(expected[3:], key=str) == [
         ("handled", "DEBUG", "Requeue"),
         ("handled", "DEBUG", None),
         ("handled", "DEBUG", None),
@@ -243,8 +243,8 @@ async def test_a_broken_observer_changes_nothing(
     assert registry.get_sample_value("nsqext_published_messages_total", {"topic": topic}) == 3
     labels = {"topic": topic, "channel": "ch"}
     assert registry.get_sample_value("nsqext_handled_messages_total", labels) == 5
-    told = [record for record in caplog.records if record.name == "nsqext.observability"]
-    assert bool(told) == (how != "suppresses")
+    expected = [record for record in caplog.records if record.name == "nsqext.observability"]
+    assert bool(expected) == (how != "suppresses")
 
 
 async def test_an_app_with_observers(cluster: Cluster, topic: str) -> None:

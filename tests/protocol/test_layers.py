@@ -250,7 +250,7 @@ def client_context(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def shake_hands(client: TlsLayer, server: TlsLayer, step: int = 1 << 20) -> None:
+def handshake(client: TlsLayer, server: TlsLayer, step: int = 1 << 20) -> None:
     """Carry bytes to and fro, in steps of so many bytes, until both are ready."""
     for _ in range(10):
         if client.ready and server.ready:
@@ -270,7 +270,7 @@ def test_tls_carries_data_both_ways(
     client_context.maximum_version = version
     client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
     assert (client.ready, server.ready, client.version) == (False, False, None)
-    shake_hands(client, server, step)
+    handshake(client, server, step)
     assert client.version == server.version == version.name.replace("_", ".")
     big = os.urandom(300_000)
     assert server.decode(client.encode(big)) == big
@@ -293,7 +293,7 @@ def test_data_received_with_the_last_step_of_the_handshake_is_kept(
 @pytest.mark.parametrize("inner", ["deflate", "snappy"])
 def test_layers_lie_upon_each_other(client_context: ssl.SSLContext, server_context: ssl.SSLContext, inner: str) -> None:
     client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
-    shake_hands(client, server)
+    handshake(client, server)
     packer, unpacker = MAKERS[inner](), MAKERS[inner]()
     assert unpacker.decode(server.decode(client.encode(packer.encode(BODY)))) == BODY
 
@@ -340,7 +340,7 @@ def test_a_peer_without_tls_gets_an_error(client_context: ssl.SSLContext) -> Non
 
 def test_broken_records_are_a_protocol_error(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> None:
     client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
-    shake_hands(client, server)
+    handshake(client, server)
     record = bytearray(client.encode(b"x" * 100))
     record[-1] ^= 1
     with pytest.raises(ProtocolError, match="TLS layer cannot be read"):
@@ -350,7 +350,7 @@ def test_broken_records_are_a_protocol_error(client_context: ssl.SSLContext, ser
 def test_close_notifies_the_peer(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> None:
     client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
     assert TlsLayer(client_context, "nsqd.test").close() != b""
-    shake_hands(client, server)
+    handshake(client, server)
     client.decode(server.pending())
     assert server.decode(client.encode(b"last") + client.close()) == b"last"
     assert server.closed

@@ -38,8 +38,8 @@ def java_version() -> int:
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
         return 0
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
-    found = re.search(r'version "(\d+)', told)
+    expected = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+    found = re.search(r'version "(\d+)', expected)
     return int(found[1]) if found else 0
 
 

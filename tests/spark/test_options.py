@@ -77,7 +77,7 @@ def test_options_added_by_spark_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"subscibe": "t"}, "option subscibe is unknown: do you mean subscribe?"),
         ({"zzz": "t"}, "option zzz is unknown: known options: arrowBatchRows, assign"),
@@ -116,14 +116,14 @@ def test_options_added_by_spark_are_ignored() -> None:
         ({"nsqext.connection_tls": "/no/such/file"}, "write true, false, or a file of certificates"),
     ],
 )
-def test_a_batch_read_is_refused(change: dict[str, str], told: str) -> None:
+def test_a_batch_read_is_refused(change: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         SourceOptions.parse({**READ, **change})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"lookupd": "a:1"}, "no topic is given: use one of the options subscribe, subscribePattern and assign"),
         ({"subscribe": "t"}, "option lookupd is missing"),
@@ -133,14 +133,14 @@ def test_a_batch_read_is_refused(change: dict[str, str], told: str) -> None:
         ({"lookupd": "a:1", "assign": '{"t": [-1]}'}, "option assign"),
     ],
 )
-def test_what_is_read_has_to_be_named(given: dict[str, str], told: str) -> None:
+def test_what_is_read_has_to_be_named(given: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         SourceOptions.parse(given)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({}, "option channel is missing"),
         ({"channel": "c", "endingOffsets": "latest"}, "option endingOffsets is for batch reads only"),
@@ -161,14 +161,14 @@ def test_what_is_read_has_to_be_named(given: dict[str, str], told: str) -> None:
         ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "resetChannel contradicts readMode=channel"),
     ],
 )
-def test_a_streaming_read_is_refused(change: dict[str, str], told: str) -> None:
+def test_a_streaming_read_is_refused(change: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         SourceOptions.parse({**READ, **change}, streaming=True)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"subscribe": "t"}, "option subscribe cannot be used to write: it belongs to read options"),
         ({"topic": "a b"}, "option topic"),
@@ -179,10 +179,10 @@ def test_a_streaming_read_is_refused(change: dict[str, str], told: str) -> None:
         ({"nsqext.on_unknown": "perhaps"}, "on_unknown='perhaps'"),
     ],
 )
-def test_a_write_is_refused(change: dict[str, str], told: str) -> None:
+def test_a_write_is_refused(change: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         SinkOptions.parse({**WRITE, **change})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_the_schema_needs_one_option_only() -> None:

@@ -35,19 +35,21 @@ Current State: ACTIVE"""
 def test_the_error_that_counts_is_the_last_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "DataLoss: the messages from 0 to 5 are not retained any more (topic t, partition 1): use another channel"
+    expected = (
+        "DataLoss: the messages from 0 to 5 are not retained any more (topic t, partition 1): use another channel"
+    )
     error = StreamingQueryException(message=STREAM_FAILED)
-    assert root_cause(error) == told
+    assert root_cause(error) == expected
     assert root_cause(ValueError("nsqext is not involved")) is None
     monkeypatch.setattr(registration, "_previous_hook", sys.__excepthook__)
     registration._print_error(StreamingQueryException, error, None)
-    assert capsys.readouterr().err.splitlines()[-1] == f"nsqext: {told}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"nsqext: {expected}"
 
 
 def test_versions_of_workers() -> None:
     good = ("host", "/bin/python", __version__, "20.0.0")
     check_workers([good])
-    for change, told in (
+    for change, expected in (
         ((2, "ModuleNotFoundError: No module named 'nsqext'"), "worker host, /bin/python: nsqext cannot be imported"),
         ((2, "0.0.1"), f"nsqext is version 0.0.1, and {__version__} on the driver"),
         ((3, "ModuleNotFoundError: No module named 'pyarrow'"), "pyarrow cannot be imported"),
@@ -57,7 +59,7 @@ def test_versions_of_workers() -> None:
         worker[change[0]] = change[1]
         with pytest.raises(InvalidState) as caught:
             check_workers([good, (worker[0], worker[1], worker[2], worker[3])])
-        assert told in str(caught.value)
+        assert expected in str(caught.value)
 
 
 def test_an_environment_that_is_unpacked_on_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

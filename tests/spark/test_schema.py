@@ -56,7 +56,7 @@ def test_these_can_be_written(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "expected"),
     [
         (StructType().add("value", "binary"), "no topic is given: add a column topic"),
         (StructType().add("topic", "string"), "column value is missing"),
@@ -79,7 +79,7 @@ def test_these_can_be_written(kind: str) -> None:
         ),
     ],
 )
-def test_these_cannot_be_written(rows: StructType, told: str) -> None:
+def test_these_cannot_be_written(rows: StructType, expected: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         check_write_schema(rows, NOWHERE)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)

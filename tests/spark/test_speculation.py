@@ -64,10 +64,10 @@ def _running(log: Path, host: str, *command: str) -> Iterator[Callable[[], str]]
                 process.wait()
 
 
-def _until_said(told: Callable[[], str], wanted: re.Pattern[str]) -> str:
+def _until_said(expected: Callable[[], str], wanted: re.Pattern[str]) -> str:
     end = time.monotonic() + _DEADLINE
-    while (found := wanted.search(told())) is None:
-        assert time.monotonic() < end, told()
+    while (found := wanted.search(expected())) is None:
+        assert time.monotonic() < end, expected()
         time.sleep(0.1)
     return found[1]
 
@@ -77,8 +77,8 @@ def _standalone(folder: Path) -> Iterator[str]:
     """Run a master and two workers of one core each, on two hosts; gives the master's address."""
     with ExitStack() as stack:
         master = (f"{_CLASS}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        told = stack.enter_context(_running(folder / "master.log", "127.0.0.1", *master))
-        address = _until_said(told, _READY)
+        expected = stack.enter_context(_running(folder / "master.log", "127.0.0.1", *master))
+        address = _until_said(expected, _READY)
         for host in ("127.0.0.2", "127.0.0.3"):
             ports = ("--host", host, "--port", "0", "--webui-port", "0")
             size = ("-c", "1", "-m", "600m", "-d", str(folder / host))

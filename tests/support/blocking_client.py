@@ -11,12 +11,12 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-__all__ = ("Talker", "eventually", "lookup", "partitions")
+__all__ = ("BlockingClient", "eventually", "lookup", "partitions")
 
 T = TypeVar("T")
 
 
-class Talker:
+class BlockingClient:
     """One connection to a node; frames are (type, data)."""
 
     def __init__(self, address: str, timeout: float = 5.0) -> None:

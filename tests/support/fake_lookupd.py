@@ -37,7 +37,7 @@ def tcp(name: str) -> Address:
     return Address(name, 4150)
 
 
-def told(
+def listing(
     source: str,
     partitions: Mapping[int, str] | None = None,
     *,

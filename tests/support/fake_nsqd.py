@@ -36,7 +36,7 @@ __all__ = (
     "PLAIN",
     "REDESIGNED",
     "Peer",
-    "PeerGone",
+    "PeerClosed",
     "ScriptedLookup",
     "ScriptedNode",
     "error",
@@ -83,7 +83,7 @@ async def until(condition: Callable[[], object]) -> None:
             await anyio.sleep(0.002)
 
 
-class PeerGone(Exception):
+class PeerClosed(Exception):
     """The client closed the connection while a script waited for a command."""
 
 
@@ -124,7 +124,7 @@ class Peer:
         assert head.startswith(MAGIC_V2), head
         self._parser.receive(head[len(MAGIC_V2) :])
 
-    async def shake_hands(self, granted: Mapping[str, Any]) -> None:
+    async def handshake(self, granted: Mapping[str, Any]) -> None:
         """Read magic and IDENTIFY, and respond."""
         await self.read_magic()
         command = await self.expect("IDENTIFY")
@@ -137,7 +137,7 @@ class Peer:
         """Return the next command other than NOP.
 
         Raises:
-            PeerGone: the client closed the connection.
+            PeerClosed: the client closed the connection.
         """
         while True:
             command = self._parser.next_command()
@@ -166,7 +166,7 @@ class Peer:
         with anyio.fail_after(_PATIENCE):
             try:
                 command = await self.next()
-            except PeerGone:
+            except PeerClosed:
                 return
         raise AssertionError(f"{command.words} instead of the end of the connection")
 
@@ -187,7 +187,7 @@ class Peer:
         try:
             await self.stream.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as gone:
-            raise PeerGone from gone
+            raise PeerClosed from gone
 
     def stop_reading(self) -> None:
         """Stop reading from the kernel; asyncio's streams would otherwise read ahead."""
@@ -203,7 +203,7 @@ class Peer:
         try:
             data = await self.stream.receive()
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as gone:
-            raise PeerGone from gone
+            raise PeerClosed from gone
         self.received.append(data)
         return data
 
@@ -278,12 +278,12 @@ class ScriptedNode:
         self.peers.append(peer)
         try:
             if granted is not None:
-                await peer.shake_hands(granted)
+                await peer.handshake(granted)
             if script is None:
                 await self._send.send(peer)
                 return
             await script(peer)
-        except PeerGone:
+        except PeerClosed:
             pass
 
     def _close(self) -> None:
@@ -368,7 +368,7 @@ class ScriptedLookup:
     def __str__(self) -> str:
         return str(self.address)
 
-    def tell(
+    def set_leaders(
         self,
         partitions: Mapping[int, ScriptedNode | Address] | None = None,
         *,
@@ -389,7 +389,7 @@ class ScriptedLookup:
         """Let ``/lookup`` fail."""
         self._answer = (status, {"message": message})
 
-    def tell_path(self, path: str, data: Any) -> None:
+    def set_response(self, path: str, data: Any) -> None:
         """Set the response of another path, for example ``/nodes``."""
         self._others[path] = data
 

@@ -53,6 +53,6 @@ async def producing(
     first, last = obey(answers[0]), obey(answers[-1])
     async with bounded(), scripted_lookup() as lookup, scripted_node(first) as one, scripted_node(last) as two:
         nodes = [one, two][: len(answers)]
-        lookup.tell(dict(enumerate(nodes)), num=len(nodes), extend=extend)
+        lookup.set_leaders(dict(enumerate(nodes)), num=len(nodes), extend=extend)
         async with Producer(str(lookup), options=options or options_of()) as producer:
             yield producer, nodes, lookup

@@ -107,7 +107,7 @@ class _Publishing:
     """A function for threads, which publishes until the producer is closed."""
 
     def __init__(self, producer: sync.Producer, topic: str) -> None:
-        self.told: list[nsqext.Receipt] = []
+        self.expected: list[nsqext.Receipt] = []
         self.refused: list[nsqext.NsqError] = []
         self._producer = producer
         self._topic = topic
@@ -115,8 +115,8 @@ class _Publishing:
     def __call__(self) -> None:
         while not self.refused:
             try:
-                self.told.extend(self._producer.publish_many(self._topic, [b"x"]))
-                self.told.append(self._producer.publish(self._topic, b"y", key="k"))
+                self.expected.extend(self._producer.publish_many(self._topic, [b"x"]))
+                self.expected.append(self._producer.publish(self._topic, b"y", key="k"))
             except nsqext.NsqError as error:
                 self.refused.append(error)
 
@@ -129,7 +129,7 @@ def test_closing_blocks_no_other_thread(cluster: Cluster, topic: str) -> None:
         with ThreadPoolExecutor(4) as threads:
             with producer:
                 ends = [threads.submit(publishing) for _ in range(4)]
-                while len(publishing.told) < 8:
+                while len(publishing.expected) < 8:
                     time.sleep(0.001)
             for end in ends:
                 end.result(10)

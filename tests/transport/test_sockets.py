@@ -31,17 +31,17 @@ async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socke
         assert sock.getpeername() == listener.getsockname()
 
 
-async def test_no_server_listens(nobody: Address) -> None:
+async def test_no_server_listens(closed_address: Address) -> None:
     with pytest.raises(ConnectionFailed, match="refused") as caught:
-        await connect(nobody, 5)
-    assert caught.value.node == str(nobody)
+        await connect(closed_address, 5)
+    assert caught.value.node == str(closed_address)
     assert caught.value.retryable
 
 
 async def test_every_address_of_a_name_is_tried(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, nobody: Address
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, closed_address: Address
 ) -> None:
-    good, bad = listener.getsockname(), (nobody.host, nobody.port)
+    good, bad = listener.getsockname(), (closed_address.host, closed_address.port)
 
     async def both(*_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (bad, good)]

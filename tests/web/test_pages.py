@@ -155,11 +155,11 @@ async def test_a_channel_that_does_not_exist_is_an_error_with_a_way_back(ha: Clu
     assert f'href="/topics/{topic}"' in answer.text and "it may have been deleted" in answer.text
 
 
-async def test_lookup_that_does_not_answer_is_an_error_page(nobody: Address) -> None:
-    async with browsing([str(nobody)]) as browser:
+async def test_lookup_that_does_not_answer_is_an_error_page(closed_address: Address) -> None:
+    async with browsing([str(closed_address)]) as browser:
         answer = await browser.get("/")
     assert answer.status_code == 503
-    assert "What to do" in answer.text and str(nobody) in answer.text
+    assert "What to do" in answer.text and str(closed_address) in answer.text
 
 
 async def test_a_lookup_that_ends_leaves_the_last_numbers_with_a_warning() -> None:

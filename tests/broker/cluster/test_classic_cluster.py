@@ -11,7 +11,7 @@ import pytest
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.errors import InvalidInput, InvalidState, TopicNotFound
-from tests.support.blocking_client import Talker, eventually, lookup
+from tests.support.blocking_client import BlockingClient, eventually, lookup
 
 
 def ports(address: str, topic: str) -> list[int]:
@@ -99,7 +99,7 @@ def _is_pair(found: list[dict[str, object]]) -> bool:
 def test_messages_flow() -> None:
     with Cluster(1, generation="nsq") as cluster:
         tcp = cluster.nodes["n1"].tcp
-        with Talker(tcp) as talker, Talker(tcp) as consumer:
+        with BlockingClient(tcp) as talker, BlockingClient(tcp) as consumer:
             assert talker.ask("PUB first", b"before") == b"OK"
             assert consumer.ask("SUB first ch") == b"OK"
             consumer.send("RDY 5")

@@ -14,7 +14,7 @@ import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
-from tests.support.blocking_client import Talker, eventually, lookup, partitions
+from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
 if TYPE_CHECKING:
     from nsqext.broker.runtime import Runtime
@@ -38,7 +38,7 @@ def test_stop_leaves_nothing() -> None:
     with Cluster(nodes=3, lookupds=2) as cluster:
         addresses = [*cluster.lookupd, *(node.tcp for node in cluster.nodes.values())]
         addresses += [node.http for node in cluster.nodes.values()]
-        talker = Talker(cluster.nodes["n1"].tcp)
+        talker = BlockingClient(cluster.nodes["n1"].tcp)
     with talker, pytest.raises((EOFError, ConnectionError)):
         talker.ask("NOP")
     for address in addresses:
@@ -95,7 +95,7 @@ def test_a_topic_is_writable_when_create_returns() -> None:
         leaders = {str(number): cluster.nodes[cluster.leader("orders", number)].tcp for number in range(2)}
         assert len(set(leaders.values())) == 2
         assert partitions(cluster.lookupd[0], "orders") == {key: port(tcp) for key, tcp in leaders.items()}
-        with Talker(leaders["0"]) as talker, Talker(leaders["0"]) as consumer:
+        with BlockingClient(leaders["0"]) as talker, BlockingClient(leaders["0"]) as consumer:
             assert consumer.subscribe("orders", "billing") == b"OK"
             assert talker.ask("PUB orders 0", b"hi") == b"OK"
             assert consumer.message()[1:] == (1, b"hi")
@@ -131,9 +131,9 @@ def test_an_upgrade_shows_in_lookup() -> None:
 def test_registered_channels_are_the_only_ones() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["known"], register_channels=True)
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.subscribe("t", "other").startswith(b"E_SUB_CHANNEL_NOT_REGISTERED")
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.subscribe("t", "known") == b"OK"
 
 
@@ -182,7 +182,7 @@ def test_clients_receive_the_broadcast_host() -> None:
         address = cluster.lookupd[0]
         assert address.startswith("localhost:")
         assert lookup(address, "/lookup", topic="t")["producers"][0]["broadcast_address"] == "localhost"
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("PUB t 0", b"x") == b"OK"
 
 
@@ -223,17 +223,17 @@ def test_a_killed_node_restarts_with_its_messages() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
         tcp = cluster.nodes["n1"].tcp
-        with Talker(tcp) as talker:
+        with BlockingClient(tcp) as talker:
             assert talker.ask("PUB t 0", b"kept") == b"OK"
             cluster.kill("n1")
             with pytest.raises((EOFError, ConnectionError)):
                 talker.ask("PUB t 0", b"late")
         with pytest.raises(OSError, match="refused"):
-            Talker(tcp)
+            BlockingClient(tcp)
         assert partitions(cluster.lookupd[0], "t", "r") == {}
         cluster.restart("n1")
         assert cluster.nodes["n1"].tcp == tcp
-        with Talker(tcp) as talker:
+        with BlockingClient(tcp) as talker:
             assert talker.subscribe("t") == b"OK"
             assert talker.message()[1:] == (1, b"kept")
 
@@ -242,18 +242,18 @@ def test_the_death_of_a_leader_of_three() -> None:
     with Cluster(3) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         first = cluster.leader("t")
-        with Talker(cluster.nodes[first].tcp) as talker:
+        with BlockingClient(cluster.nodes[first].tcp) as talker:
             assert talker.ask("PUB t 0", b"one") == b"OK"
             cluster.kill(first)
         second = cluster.wait_writable("t")
         assert (second != first, cluster.epoch("t"), first in cluster.in_sync("t")) == (True, 2, False)
-        with Talker(cluster.nodes[second].tcp) as talker, Talker(cluster.nodes[second].tcp) as consumer:
+        with BlockingClient(cluster.nodes[second].tcp) as talker, BlockingClient(cluster.nodes[second].tcp) as consumer:
             assert talker.ask("PUB t 0", b"two") == b"OK"
             assert consumer.subscribe("t") == b"OK"
             assert [consumer.message()[2] for _ in range(2)] == [b"one", b"two"]
         cluster.restart(first)
         eventually(lambda: len(cluster.in_sync("t")), lambda count: count == 3)
-        with Talker(cluster.nodes[first].tcp) as talker:
+        with BlockingClient(cluster.nodes[first].tcp) as talker:
             assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_LEADER "
 
 
@@ -271,9 +271,9 @@ def test_the_survivor_of_two_refuses_writes() -> None:
         second = "n2" if first == "n1" else "n1"
         cluster.kill(first)
         eventually(lambda: cluster.leader("t"), lambda name: name == second)
-        with Talker(cluster.nodes[second].tcp) as talker:
+        with BlockingClient(cluster.nodes[second].tcp) as talker:
             assert talker.ask("PUB t 0", b"x") == b"E_FAILED_ON_NOT_WRITABLE "
-        with Talker(cluster.nodes[second].tcp) as talker:
+        with BlockingClient(cluster.nodes[second].tcp) as talker:
             assert talker.subscribe("t") == b"E_FAILED_ON_NOT_WRITABLE "
         assert partitions(cluster.lookupd[0], "t", "w") == {}
         assert partitions(cluster.lookupd[0], "t", "r") == {"0": port(cluster.nodes[second].tcp)}
@@ -286,7 +286,7 @@ def test_a_lost_follower_of_two_makes_a_publish_hang() -> None:
         cluster.create_topic("t", replicas=2, channels=["ch"])
         leader = cluster.leader("t")
         follower = "n2" if leader == "n1" else "n1"
-        with Talker(cluster.nodes[leader].tcp) as talker, Talker(cluster.nodes[leader].tcp) as consumer:
+        with BlockingClient(cluster.nodes[leader].tcp) as talker, BlockingClient(cluster.nodes[leader].tcp) as consumer:
             assert consumer.subscribe("t") == b"OK"
             cluster.kill(follower)
             begun = time.monotonic()
@@ -305,7 +305,7 @@ def test_a_drained_leader_hands_over_at_once() -> None:
     with Cluster(3, options=ClusterOptions(lease=30)) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         first = cluster.leader("t")
-        with Talker(cluster.nodes[first].tcp) as talker, Talker(cluster.nodes[first].tcp) as consumer:
+        with BlockingClient(cluster.nodes[first].tcp) as talker, BlockingClient(cluster.nodes[first].tcp) as consumer:
             assert talker.ask("PUB t 0", b"x") == b"OK"
             assert consumer.subscribe("t") == b"OK"
             assert consumer.message()[2] == b"x"
@@ -329,12 +329,12 @@ def test_a_leader_is_moved_with_and_without_a_copy() -> None:
         for topic in ("single", "triple"):
             first = cluster.leader(topic)
             target = next(name for name in cluster.nodes if name != first)
-            with Talker(cluster.nodes[first].tcp) as talker:
+            with BlockingClient(cluster.nodes[first].tcp) as talker:
                 assert talker.ask(f"PUB {topic} 0", b"kept") == b"OK"
                 cluster.move_leader(topic, 0, target)
                 assert cluster.leader(topic) == target
                 assert talker.ask(f"PUB {topic} 0", b"x").startswith(b"E_")
-            with Talker(cluster.nodes[target].tcp) as talker:
+            with BlockingClient(cluster.nodes[target].tcp) as talker:
                 assert talker.ask(f"PUB {topic} 0", b"more") == b"OK"
                 assert talker.subscribe(topic) == b"OK"
                 assert [talker.message()[2] for _ in range(2)] == [b"kept", b"more"]
@@ -378,7 +378,7 @@ def test_a_dispatch_that_cannot_be_is_refused_clearly() -> None:
             cluster.create_topic("t", ordered=True, channels=["ch"], dispatch="key_failover")
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": []}
         cluster.create_topic("t", channels=["ch"])
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.subscribe("t") == b"OK"
             with pytest.raises(InvalidInput, match="channel ch of topic t is dispatched by shared, not key_failover"):
                 cluster.create_topic("t", channels=["ch"], dispatch="key_failover")

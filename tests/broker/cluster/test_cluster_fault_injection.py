@@ -10,14 +10,14 @@ import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidSetting
-from tests.support.blocking_client import Talker, eventually, lookup, partitions
+from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
 
 def test_a_frozen_leader_is_replaced_and_returns_as_follower() -> None:
     with Cluster(3) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         first = cluster.leader("t")
-        with Talker(cluster.nodes[first].tcp) as talker:
+        with BlockingClient(cluster.nodes[first].tcp) as talker:
             assert talker.ask("PUB t 0", b"one") == b"OK"
             cluster.faults.freeze(first)
             talker.send("PUB t 0", b"two")
@@ -36,7 +36,7 @@ def test_a_follower_that_is_frozen_for_a_moment_only_delays() -> None:
         cluster.create_topic("t", replicas=2)
         leader = cluster.leader("t")
         follower = "n2" if leader == "n1" else "n1"
-        with Talker(cluster.nodes[leader].tcp) as talker:
+        with BlockingClient(cluster.nodes[leader].tcp) as talker:
             cluster.faults.freeze(follower)
             talker.send("PUB t 0", b"one")
             with pytest.raises(TimeoutError):
@@ -59,7 +59,7 @@ def test_a_frozen_node_answers_no_http() -> None:
 def test_a_frozen_cluster_stops() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")
-        talker = Talker(cluster.nodes["n1"].tcp)
+        talker = BlockingClient(cluster.nodes["n1"].tcp)
         cluster.faults.freeze("n1")
         talker.send("PUB t 0", b"x")
     talker.socket.close()
@@ -68,7 +68,7 @@ def test_a_frozen_cluster_stops() -> None:
 def test_answers_of_our_choice() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             cluster.faults.answer("n1", "E_PUB_FAILED", "broken", times=2, command="PUB")
             assert talker.ask("SUB t ch 0") == b"OK"
             answers = [talker.ask("PUB t 0", b"x") for _ in range(3)]
@@ -82,7 +82,7 @@ def test_answers_of_our_choice() -> None:
 def test_half_a_frame() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")
-        with Talker(cluster.nodes["n1"].tcp) as talker, Talker(cluster.nodes["n1"].tcp) as other:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker, BlockingClient(cluster.nodes["n1"].tcp) as other:
             cluster.faults.cut("n1", peer=talker.peer)
             assert other.ask("PUB t 0", b"x") == b"OK"
             with pytest.raises(EOFError) as error:
@@ -94,12 +94,12 @@ def test_half_a_frame() -> None:
 def test_a_request_that_is_cut_on_its_way_in_is_not_run() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("PUB t 0", b"one") == b"OK"
             cluster.faults.cut("n1", "in")
             with pytest.raises((EOFError, ConnectionError)):
                 talker.ask("PUB t 0", b"x" * 100)
-        with Talker(cluster.nodes["n1"].tcp) as consumer:
+        with BlockingClient(cluster.nodes["n1"].tcp) as consumer:
             consumer.subscribe("t")
             assert consumer.message()[2] == b"one"
             with pytest.raises(TimeoutError):
@@ -109,7 +109,7 @@ def test_a_request_that_is_cut_on_its_way_in_is_not_run() -> None:
 def test_swallowed_bytes() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             cluster.faults.drop("n1", "out")
             talker.send("PUB t 0", b"x")
             with pytest.raises(TimeoutError):
@@ -121,7 +121,7 @@ def test_swallowed_bytes() -> None:
 def test_late_bytes() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             for direction in ("in", "out"):
                 cluster.faults.delay("n1", direction, 0.1)
                 begun = time.monotonic()
@@ -132,13 +132,13 @@ def test_late_bytes() -> None:
 
 def test_refused_connections() -> None:
     with Cluster(1) as cluster:
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             cluster.faults.refuse("n1")
-            with pytest.raises((EOFError, ConnectionError)), Talker(cluster.nodes["n1"].tcp) as refused:
+            with pytest.raises((EOFError, ConnectionError)), BlockingClient(cluster.nodes["n1"].tcp) as refused:
                 refused.ask("PUB t 0", b"x")
             assert talker.ask("PUB t 0", b"x").startswith(b"E_TOPIC_NOT_EXIST")
         cluster.faults.refuse("n1", False)
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("PUB t 0", b"x").startswith(b"E_TOPIC_NOT_EXIST")
 
 
@@ -166,7 +166,7 @@ def test_time_that_a_test_moves() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t", channels=["ch"])
         cluster.faults.clock.stop()
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("PUB t 0", b"x") == b"OK"
             assert talker.subscribe("t") == b"OK"
             assert talker.message()[1] == 1
@@ -201,7 +201,7 @@ def test_a_node_that_was_frozen_is_not_when_it_is_started_again(end: str) -> Non
         cluster.faults.freeze("n1")  # there is no process to stop
         cluster.restart("n1")
         eventually(lambda: sorted(cluster.in_sync("t")), lambda names: names == ["n1", "n2", "n3"])
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             talker.send("NOP")
             assert talker.ask("PUB x 0", b"one").startswith(b"E_TOPIC_NOT_EXIST")
 

@@ -18,17 +18,17 @@ import pytest
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from tests.support.blocking_client import Talker, eventually, lookup, partitions
+from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes) -> None:
-    with Talker(cluster.nodes[cluster.leader(topic)].tcp) as talker:
+    with BlockingClient(cluster.nodes[cluster.leader(topic)].tcp) as talker:
         for body in bodies:
             assert talker.ask(f"PUB {topic} 0", body) == b"OK"
 
 
 def consume(cluster: Cluster, topic: str, count: int) -> list[bytes]:
-    with Talker(cluster.nodes[cluster.leader(topic)].tcp) as talker:
+    with BlockingClient(cluster.nodes[cluster.leader(topic)].tcp) as talker:
         assert talker.subscribe(topic) == b"OK"
         found = []
         for _ in range(count):
@@ -58,7 +58,7 @@ def test_everything_is_restored_after_a_restart(tmp_path: Path) -> None:
             ["0"],
         )
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
-        with Talker(cluster.nodes[leader].tcp) as talker:
+        with BlockingClient(cluster.nodes[leader].tcp) as talker:
             talker.send("IDENTIFY", orjson.dumps({"extend_support": True}))
             assert talker.frame()[1] == b"OK"
             assert talker.subscribe("t") == b"OK"
@@ -106,11 +106,11 @@ def _finished(node: Path) -> int:
 
 
 def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
-    with Cluster(1, generation="nsq", data_path=tmp_path) as cluster, Talker(cluster.nodes["n1"].tcp) as talker:
+    with Cluster(1, generation="nsq", data_path=tmp_path) as cluster, BlockingClient(cluster.nodes["n1"].tcp) as talker:
         assert talker.ask("PUB t", b"kept") == b"OK"
     with Cluster(1, generation="nsq", data_path=tmp_path) as cluster:
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
-        with Talker(cluster.nodes["n1"].tcp) as talker:
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("SUB t ch") == b"OK"
             talker.send("RDY 1")
             assert talker.message()[2] == b"kept"
@@ -251,7 +251,7 @@ def test_a_full_disk_refuses_publishes_and_the_cluster_continues(
     with Cluster(3, data_path=tmp_path) as cluster:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         leader = tmp_path / cluster.leader("t")
-        with Talker(cluster.nodes[leader.name].tcp) as talker:
+        with BlockingClient(cluster.nodes[leader.name].tcp) as talker:
             assert talker.ask("PUB t 0", b"one") == b"OK"
             write = os.write
             with monkeypatch.context() as patch:
@@ -301,7 +301,7 @@ class Broker:
 
 
 def _publish_until_it_breaks(address: str, first: int, acknowledged: list[bytes]) -> None:
-    with Talker(address) as talker:
+    with BlockingClient(address) as talker:
         for number in range(first, first + 1_000_000):
             body = b"%d" % number
             try:
@@ -328,7 +328,7 @@ def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     try:
         seen: set[bytes] = set()
-        with Talker(broker.leader) as talker:
+        with BlockingClient(broker.leader) as talker:
             assert talker.subscribe("t", ready=2000) == b"OK"
             while not seen.issuperset(acknowledged):
                 message_id, _, body = talker.message()

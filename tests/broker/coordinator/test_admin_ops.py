@@ -276,8 +276,8 @@ async def test_a_node_lists_its_partitions_of_a_topic() -> None:
     behind = next(name for name in state.replicas if name != state.leader)
     state.in_sync.remove(behind)
     held = [replicas.partition for replicas in coordinator.replica_sets_on(behind)]
-    told = coordinator.stats(behind, "t", -1)["topic_coord_stats"]
-    assert [entry["partition"] for entry in told] == held
+    expected = coordinator.stats(behind, "t", -1)["topic_coord_stats"]
+    assert [entry["partition"] for entry in expected] == held
     ids = {name: member.distributed_id for name, member in coordinator.members.items()}
     (first,) = coordinator.stats(behind, "t", 0)["topic_coord_stats"]
     assert first["isr_stats"] == [{"hostname": "", "node_id": ids[state.leader]}]

@@ -21,8 +21,8 @@ def session() -> LookupSession:
     return LookupSession(Registry(lambda: 1_000), "127.0.0.1:99", OWN)
 
 
-def identify(told: object) -> bytes:
-    body = json.dumps(told).encode()
+def identify(wanted: object) -> bytes:
+    body = json.dumps(wanted).encode()
     return b"IDENTIFY\n" + struct.pack(">i", len(body)) + body
 
 

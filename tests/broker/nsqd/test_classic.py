@@ -90,13 +90,13 @@ def test_acknowledgements_that_fail(line: bytes, answer: str) -> None:
 
 def test_topics_are_created_on_first_use_and_registered() -> None:
     node = _node()
-    told: list[Any] = []
-    node.on_topic_created = told.append
-    node.on_channel_created = lambda *names: told.append(names)
+    expected: list[Any] = []
+    node.on_topic_created = expected.append
+    node.on_channel_created = lambda *names: expected.append(names)
     client = Client(node)
     assert client.ask(sized("PUB new", b"x")) == "OK"
     assert client.ask(b"SUB other ch\n") == "OK"
-    assert told == ["new", "other", ("other", 0, "ch")]
+    assert expected == ["new", "other", ("other", 0, "ch")]
 
 
 def test_the_first_channel_gets_the_stored_messages() -> None:
@@ -146,13 +146,13 @@ def test_channels_take_no_more_consumers_than_allowed() -> None:
 
 def test_ephemeral_topics_end_with_their_last_channel() -> None:
     node = _node()
-    told: list[Any] = []
-    node.on_topic_deleted = told.append
+    expected: list[Any] = []
+    node.on_topic_deleted = expected.append
     client = Client(node)
     client.ask(b"SUB e#ephemeral c#ephemeral\n")
     client.session.end()
     assert node.hosted == {}
-    assert told == ["e#ephemeral"]
+    assert expected == ["e#ephemeral"]
 
 
 def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:

@@ -53,7 +53,7 @@ async def test_at_any_turn_of_the_event_loop(kind: str) -> None:
             serving -= 1
 
     async with scripted_lookup() as lookup, scripted_node(counted) as node:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         await anyio.wait_all_tasks_blocked()
         for turns in _TURNS:
             await _once(kind, turns, str(lookup))

@@ -248,9 +248,9 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
     assert seen == [1, 2]
 
 
-async def test_a_missing_lookup_service_raises(nobody: Address) -> None:
+async def test_a_missing_lookup_service_raises(closed_address: Address) -> None:
     with pytest.raises(LookupFailed):
-        async with Consumer("t", "ch", lookupd=str(nobody), options=QUICK):
+        async with Consumer("t", "ch", lookupd=str(closed_address), options=QUICK):
             raise AssertionError("it opened")
 
 

@@ -174,7 +174,7 @@ async def test_run_waits_for_a_lookup_service_that_starts_later(caplog: pytest.L
     async def body() -> None:
         await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
         async with scripted_lookup(port=port) as lookup, scripted_node(obey({"RDY": message(1)})) as node:
-            lookup.tell({0: node}, num=1)
+            lookup.set_leaders({0: node}, num=1)
             with anyio.fail_after(10):
                 await handled.wait()
 

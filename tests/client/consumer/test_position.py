@@ -64,16 +64,16 @@ async def test_nodes_that_refuse_or_answer_nonsense() -> None:
         with pytest.raises(PartitionUnavailable, match="refused with 404") as caught:
             await move_channel(node.address, "t", 3, "ch", Position.latest())
         assert (caught.value.topic, caught.value.partition) == ("t", 3)
-        node.tell_path("/stats", [1, 2])
+        node.set_response("/stats", [1, 2])
         with pytest.raises(PartitionUnavailable, match="cannot be read"):
             await channel_exists(node.address, "t", 3, "ch")
         topics = [{"topic_name": "t", "topic_partition": "3", "channels": [{"channel_name": "ch"}]}]
         for wrapped in ({"topics": topics}, {"status_code": 200, "data": {"topics": topics}}):
-            node.tell_path("/stats", wrapped)
+            node.set_response("/stats", wrapped)
             assert await channel_exists(node.address, "t", 3, "ch")
             assert not await channel_exists(node.address, "t", 2, "ch")
             assert not await channel_exists(node.address, "t", 3, "other")
-        node.tell_path("/stats", {"topics": None})
+        node.set_response("/stats", {"topics": None})
         assert not await channel_exists(node.address, "t", 3, "ch")
 
 

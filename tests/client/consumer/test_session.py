@@ -122,7 +122,7 @@ async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes:
 
 async def test_an_ordered_message_is_requeued_by_the_end_of_the_connection() -> None:
     async with scripted_node() as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1, ordered=True)
+        lookup.set_leaders({0: node}, num=1, ordered=True)
         consumer = Consumer("t", "ch", lookupd=str(lookup), options=quick(close_timeout=0.05))
         started = anyio.Event()
 

@@ -78,7 +78,7 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
             scope.cancel()
             await until(lambda: len(node.peers) == 2)
             first, second = node.peers
-            await second.shake_hands({"version": "1.3.0"})
+            await second.handshake({"version": "1.3.0"})
             with anyio.fail_after(10):
                 await done.wait()
                 await first.read_magic()

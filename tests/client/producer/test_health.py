@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_ping_connects_to_all_nodes() -> None:
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        lookup.tell_path("/nodes", {"producers": [node_json(str(one)), node_json(str(two))]})
+        lookup.set_response("/nodes", {"producers": [node_json(str(one)), node_json(str(two))]})
         async with Producer(str(lookup), options=options_of()) as producer:
             assert producer.statistics().connections == 0
             await producer.ping()
@@ -33,34 +33,34 @@ async def test_ping_connects_to_all_nodes() -> None:
             await producer.ping()
 
 
-async def test_ping_raises_for_a_node_that_cannot_be_reached(nobody: Address) -> None:
+async def test_ping_raises_for_a_node_that_cannot_be_reached(closed_address: Address) -> None:
     async with (
         bounded(),
         scripted_node(obey()) as node,
-        Producer(nsqd=[str(node), str(nobody)], options=options_of()) as producer,
+        Producer(nsqd=[str(node), str(closed_address)], options=options_of()) as producer,
     ):
-        with pytest.raises(ConnectionFailed, match=str(nobody)):
+        with pytest.raises(ConnectionFailed, match=str(closed_address)):
             await producer.ping()
 
 
-async def test_ping_raises_if_lookup_does_not_answer_or_lists_no_node(nobody: Address) -> None:
+async def test_ping_raises_if_lookup_does_not_answer_or_lists_no_node(closed_address: Address) -> None:
     async with bounded(), scripted_lookup() as lookup:
-        async with Producer(str(nobody), options=options_of()) as producer:
-            with pytest.raises(LookupFailed, match=str(nobody)):
+        async with Producer(str(closed_address), options=options_of()) as producer:
+            with pytest.raises(LookupFailed, match=str(closed_address)):
                 await producer.ping()
-        lookup.tell_path("/nodes", {"producers": []})
+        lookup.set_response("/nodes", {"producers": []})
         async with Producer(str(lookup), options=options_of()) as producer:
             with pytest.raises(PartitionUnavailable, match="no node"):
                 await producer.ping()
 
 
-async def test_an_eager_producer_connects_when_it_is_opened(nobody: Address) -> None:
+async def test_an_eager_producer_connects_when_it_is_opened(closed_address: Address) -> None:
     async with bounded(), scripted_node(obey()) as node:
-        async with Producer(nsqd=[str(node), str(nobody)], connect=True, options=options_of()) as producer:
+        async with Producer(nsqd=[str(node), str(closed_address)], connect=True, options=options_of()) as producer:
             assert producer.options.connect
             assert producer.statistics().connections == 1
-        failing = Producer(nsqd=str(nobody), connect=True, options=options_of())
-        with pytest.raises(ConnectionFailed, match=str(nobody)):
+        failing = Producer(nsqd=str(closed_address), connect=True, options=options_of())
+        with pytest.raises(ConnectionFailed, match=str(closed_address)):
             await failing.start()
         with pytest.raises(InvalidState, match="closed"):
             await failing.publish("t", b"x")

@@ -26,11 +26,11 @@ def _lookups(lookup: ScriptedLookup) -> int:
 
 @pytest.mark.parametrize("many", [False, True])
 async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
-    nobody: Address, many: bool, caplog: pytest.LogCaptureFixture
+    closed_address: Address, many: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bounded(), scripted_node(obey()) as node:
         async with (
-            Producer(str(nobody), options=options_of(startup_timeout=10.0)) as producer,
+            Producer(str(closed_address), options=options_of(startup_timeout=10.0)) as producer,
             anyio.create_task_group() as tasks,
         ):
             if many:
@@ -38,18 +38,18 @@ async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
             else:
                 tasks.start_soon(producer.publish, "t", b"x")
             await until(lambda: "no lookup service answers yet" in caplog.text)
-            async with scripted_lookup(port=nobody.port) as lookup:
-                lookup.tell({0: node}, num=1)
+            async with scripted_lookup(port=closed_address.port) as lookup:
+                lookup.set_leaders({0: node}, num=1)
                 await until(lambda: node.commands)
             assert producer.statistics().lookup_failures == 0
         assert len(node.commands) == 1
     assert caplog.text.count("no lookup service answers yet; waiting up to 10 s") == 1
 
 
-async def test_the_wait_for_a_lookup_service_has_an_end(nobody: Address) -> None:
-    async with bounded(), Producer(str(nobody), options=options_of(startup_timeout=0.1)) as producer:
+async def test_the_wait_for_a_lookup_service_has_an_end(closed_address: Address) -> None:
+    async with bounded(), Producer(str(closed_address), options=options_of(startup_timeout=0.1)) as producer:
         for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
-            with pytest.raises(LookupFailed, match=str(nobody)):
+            with pytest.raises(LookupFailed, match=str(closed_address)):
                 await publish
         assert producer.statistics().lookup_age is None
         assert producer.statistics().lookup_failures > 0
@@ -68,7 +68,7 @@ async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> N
     """More topics at once than HTTP connections, so that the last ones wait longer than the timeout of a question."""
     options = options_of(timeout=12.0, lookup=LookupOptions(request_timeout=0.8))
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), options=options) as producer:
             await producer.publish("first", b"x")
             lookup.delay = 0.3
@@ -81,24 +81,24 @@ async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> N
 
 async def test_a_lookup_service_that_fails_for_a_while_is_waited_for() -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), options=options_of(startup_timeout=0.0)) as producer:
             await producer.publish("old", b"x")
             lookup.refuse(503, "restarting")
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(producer.publish, "new", b"y")
                 await until(lambda: sum("topic=new" in question for question in lookup.questions) > 2)
-                lookup.tell({0: node}, num=1)
+                lookup.set_leaders({0: node}, num=1)
         assert bodies(node) == [b"x", b"y"]
 
 
 @pytest.mark.parametrize("many", [False, True])
 async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: bool) -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), options=options_of()) as producer:
             await producer.publish("t", b"plain")
-            lookup.tell({0: node}, num=1, extend=True)
+            lookup.set_leaders({0: node}, num=1, extend=True)
             if many:
                 await producer.publish_many("t", [b"a", OutgoingMessage(b"b", headers={"a": "1"})])
             else:
@@ -109,7 +109,7 @@ async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: b
 
 async def test_refused_headers_ask_lookup_once_a_second() -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), options=options_of()) as producer:
             await producer.publish("t", b"plain")
             started = time.monotonic()
@@ -137,7 +137,7 @@ async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
                         await producer.publish("t", b"x")
                 assert caught.value.topic == "t"
             assert producer.statistics().lookup_failures == 0
-            lookup.tell({0: node}, num=1)
+            lookup.set_leaders({0: node}, num=1)
             await producer.publish("t", b"x")
         assert bodies(node) == [b"x"]
 
@@ -153,5 +153,5 @@ async def test_a_lookup_service_that_is_not_ready_has_answered() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(producer.publish, "t", b"y")
                 await until(lambda: _lookups(lookup) > 2)
-                lookup.tell({0: node}, num=1)
+                lookup.set_leaders({0: node}, num=1)
         assert bodies(node) == [b"y"]

@@ -99,14 +99,14 @@ async def test_a_key_needs_partitions() -> None:
             await producer.publish("t", b"x", key="k")
 
 
-async def test_nothing_is_connected_early_and_a_restarted_node_is_found(nobody: Address) -> None:
+async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_address: Address) -> None:
     async def attempt(number: int) -> None:
-        async with bounded(), Producer(nsqd=str(nobody), options=options_of(timeout=0.2)) as producer:
+        async with bounded(), Producer(nsqd=str(closed_address), options=options_of(timeout=0.2)) as producer:
             for body in (b"first", b"again"):
                 with pytest.raises((PublishFailed, DeliveryUnknown)) as caught:
                     await producer.publish("t", b"lost")
                 assert caught.value.attempts
-                async with scripted_node(obey(), port=nobody.port) as node:
+                async with scripted_node(obey(), port=closed_address.port) as node:
                     await anyio.wait_all_tasks_blocked()
                     assert not node.peers
                     await producer.publish("t", body)
@@ -118,11 +118,11 @@ async def test_nothing_is_connected_early_and_a_restarted_node_is_found(nobody: 
 
 async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        lookup.tell({0: one}, num=1)
+        lookup.set_leaders({0: one}, num=1)
         async with Producer(str(lookup), options=options_of()) as producer:
             for topic in ("a", "b"):
                 await producer.publish(topic, b"x")
-            lookup.tell({0: two}, num=1)
+            lookup.set_leaders({0: two}, num=1)
             pool, directory = producer._pool, producer._metadata
             first = pool.node(one.address)
             for topic, kept in (("a", True), ("b", False)):
@@ -130,7 +130,7 @@ async def test_a_node_is_kept_while_any_topic_needs_it() -> None:
                 await producer.publish(topic, b"y")
                 pool.tick()
                 assert (first.connection is not None) is kept
-            lookup.tell({0: one}, num=1)
+            lookup.set_leaders({0: one}, num=1)
             await directory.refresh("a")
             await producer.publish("a", b"z")
             assert pool.node(one.address) is first
@@ -141,10 +141,10 @@ async def test_unused_topics_are_forgotten_while_others_continue() -> None:
     async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
         options = options_of(forget_after=0.05)
         async with Producer(str(lookup), options=options) as producer:
-            lookup.tell({0: one}, num=1)
+            lookup.set_leaders({0: one}, num=1)
             for number in range(20):
                 await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
-            lookup.tell({0: two}, num=1)
+            lookup.set_leaders({0: two}, num=1)
             router, directory = producer._router, producer._metadata
             with anyio.fail_after(5):
                 first = producer._pool.node(one.address)
@@ -153,7 +153,7 @@ async def test_unused_topics_are_forgotten_while_others_continue() -> None:
                     await producer.publish("busy", b"x")
             assert list(router.routes) == list(router._unwatch) == ["busy"]
             assert producer._pool.node(two.address).connection is not None
-            lookup.tell({0: one}, num=1)
+            lookup.set_leaders({0: one}, num=1)
             await producer.publish("idle3", b"again", key="k")
             assert bodies(one)[-1] == b"again"
 
@@ -270,14 +270,14 @@ async def test_a_delay_is_for_the_original_nsq() -> None:
 
 async def test_a_topic_unknown_to_lookup_is_published_to_nodes_of_the_original_nsq() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
-        lookup.tell_path("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+        lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
         async with Producer(str(lookup), options=options_of()) as producer:
             assert (await producer.publish("new", b"x")).partition == -1
-            lookup.tell(nodes=[node])
+            lookup.set_leaders(nodes=[node])
             assert (await producer.publish("new", b"y")).node == str(node)
         assert bodies(node) == [b"x", b"y"]
         lookup.refuse()
-        lookup.tell_path("/nodes", {"producers": [node_json(str(node))]})
+        lookup.set_response("/nodes", {"producers": [node_json(str(node))]})
         async with Producer(str(lookup), options=options_of()) as producer:
             with pytest.raises(TopicNotFound):
                 await producer.publish("new", b"x")
@@ -287,20 +287,20 @@ async def test_a_topic_unknown_to_lookup_is_published_to_nodes_of_the_original_n
 async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(many: bool) -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
-        lookup.tell_path("/nodes", {"producers": []})
+        lookup.set_response("/nodes", {"producers": []})
         async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
             if many:
                 tasks.start_soon(producer.publish_many, "new", [b"x"])
             else:
                 tasks.start_soon(producer.publish, "new", b"x")
             await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 2)
-            lookup.tell_path("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
         assert len(node.commands) == 1
 
 
 async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         options = options_of(timeout=30.0)
         async with Producer(str(lookup), options=options) as producer, anyio.create_task_group() as tasks:
             tasks.start_soon(_publish_keyed, producer, b"x")
@@ -320,7 +320,7 @@ async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
 async def test_a_cluster_without_a_running_node_is_an_error() -> None:
     async with bounded(), scripted_lookup() as lookup:
         lookup.refuse(404, "TOPIC_NOT_FOUND")
-        lookup.tell_path("/nodes", {"producers": []})
+        lookup.set_response("/nodes", {"producers": []})
         async with Producer(str(lookup), options=options_of(timeout=0.3)) as producer:
             with pytest.raises(PublishFailed, match=r"not stored within .* no node at all .*topic new.*is an nsqd up"):
                 await producer.publish("new", b"x")

@@ -70,7 +70,7 @@ async def test_a_keyed_or_pinned_message_waits_for_its_partition(choice: dict[st
 async def test_a_moved_leader_is_found() -> None:
     async with producing({}, {"PUB": error("E_TOPIC_NOT_EXIST")}) as (producer, nodes, lookup):
         assert (await producer.publish("t", b"x", partition=0)).node == str(nodes[0])
-        lookup.tell({0: nodes[0], 1: nodes[0]}, num=2)
+        lookup.set_leaders({0: nodes[0], 1: nodes[0]}, num=2)
         receipt = await producer.publish("t", b"x", partition=1)
         assert receipt.node == str(nodes[0])
 
@@ -118,7 +118,7 @@ async def test_a_removed_node_is_not_requested() -> None:
     async with producing({}, {}) as (producer, nodes, lookup):
         async with scripted_node() as gone:
             pass
-        lookup.tell({0: gone, 1: nodes[1]}, num=2)
+        lookup.set_leaders({0: gone, 1: nodes[1]}, num=2)
         receipts = [await producer.publish("t", b"x") for _ in range(10)]
         assert {receipt.partition for receipt in receipts} == {1}
 
@@ -223,7 +223,7 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     failures = ["E_PUB_FAILED x", "", "E_PUB_FAILED x", "E_FAILED_ON_NOT_LEADER", "", "", "", ""]
     stored: list[bytes] = []
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
             turns = producer._key_lock._waiting
             for number in range(5):

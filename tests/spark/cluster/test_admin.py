@@ -158,7 +158,7 @@ async def test_all_partitions_with_one_question_to_each_node(
 ) -> None:
     async with Admin(access(servers.lookupd)) as admin:
         keys = [(topic, partition) for topic in topics.values() for partition in (0, 1)]
-        told = {key: await admin.bounds.of(*key) for key in keys}
+        wanted = {key: await admin.bounds.of(*key) for key in keys}
         leaders = {(topic, (await admin.leaders.leader(topic, partition))[0]) for topic, partition in keys}
         asked: list[str] = []
         ask = admin.leaders.nodes._ask
@@ -168,7 +168,7 @@ async def test_all_partitions_with_one_question_to_each_node(
             return await ask(method, leader, path, *words, **params)
 
         monkeypatch.setattr(admin.leaders.nodes, "_ask", count)
-        assert await admin.bounds.survey(keys) == told
+        assert await admin.bounds.survey(keys) == wanted
         assert asked == ["/stats"] * len(leaders)
         assert list(await admin.bounds.survey(reversed(keys))) == keys[::-1]
 
@@ -411,7 +411,7 @@ async def test_lookup_that_forgets_or_falls_silent(cluster: Cluster) -> None:
 
 async def test_a_leader_without_http_address() -> None:
     async with scripted_lookup() as node, Admin(access([node], timeout=0.3)) as admin:
-        node.tell({0: node.address}, num=2)
+        node.set_leaders({0: node.address}, num=2)
         with pytest.raises(PartitionUnavailable, match=r"returned no leader .*partition 1"):
             await admin.leaders.partitions("t")
 
@@ -441,7 +441,7 @@ async def test_lookup_that_has_never_answered_fails_soon() -> None:
 
 async def test_lookup_that_has_answered_before_is_waited_for() -> None:
     async with scripted_lookup() as node, Admin(access([node], timeout=0.8), first_contact=0.1) as admin:
-        node.tell({0: node.address}, num=2)  # the second partition has no leader
+        node.set_leaders({0: node.address}, num=2)  # the second partition has no leader
         began = anyio.current_time()
         with pytest.raises(PartitionUnavailable):
             await admin.leaders.partitions("t")

@@ -45,9 +45,9 @@ def test_texts_that_do_not_match() -> None:
 async def test_answers_that_cannot_be_read() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
         nodes, leader = Nodes(client.http), Leader(node.address, node.address)
-        node.tell_path("/stats", {"topics": [{"topic_partition": "3"}]})
-        node.tell_path("/message/stats", "hello")
-        node.tell_path("/message/get", {"offset": 3})
+        node.set_response("/stats", {"topics": [{"topic_partition": "3"}]})
+        node.set_response("/message/stats", "hello")
+        node.set_response("/message/get", {"offset": 3})
         for asked in (
             nodes.stats(leader, "t", 3),
             nodes.position(leader, "t", 3, "c"),
@@ -62,13 +62,13 @@ async def test_answers_that_cannot_be_read() -> None:
 async def test_nodes_that_do_not_lead() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
         nodes, leader = Nodes(client.http), Leader(node.address, node.address)
-        told = {"topic_partition": "3", "is_leader": False, "message_count": 1, "channels": None}
-        told |= {"backend_start": 0, "backend_depth": 30}
-        for topics in (None, [], [told], [{**told, "topic_partition": "2", "is_leader": True}]):
-            node.tell_path("/stats", {"topics": topics})
+        expected = {"topic_partition": "3", "is_leader": False, "message_count": 1, "channels": None}
+        expected |= {"backend_start": 0, "backend_depth": 30}
+        for topics in (None, [], [expected], [{**expected, "topic_partition": "2", "is_leader": True}]):
+            node.set_response("/stats", {"topics": topics})
             with pytest.raises(PartitionUnavailable, match="does not lead"):
                 await nodes.stats(leader, "t", 3)
-        node.tell_path("/stats", {"topics": [{**told, "is_leader": True}]})
+        node.set_response("/stats", {"topics": [{**expected, "is_leader": True}]})
         stats = await nodes.stats(leader, "t", 3)
         assert (stats.written, stats.committed) == (1, 0), "the number of committed messages is unknown"
 
@@ -77,16 +77,16 @@ async def test_nodes_that_do_not_lead() -> None:
 async def test_all_partitions_of_a_leader() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
         nodes, leader = Nodes(client.http), Leader(node.address, node.address)
-        told = {"message_count": 1, "channels": [], "backend_start": 0, "backend_depth": 30}
+        expected = {"message_count": 1, "channels": [], "backend_start": 0, "backend_depth": 30}
         leading = {"0": True, "1": False, "5": True}
-        node.tell_path(
+        node.set_response(
             "/stats",
-            {"topics": [{**told, "topic_partition": key, "is_leader": leads} for key, leads in leading.items()]},
+            {"topics": [{**expected, "topic_partition": key, "is_leader": leads} for key, leads in leading.items()]},
         )
         assert list(await nodes.led(leader, "t")) == [0, 5]
-        node.tell_path("/stats", {"topics": None})
+        node.set_response("/stats", {"topics": None})
         assert await nodes.led(leader, "t") == {}
-        node.tell_path("/stats", {"topics": [{"topic_partition": "zero"}]})
+        node.set_response("/stats", {"topics": [{"topic_partition": "zero"}]})
         with pytest.raises(PartitionUnavailable, match="cannot be read"):
             await nodes.led(leader, "t")
 

@@ -121,7 +121,7 @@ print("done")
 
 def test_processes_that_fork_and_end() -> None:
     """The child has a loop of its own, and the thread of the loop does not keep the process alive."""
-    told = subprocess.run(
+    expected = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=30
     )
-    assert (told.returncode, told.stdout.strip()) == (0, "done"), told.stderr
+    assert (expected.returncode, expected.stdout.strip()) == (0, "done"), expected.stderr

@@ -102,7 +102,7 @@ def test_places_by_partition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "it is not JSON"),
         ("first", "it is not JSON"),
@@ -118,10 +118,10 @@ def test_places_by_partition() -> None:
         ('{"v": 9, "topics": {}}', "the offsets have version 9"),
     ],
 )
-def test_offsets_that_are_invalid(text: str, told: str) -> None:
+def test_offsets_that_are_invalid(text: str, expected: str) -> None:
     with pytest.raises(InvalidSetting, match="startingOffsets=") as caught:
         parse_starting(text)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["earliest", '{"t": {"0": -2}}'])
@@ -171,11 +171,13 @@ def test_small_partitions_share_a_task_and_large_ones_are_split() -> None:
     assert plan_tasks([Range("t", 0, 7, 7)]) == []
 
 
-@pytest.mark.parametrize(("text", "told"), [("x", "startingOffsetsByTimestamp='x' is invalid"), ("[]", "is invalid")])
-def test_times_that_are_invalid(text: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"), [("x", "startingOffsetsByTimestamp='x' is invalid"), ("[]", "is invalid")]
+)
+def test_times_that_are_invalid(text: str, expected: str) -> None:
     with pytest.raises(InvalidSetting, match="milliseconds since 1970") as caught:
         parse_times(text, "startingOffsetsByTimestamp")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_times() -> None:

@@ -160,17 +160,17 @@ def test_removed_messages_end_the_query(spark: SparkSession, servers: Servers, t
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "wanted"),
     [
         ({}, "option channel is missing"),
         ({"channel": "c", "startingOffsets": "newest"}, "startingOffsets='newest' is invalid"),
         ({"channel": "c", "readMode": "channel", "resetChannel": "true"}, "option resetChannel contradicts"),
     ],
 )
-def test_invalid_options_raise(spark: SparkSession, tmp_path: Path, given: dict[str, str], told: str) -> None:
+def test_invalid_options_raise(spark: SparkSession, tmp_path: Path, given: dict[str, str], wanted: str) -> None:
     """Spark would raise an UnboundLocalError instead."""
     reading = Reading(spark, tmp_path / "checkpoint", {"lookupd": "127.0.0.1:1", "subscribe": "orders", **given})
-    with pytest.raises(StreamingQueryException, match=told) as caught:
+    with pytest.raises(StreamingQueryException, match=wanted) as caught:
         reading.run()
     assert "UnboundLocalError" not in str(caught.value)
 

@@ -110,14 +110,14 @@ def test_the_next_chunk_is_not_sent_after_one_that_failed(servers: Servers) -> N
 
 def test_requests_for_topics(servers: Servers) -> None:
     topic = servers.make_topic("meta", 2, extend=True)
-    told: list[TopicMeta] = []
+    expected: list[TopicMeta] = []
 
     def chunks(meta: Meta) -> Iterable[Chunk]:
-        told.append(meta(topic))
+        expected.append(meta(topic))
         return ()
 
     assert publish_chunks(ClientConfig(tuple(servers.lookupd)), 0, chunks) == {}
-    assert (told[0].partition_num, told[0].extend_support) == (2, True)
+    assert (expected[0].partition_num, expected[0].extend_support) == (2, True)
 
 
 def test_a_missing_topic_is_refused(servers: Servers) -> None:
@@ -137,15 +137,15 @@ def test_a_topic_without_channel_is_not_ready() -> None:
 
 
 def test_the_original_nsq_creates_topics() -> None:
-    told: list[TopicMeta] = []
+    expected: list[TopicMeta] = []
 
     def chunks(meta: Meta) -> Iterable[Chunk]:
-        told.append(meta("fresh"))
+        expected.append(meta("fresh"))
         return [chunk(("fresh", None, b"x"), ("fresh", None, b"y"))]
 
     with Cluster(nodes=1, generation="nsq") as cluster:
         tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
-    assert told == [TopicMeta()]
+    assert expected == [TopicMeta()]
     assert tallies == {("fresh", -1): Tally(2)}
 
 

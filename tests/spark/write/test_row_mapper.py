@@ -147,7 +147,7 @@ def test_headers_may_be_an_array() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         ({"value": None, "topic": "plain"}, "row 1 of Spark partition 2: the value is null (topic plain)"),
         ({"value": b"x", "topic": None}, "row 1 of Spark partition 2: the row has no topic: fill the column topic"),
@@ -156,8 +156,8 @@ def test_headers_may_be_an_array() -> None:
         ({"value": b"x", "topic": "plain", "partition": 1, "key": "k"}, "the row has a key and a partition"),
     ],
 )
-def test_an_error_names_the_row(row: dict[str, Any], told: str) -> None:
+def test_an_error_names_the_row(row: dict[str, Any], expected: str) -> None:
     fine: dict[str, Any] = {"value": b"x", "topic": "plain", "partition": 1, "key": None}
     with pytest.raises(InvalidInput) as caught:
         Rows().chunks([fine, {**dict.fromkeys(fine), **row}])
-    assert told in str(caught.value)
+    assert expected in str(caught.value)

@@ -44,7 +44,7 @@ def sent(node: ScriptedNode) -> list[tuple[bytes, bytes]]:
 
 async def test_headers_and_tag_are_kept_where_the_topic_supports_them() -> None:
     async with scripted_lookup() as lookup, scripted_node(obey()) as node:
-        lookup.tell({0: node}, num=1, extend=True)
+        lookup.set_leaders({0: node}, num=1, extend=True)
         await bury(make_message(RecordingOwner(), headers={"a": "b"}, tag="x"), node, lookupd=str(lookup))
         ((verb, body),) = sent(node)
         assert verb == b"PUB_EXT"
@@ -55,7 +55,7 @@ async def test_headers_and_tag_are_kept_where_the_topic_supports_them() -> None:
 
 async def test_headers_are_dropped_if_the_target_does_not_support_them(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node(obey({"PUB_TRACE": ok(_RECEIPT)})) as node:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))
         assert sent(node) == [(b"PUB_TRACE", bytes(7) + b"\x07body")]
         assert "cannot be replayed" in caplog.text

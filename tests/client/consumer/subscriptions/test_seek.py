@@ -196,7 +196,7 @@ async def test_a_seek_replaces_a_start_that_is_in_progress(
 async def test_a_seek_ends_with_its_partition() -> None:
     answers = [ok(), error("E_FAILED_ON_NOT_LEADER")]
     async with scripted_node(obey({"SUB": answers})) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node, 1: node}, num=2)
+        lookup.set_leaders({0: node, 1: node}, num=2)
         options = quick(lookup=LookupOptions(poll_interval=0.05, max_pause=0.05))
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             with anyio.fail_after(10):
@@ -204,7 +204,7 @@ async def test_a_seek_ends_with_its_partition() -> None:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_seek_in_vain, consumer)
                     await anyio.wait_all_tasks_blocked()
-                    lookup.tell({0: node}, num=1)  # deleted, and created again with fewer
+                    lookup.set_leaders({0: node}, num=1)  # deleted, and created again with fewer
 
 
 async def _seek_in_vain(consumer: Consumer) -> None:

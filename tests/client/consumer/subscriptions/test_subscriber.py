@@ -149,7 +149,7 @@ async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilt
 async def test_a_topic_that_differs_from_lookup_is_refreshed(code: str) -> None:
     """The server refuses, lookup is asked again, and what it says now is right."""
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Consumer("t", "ch", lookupd=str(lookup), options=QUICK) as consumer:
             await eventually(lambda: consumer.connections)
             assert [command.words[0] for command in node.commands].count(b"SUB") == 2
@@ -159,7 +159,7 @@ async def test_a_topic_that_differs_from_lookup_is_refreshed(code: str) -> None:
 async def test_a_node_that_is_not_leader_is_retried_with_a_delay() -> None:
     options = quick(reconnect_wait=0.05, max_reconnect_wait=0.2, start_timeout=0.6, lookup=LookupOptions(max_pause=0.2))
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as node:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         async with Consumer("t", "ch", lookupd=str(lookup), options=options):
             assert 2 <= len(node.peers) <= 20
             assert len(lookup.questions) <= 30
@@ -171,9 +171,9 @@ async def test_a_leader_that_only_a_later_answer_names() -> None:
         scripted_node(obey({"SUB": error("E_FAILED_ON_NOT_LEADER")})) as old,
         scripted_node(obey()) as new,
     ):
-        lookup.tell({0: old}, num=1)
+        lookup.set_leaders({0: old}, num=1)
         async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.05)) as consumer:
-            lookup.tell({0: new}, num=1)
+            lookup.set_leaders({0: new}, num=1)
             await eventually(lambda: [one.node for one in consumer.connections] == [str(new)])
 
 
@@ -197,10 +197,10 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
         scripted_node(obey(), granted=PLAIN) as one,
         scripted_node(obey(), granted=PLAIN) as two,
     ):
-        lookup.tell(nodes=[one, two])
+        lookup.set_leaders(nodes=[one, two])
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             assert len(consumer.connections) == 2
-            lookup.tell(nodes=[one])
+            lookup.set_leaders(nodes=[one])
             await eventually(lambda: consumer._directory.cached("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
             for peer in two.peers:
                 await peer.close()
@@ -210,7 +210,7 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
 
 async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
-        lookup.tell({0: node}, num=1, ordered=True)
+        lookup.set_leaders({0: node}, num=1, ordered=True)
         async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)):
             peer = await node.accept()
             assert await tape(peer, 1) == ["SUB_ORDERED t ch 0"]
@@ -221,7 +221,7 @@ async def test_an_ordered_channel_asks_for_one_message_at_a_time() -> None:
 
 async def test_broken_order_restarts_the_subscription(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node() as node:
-        lookup.tell({0: node}, num=1, ordered=True)
+        lookup.set_leaders({0: node}, num=1, ordered=True)
         async with Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.0)) as consumer:
             peer = await node.accept()
             await peer.expect("SUB_ORDERED")
@@ -262,7 +262,7 @@ async def test_settings_accepted_once_are_tried_again() -> None:
 
 async def test_a_node_that_never_answers_sub_is_tried_again() -> None:
     async with scripted_node(obey({"SUB": [None, ok()]})) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         options = quick(connection=ConnectionOptions(request_timeout=0.1))
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as consumer:
             await eventually(lambda: consumer.connections)
@@ -280,7 +280,7 @@ async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails(
         lookup.refuse(500, "no leader among the lookup nodes")
         before = asked()
         await eventually(lambda: asked() > before + 1)
-        lookup.tell({0: node}, num=1)
+        lookup.set_leaders({0: node}, num=1)
         await eventually(lambda: consumer.connections)
 
 

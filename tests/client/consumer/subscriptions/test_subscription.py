@@ -182,7 +182,7 @@ async def test_compressed_bodies(unpack: bool) -> None:
     part = b"\x04" + len(header).to_bytes(2, "big") + header
     options = quick(start_timeout=0.0, delivery=DeliveryOptions(decompress=unpack))
     async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
-        lookup.tell({0: node}, num=1, extend=True)
+        lookup.set_leaders({0: node}, num=1, extend=True)
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
             peer = await serve(node)
             assert peer.identify["extend_support"] is True
@@ -203,7 +203,7 @@ async def test_a_position_is_read_before_a_body_is_unpacked(ordered: bool) -> No
     header = encode_headers(packed[1])
     part = b"\x04" + len(header).to_bytes(2, "big") + header + pack(">QI", 700, 99)
     async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
-        lookup.tell({0: node}, num=1, extend=True, ordered=ordered)
+        lookup.set_leaders({0: node}, num=1, extend=True, ordered=ordered)
         options = quick(start_timeout=0.0, queue_position=True)
         async with Consumer("t", "ch", lookupd=str(lookup), options=options) as subject:
             peer = await node.accept()

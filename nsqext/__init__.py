@@ -23,7 +23,8 @@ if _typing.TYPE_CHECKING:
     from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.replay import replay_dead_letters
-    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
+    from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.producer import Producer
@@ -44,10 +45,10 @@ __all__ = (
     "BackoffOptions",
     "BatchFailed",
     "Batcher",
+    "ClientEvent",
     "ConnectionOptions",
     "Consumer",
     "ConsumerConnection",
-    "ConsumerEvent",
     "ConsumerOptions",
     "ConsumerStatistics",
     "DeliveryOptions",
@@ -85,7 +86,8 @@ _HOMES = {
     "nsqext.app.router": ("Router",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
-    "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerEvent", "ConsumerStatistics"),
+    "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerStatistics"),
+    "nsqext.client.events": ("ClientEvent",),
     "nsqext.client.consumer.options": ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions"),
     "nsqext.client.consumer.handler_signals": ("Finish", "Reject", "Requeue"),
     "nsqext.client.consumer.handlers.batches": ("MessageBatch",),

@@ -161,10 +161,10 @@ class App(Router):
         given = {"tag": spec.tag, "max_in_flight": spec.max_in_flight, "concurrency": spec.concurrency}
         arguments = self._handler_defaults | {name: value for name, value in given.items() if value is not None}
         options = self._options_of(spec)
-        return Consumer(spec.topic, spec.channel, lookupd=lookupd, nsqd=nsqd, options=options, **arguments)
+        return Consumer(spec.topics.given, spec.channel, lookupd=lookupd, nsqd=nsqd, options=options, **arguments)
 
     def _options_of(self, spec: HandlerSpec) -> ConsumerOptions:
-        return consumer_options(self._consumer_options, spec.options, f"{spec.topic}/{spec.channel}")
+        return consumer_options(self._consumer_options, spec.options, f"{spec.topics}/{spec.channel}")
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
         """Return what is called with a message: middleware, decoding, the function, publishing of the result.
@@ -229,7 +229,8 @@ class App(Router):
             signals: stop on SIGTERM and SIGINT. By default they are left to the program.
 
         Raises:
-            InvalidSetting: there is no handler, or a publisher for a function that is not a handler.
+            InvalidSetting: there is no handler, a publisher for a function that is not a handler, or a handler whose
+                pattern matches what it publishes.
             InvalidState: the app runs already.
             NsqError: why a consumer cannot continue; the others were drained.
 
@@ -301,6 +302,7 @@ class App(Router):
             raise InvalidSetting("the app has no handler", hint="decorate a function with @app.handler(topic, channel)")
         for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
+        self._check_loops()
         if self._running:
             raise InvalidState("the app runs already")
         if self._used:
@@ -315,6 +317,20 @@ class App(Router):
         self._unstarted = len(self._consumers)
         self._tasks = None
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    def _check_loops(self) -> None:
+        """Raise for a handler that would receive what it publishes, because a pattern matches it.
+
+        Raises:
+            InvalidSetting: there is one.
+        """
+        for spec in self.specs:
+            for topic in self.publishers.get(spec.function, ()):
+                if spec.topics.matches(topic) and topic not in spec.topics.names:
+                    raise InvalidSetting(
+                        f"the handler of {spec.topics} publishes to {topic}, which it receives",
+                        hint="use a topic that the pattern does not match",
+                    )
 
     async def _main(self, *, signals: bool = False) -> None:
         try:
@@ -354,7 +370,7 @@ class App(Router):
                 self._started.set()
             await consumer.wait()
         except NsqError as error:
-            place = {"topic": consumer.topic, "channel": consumer.channel}
+            place = {"topic": ",".join(consumer.topics), "channel": consumer.channel}
             logger.error("a consumer cannot continue: %s", error, extra=place)  # noqa: TRY400 - its text says where
             self._error = self._error or error
         finally:
@@ -404,7 +420,7 @@ class App(Router):
 
 def _reason(consumer: Consumer) -> str | None:
     """Return why a consumer is not ready."""
-    name = f"{consumer.topic}/{consumer.channel}"
+    name = f"{','.join(consumer.topics)}/{consumer.channel}"
     try:
         statistics = consumer.statistics()
     except InvalidState:

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
+from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.errors import InvalidSetting
 from nsqext.middleware.base import Middleware, check_middleware
@@ -27,10 +28,10 @@ L = TypeVar("L", bound=Callable[..., AsyncIterator[object]])
 
 @frozen
 class HandlerSpec:
-    """One handler of a topic.
+    """One handler.
 
     Attributes:
-        topic: name of the topic.
+        topics: its topics.
         channel: name of the channel.
         function: the function.
         plan: how it is called; None for a handler of messages.
@@ -43,7 +44,7 @@ class HandlerSpec:
         batch: limits of the batches of a batch handler; None for a handler of single messages.
     """
 
-    topic: str
+    topics: TopicSelection
     channel: str
     function: HandlerFunction
     plan: CallPlan | None
@@ -66,7 +67,7 @@ class Router:
 
     def handler(
         self,
-        topic: str,
+        topics: str | Sequence[str],
         channel: str,
         *,
         tag: str | None = None,
@@ -76,13 +77,13 @@ class Router:
         middleware: Sequence[Middleware] = (),
         auto_finish: bool = True,
     ) -> Callable[[F], F]:
-        """Decorator: let a coroutine function handle the messages of a topic.
+        """Decorator: let a coroutine function handle the messages of one or several topics.
 
         `nsqext.Consumer.handler` says what it receives, and what follows when it returns or raises. One function may
         handle several topics.
 
         Args:
-            topic: name of the topic.
+            topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
             tag: see `nsqext.Consumer`; by default the settings of the app decide.
             max_in_flight: as for ``tag``; 200 without a setting.
@@ -92,26 +93,26 @@ class Router:
             auto_finish: see `nsqext.Consumer.handler`.
 
         Raises:
-            InvalidName: a topic, channel or tag that servers refuse.
+            InvalidName: a topic, pattern, channel or tag that servers refuse.
             InvalidSetting: not a coroutine function, parameters that cannot be filled, or a bad option.
             InvalidState: the app runs already.
         """
         around = check_middleware(middleware)
-        self._check_names(topic, channel, tag)
+        selection = self._select(topics, channel, tag)
 
         def add(function: F) -> F:
             _check_coroutine(function)
             plan = plan_call(function)
             given = options or ConsumerOptions()
             arguments = (tag, max_in_flight, concurrency, given, around, auto_finish)
-            self._add(HandlerSpec(topic, channel, function, plan, *arguments))
+            self._add(HandlerSpec(selection, channel, function, plan, *arguments))
             return function
 
         return add
 
     def batch_handler(
         self,
-        topic: str,
+        topics: str | Sequence[str],
         channel: str,
         *,
         max_count: int = 500,
@@ -126,7 +127,7 @@ class Router:
         Middleware does not surround it, and its result is not published.
 
         Args:
-            topic: name of the topic.
+            topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
             max_count: messages of a batch, at most; ``max_in_flight`` bounds it too.
             max_wait: seconds that the first message of a batch waits for further ones.
@@ -136,28 +137,28 @@ class Router:
             options: see `handler`.
 
         Raises:
-            InvalidName: a topic, channel or tag that servers refuse.
+            InvalidName: a topic, pattern, channel or tag that servers refuse.
             InvalidSetting: not a coroutine function, or a bad option.
             InvalidState: the app runs already.
         """
-        self._check_names(topic, channel, tag)
+        selection = self._select(topics, channel, tag)
         limits = BatchLimits(max_count, max_wait)
 
         def add(function: B) -> B:
             _check_coroutine(function)
             given = options or ConsumerOptions()
             arguments = (tag, max_in_flight, concurrency, given)
-            self._add(HandlerSpec(topic, channel, function, None, *arguments, batch=limits))
+            self._add(HandlerSpec(selection, channel, function, None, *arguments, batch=limits))
             return function
 
         return add
 
-    def _check_names(self, topic: str, channel: str, tag: str | None) -> None:
+    def _select(self, topics: str | Sequence[str], channel: str, tag: str | None) -> TopicSelection:
         self._check_changeable()
-        check_topic(topic)
         check_channel(channel)
         if tag is not None:
             check_tag(tag)
+        return TopicSelection(topics)
 
     def _add(self, spec: HandlerSpec) -> None:
         self.specs.append(spec)

@@ -114,7 +114,7 @@ class AppTest:
     @property
     def addresses(self) -> tuple[str | Sequence[str] | Lookup, str | Sequence[str]]:
         """Lookup and nsqd addresses of the clients; direct tests never connect."""
-        return (self._lookupd, ()) if self._lookupd else ((), "127.0.0.1:1")
+        return self._lookupd or "127.0.0.1:1", ()
 
     @property
     def published(self) -> list[Published]:
@@ -175,7 +175,7 @@ class AppTest:
         """
         if self._lookupd:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
-        specs = [spec for spec in self._app.specs if spec.topic == topic and channel in (None, spec.channel)]
+        specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
         if not specs:
             raise InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic)
         results = []

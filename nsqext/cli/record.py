@@ -75,7 +75,7 @@ async def _record(
 
     async def stop_at_end() -> None:
         async with connection.admin() as admin:
-            await drained(admin, consumer.topic, consumer.channel)
+            await drained(admin, consumer.topics[0], consumer.channel)
         consumer.stop()
 
     async with anyio.create_task_group() as tasks:
@@ -93,8 +93,8 @@ async def _record(
                 count += len(messages)
         tasks.cancel_scope.cancel()
     files.close()
-    text = f"{counted(count, 'message')} of {consumer.topic} recorded"
-    connection.show({"topic": consumer.topic, "recorded": count}, text)
+    text = f"{counted(count, 'message')} of {consumer.topics[0]} recorded"
+    connection.show({"topic": consumer.topics[0], "recorded": count}, text)
 
 
 async def batches(consumer: Consumer, size: int, linger: float) -> AsyncIterator[list[Message]]:

@@ -131,7 +131,7 @@ async def _relay(connection: Connection, consumer: Consumer, send: Send, *, unti
 
     async def stop_at_end() -> None:
         async with connection.admin() as admin:
-            await drained(admin, consumer.topic, consumer.channel)
+            await drained(admin, consumer.topics[0], consumer.channel)
         consumer.stop()
 
     async with anyio.create_task_group() as tasks:
@@ -139,5 +139,5 @@ async def _relay(connection: Connection, consumer: Consumer, send: Send, *, unti
             tasks.start_soon(stop_at_end)
         await consumer.run(signals=True)
         tasks.cancel_scope.cancel()
-    text = f"{counted(count, 'message')} of {consumer.topic} relayed"
-    connection.show({"topic": consumer.topic, "relayed": count}, text)
+    text = f"{counted(count, 'message')} of {consumer.topics[0]} relayed"
+    connection.show({"topic": consumer.topics[0], "relayed": count}, text)

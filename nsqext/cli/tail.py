@@ -255,7 +255,7 @@ async def _follow(
 
     async def stop_at_end() -> None:
         async with connection.admin() as admin:
-            await drained(admin, consumer.topic, consumer.channel)
+            await drained(admin, consumer.topics[0], consumer.channel)
         consumer.stop()
 
     async with anyio.create_task_group() as tasks:

@@ -8,6 +8,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 from anyio import from_thread
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
@@ -72,6 +73,9 @@ class MetadataCache:
         self._loop: EventLoopToken | None = None
         self._closed = False
         self._answered_at: float | None = None
+        self._topics: tuple[str, ...] = ()
+        self._listed_at = float("-inf")
+        self._listing: anyio.Lock | None = None
         self.failures: int = 0
         """Consecutive rounds in which no lookup node returned a usable response."""
 
@@ -84,6 +88,11 @@ class MetadataCache:
     def addresses(self) -> tuple[Address, ...]:
         """The lookup addresses, or the fixed nodes."""
         return self._nsqd if self._client is None else self._client.addresses
+
+    @property
+    def options(self) -> LookupOptions:
+        """How the lookup service is asked."""
+        return self._options
 
     @property
     def has_lookup(self) -> bool:
@@ -121,6 +130,30 @@ class MetadataCache:
             return refresher.map
         # each waiting task raises a copy, which has a traceback of its own
         raise copy(refresher.error) from refresher.error.__cause__
+
+    def is_unknown(self, topic: str, access: str = "w") -> bool:
+        """Return whether lookup nodes answered in the last round, and none of them knew the topic."""
+        refresher = self._refreshers.get((topic, access))
+        return refresher is not None and refresher.unknown
+
+    async def topics(self, *, max_age: float = 0.0) -> tuple[str, ...]:
+        """Return the names of all topics that the lookup service knows, sorted; empty without lookup.
+
+        Args:
+            max_age: seconds within which the last list is returned again, so that clients share one.
+
+        Raises:
+            LookupFailed: no lookup node returned a usable response.
+        """
+        if self._client is None:
+            await checkpoint()
+            return ()
+        self._listing = self._listing or anyio.Lock()
+        async with self._listing:
+            if time.monotonic() - self._listed_at >= max_age:
+                self._topics = await self._client.topics()
+                self._listed_at = time.monotonic()
+        return self._topics
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nodes that the lookup service knows, whatever topics they hold; empty without lookup.
@@ -223,6 +256,7 @@ class MetadataCache:
         if self._client is None:
             raise InvalidSetting("there is no lookup to switch", hint="nsqd=... does without")
         self._client = client = self._client.elsewhere(addresses)
+        self._listed_at = float("-inf")
         for (topic, access), refresher in self._refreshers.items():
             refresher.start_over(partial(self._lookup, client, topic, access))
         self._poller.wake()
@@ -243,6 +277,7 @@ class MetadataCache:
             self._maps.clear()
             self._refreshers.clear()
             self._poller = Poller(self._polled)
+            self._listing, self._listed_at = None, float("-inf")
         self._closed = False
         self._loop = loop
         self._users += 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidState, LookupFailed, NsqError
+from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.client import failure
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 
@@ -74,6 +74,7 @@ class Refresher:
     Attributes:
         map: what is known; None until a lookup node knew the topic.
         error: why the last failed round failed.
+        unknown: whether lookup nodes answered in the last round, and none of them knew the topic.
         poll_at: when the next poll is due, in seconds of the event loop's clock.
     """
 
@@ -88,6 +89,7 @@ class Refresher:
         self.topic: str = topic
         self.map: PartitionMap | None = None
         self.error: NsqError = LookupFailed("the lookup service was not asked yet", topic=topic)
+        self.unknown: bool = False
         self.poll_at: float = _NEVER
         self._access = access
         self._merger = PartitionMapMerger(topic, access)
@@ -157,6 +159,7 @@ class Refresher:
             self.map = self._merger.current
         else:
             self.error = failure([answer.error for answer in answers if answer.error is not None], self.topic)
+        self.unknown = isinstance(self.error, TopicNotFound) and not any(answer.found for answer in answers)
         self._rounds += 1
         self._pace.ended(now, changed=changed, after_error=after_error)
         self._schedule(now, changed=changed or after_error)

@@ -107,7 +107,7 @@ class MiddlewareConsumer(Consumer):
     """A `nsqext.Consumer` whose handler is surrounded by middleware; iteration is not.
 
     Args:
-        topic: see `nsqext.Consumer`.
+        topics: see `nsqext.Consumer`.
         channel: see `nsqext.Consumer`.
         middleware: the first one is the outermost.
         options: see `nsqext.Consumer`.
@@ -116,14 +116,14 @@ class MiddlewareConsumer(Consumer):
 
     def __init__(
         self,
-        topic: str,
+        topics: str | Sequence[str],
         channel: str,
         *,
         middleware: Sequence[Middleware] = (),
         options: ConsumerOptions | None = None,
         **others: Any,
     ) -> None:
-        super().__init__(topic, channel, options=options, **others)
+        super().__init__(topics, channel, options=options, **others)
         self._middleware = check_middleware(middleware)
 
     def _handler_of_messages(self, function: Callable[..., Awaitable[object]]) -> Handler:

@@ -17,8 +17,10 @@ __all__ = (
     "check_partition",
     "check_tag",
     "check_topic",
+    "check_topic_pattern",
     "check_trace_id",
     "is_ephemeral",
+    "is_topic_pattern",
     "is_valid_channel",
     "is_valid_tag",
     "is_valid_topic",
@@ -34,6 +36,8 @@ MAX_PARTITIONS = 254
 """Largest number of partitions that servers create for a topic."""
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
+_PATTERN = re.compile(r"[.a-zA-Z0-9_*?-]+(#ephemeral)?")
+_WILDCARDS = {"*": "[.a-zA-Z0-9_-]*", "?": "[.a-zA-Z0-9_-]"}
 _TAG = re.compile(r"[a-zA-Z0-9_-]+")
 _RULE = "1 to 64 letters, digits, '.', '_' or '-', and '#ephemeral' at the end if wanted"
 
@@ -63,6 +67,26 @@ def check_topic(name: str) -> str:
     if not (isinstance(name, str) and is_valid_topic(name)):
         raise InvalidName(f"topic name {name!r} is not valid", hint=f"use {_RULE}")
     return name
+
+
+def is_topic_pattern(name: object) -> bool:
+    """Return whether a name of a topic has wildcards, which no topic can have."""
+    return isinstance(name, str) and ("*" in name or "?" in name)
+
+
+def check_topic_pattern(pattern: str) -> re.Pattern[str]:
+    """Return the expression for names that match a pattern; raise `InvalidName` if no topic can match.
+
+    ``*`` stands for any number of characters, ``?`` for one. ``#ephemeral`` is matched only where it is written.
+    """
+    if not (isinstance(pattern, str) and _PATTERN.fullmatch(pattern)):
+        raise InvalidName(
+            f"topic pattern {pattern!r} is not valid",
+            hint="use '*' for any characters and '?' for one, in a name of letters, digits, '.', '_' and '-'",
+        )
+    if len(pattern.replace("*", "")) > MAX_NAME_LENGTH:
+        raise InvalidName(f"topic pattern {pattern!r} is longer than any name", hint=f"use {_RULE}")
+    return re.compile("".join(_WILDCARDS.get(character) or re.escape(character) for character in pattern))
 
 
 def check_channel(name: str) -> str:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import MessageBatches
     from nsqext.client.consumer.options import ConsumerOptions, KeyOf
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
+    from nsqext.client.events import ClientEvent
     from nsqext.lookup.metadata import Lookup
 
 __all__ = ("Consumer",)
@@ -40,13 +41,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Consumer(Opened):
-    """Consumes a topic through a channel; see `nsqext.Consumer`.
+    """Consumes one or several topics through a channel; see `nsqext.Consumer`.
 
     Either give it a handler and `run` it, or use it as a context manager and iterate over it.
 
     Args:
-        topic: name of the topic.
-        channel: name of the channel.
+        topics: name of the topic; or a pattern, where ``*`` stands for any characters and ``?`` for one (``orders.*``);
+            or a sequence of both.
+        channel: name of the channel, the same for all topics.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
             `nsqext.Lookup` that others use as well.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
@@ -67,7 +69,7 @@ class Consumer(Opened):
 
     def __init__(
         self,
-        topic: str,
+        topics: str | Sequence[str],
         channel: str,
         *,
         lookupd: str | Sequence[str] | Lookup = (),
@@ -81,7 +83,7 @@ class Consumer(Opened):
     ) -> None:
         super().__init__()
         self._consumer = AsyncConsumer(
-            topic,
+            topics,
             channel,
             lookupd=lookupd,
             nsqd=nsqd,
@@ -95,9 +97,9 @@ class Consumer(Opened):
         self._fetched: dict[int, AsyncMessageBatch] = {}
 
     @classmethod
-    def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
+    def from_url(cls, topics: str | Sequence[str], channel: str, url: str | None = None, **settings: Any) -> Self:
         """Return a consumer with settings from keywords, a URL and the environment; see `nsqext.Consumer.from_url`."""
-        return cls.of(AsyncConsumer.from_url(topic, channel, url, **settings))
+        return cls.of(AsyncConsumer.from_url(topics, channel, url, **settings))
 
     @classmethod
     def of(cls, consumer: AsyncConsumer) -> Self:
@@ -109,9 +111,16 @@ class Consumer(Opened):
         return made
 
     @property
-    def topic(self) -> str:
-        """The topic that is consumed."""
-        return self._consumer.topic
+    def topics(self) -> tuple[str, ...]:
+        """The names and patterns of the topics; may be changed at any time, see `nsqext.Consumer.topics`."""
+        return self._consumer.topics
+
+    @topics.setter
+    def topics(self, topics: str | Sequence[str]) -> None:
+        if self._portal is None:
+            self._consumer.topics = topics
+        else:
+            self._run_now(lambda: setattr(self._consumer, "topics", topics))
 
     @property
     def channel(self) -> str:
@@ -204,7 +213,7 @@ class Consumer(Opened):
 
     def _opened_portal(self) -> BlockingPortal:
         if self._portal is None:
-            raise InvalidState("the consumer is not open", topic=self.topic)
+            raise InvalidState("the consumer is not open", topic=",".join(self.topics))
         return self._portal
 
     def run(self, *, signals: bool | None = None) -> None:
@@ -217,7 +226,7 @@ class Consumer(Opened):
         Errors are those of `nsqext.Consumer.run`; `InvalidState` as well where it is open already.
         """
         if self._portal is not None:
-            raise InvalidState("the consumer is open already", topic=self.topic)
+            raise InvalidState("the consumer is open already", topic=",".join(self.topics))
         with shared_loop.entered() as portal:
             self._portal = portal
             try:
@@ -295,13 +304,13 @@ class Consumer(Opened):
         """Return the open connections and the counters since the consumer was opened."""
         return self._run_now(self._consumer.statistics)
 
-    def on_event(self, callback: Callable[[ConsumerEvent], object]) -> Callable[[ConsumerEvent], object]:
+    def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function in the event loop's thread on events; see `nsqext.Consumer.on_event`."""
         return self._consumer.on_event(callback)
 
-    def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
+    def seek(self, position: Position, partitions: Sequence[int] | None = None, *, topic: str | None = None) -> None:
         """Move the channel to a position, for all its consumers; see `nsqext.Consumer.seek`."""
-        self._run(self._consumer.seek, position, partitions)
+        self._run(functools.partial(self._consumer.seek, position, partitions, topic=topic))
 
     def start(self) -> Self:
         """Open the consumer, as ``with`` does; `close` closes it, from any thread.
@@ -351,7 +360,7 @@ class Consumer(Opened):
             raise StopIteration from None
         portal = self._portal
         if portal is None:
-            raise InvalidState("the consumer was closed meanwhile", topic=self.topic)
+            raise InvalidState("the consumer was closed meanwhile", topic=",".join(self.topics))
         return Message(message, portal)
 
     def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> Iterator[MessageBatch]:

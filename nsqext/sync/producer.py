@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -13,6 +13,7 @@ from nsqext.sync.loop import Opened
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
+    from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher as AsyncBatcher
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import OutgoingMessage
@@ -108,6 +109,10 @@ class Producer(Opened):
     def statistics(self) -> ProducerStatistics:
         """Return the numbers of this producer; see `nsqext.Producer.statistics`."""
         return self._producer.statistics()
+
+    def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
+        """Decorator: call a function in the event loop's thread on events; see `nsqext.Producer.on_event`."""
+        return self._producer.on_event(callback)
 
     def publish(
         self,

@@ -74,7 +74,7 @@ async def test_handlers_lifespans_and_producer(cluster: Cluster, topics: tuple[s
         events.append(message.body)
         app.stop()
 
-    assert [consumer.topic for consumer in app.consumers] == [first, second]
+    assert [consumer.topics for consumer in app.consumers] == [(first,), (second,)]
     with anyio.fail_after(15):
         await app.serve()
     assert events == ["begin", "begin inner", b"one", b"two", "end inner", "end"]
@@ -336,6 +336,49 @@ async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
     assert response.status_code == status
     if (path, method) == ("/readyz", "GET"):
         assert response.json() == {"ok": False, "reasons": ["the app does not run"]}
+
+
+async def test_handlers_of_several_topics(cluster: Cluster, topics: tuple[str, str]) -> None:
+    first, second = topics
+    app = App(cluster.lookupd)
+    seen: list[tuple[str, bytes]] = []
+
+    @app.handler([f"{first[:-1]}?", second], "ch")
+    async def take(message: Message) -> None:
+        seen.append((message.topic, message.body))
+        if len(seen) == 2:
+            app.stop()
+
+    @app.batch_handler(f"{second}*", "batches")
+    async def take_batch(batch: MessageBatch) -> None:
+        """Never called: the channel is new."""
+
+    @app.lifespan
+    async def publish(app: App) -> AsyncIterator[None]:
+        for topic in topics:
+            await app.producer.publish(topic, topic.encode())
+        yield
+
+    with anyio.fail_after(15):
+        await app.serve()
+    assert sorted(seen) == [(topic, topic.encode()) for topic in sorted(topics)]
+    async with app.test() as test:
+        await test.deliver(second, b"direct", channel="ch")
+    assert seen[-1] == (second, b"direct")
+
+
+async def test_a_handler_that_would_receive_what_it_publishes_is_refused(cluster: Cluster) -> None:
+    app = App(cluster.lookupd)
+
+    @app.publisher("orders.paid")
+    @app.handler("orders.*", "ch")
+    async def take(message: Message) -> bytes:
+        return message.body
+
+    with pytest.raises(InvalidSetting, match=r"orders\.\* publishes to orders\.paid"):
+        await app.serve()
+    with pytest.raises(InvalidSetting, match="needs a list of topics"):
+        App(nsqd="127.0.0.1:1").handler("a*", "ch")(take)
 
 
 async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, topics: tuple[str, str]) -> None:

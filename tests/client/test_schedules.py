@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nsqext import ConnectionOptions, ConsumerOptions, OutgoingMessage, Position, ProducerOptions
 from nsqext.client.consumer.subscriptions import seek as seeking
 from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriptionSpec
+from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
@@ -251,7 +252,7 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
                 tasks.cancel_scope.cancel()
 
     async def main() -> None:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         async with anyio.create_task_group() as tasks:
             for come, cancel in callers:
                 tasks.start_soon(call, pool, come, cancel)
@@ -310,7 +311,7 @@ def test_seeks_all_end_and_the_channel_is_where_the_last_one_wants_it(
     """Seeks come and are cancelled, while moves of the channel work or fail after a while."""
     place = Assignment(0)
     live: dict[Any, Any] = {}
-    seeker = seeking.ChannelSeeker(SubscriptionSpec("t", "ch", None, ConsumerOptions()), {0: place}, live)
+    seeker = seeking.ChannelSeeker("t", SubscriptionSpec("ch", None, ConsumerOptions()), {0: place}, live)
     view = PartitionMap("t", "r", http={Address("n", 1): Address("n", 2)})
     plan, moved, asked = list(moves), list[str](), list[str]()
 

@@ -192,10 +192,20 @@ def test_stop_before_run(cluster: Cluster, topic: str) -> None:
     consumer.run()
 
 
+def test_a_pattern_and_topics_that_are_changed(cluster: Cluster, topic: str) -> None:
+    consumer = sync.Consumer(f"{topic}*", "ch", lookupd=cluster.lookupd, options=CALM)
+    consumer.topics = [f"{topic}?"]
+    with consumer:
+        consumer.topics = f"{topic[:-1]}?"
+        fill(cluster, topic, 1)
+        next(consumer).finish()
+        assert {connection.topic for connection in consumer.connections} == {topic}
+
+
 def test_pause_seek_and_connections(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 2)
     with make(cluster, topic) as consumer:
-        assert (consumer.topic, consumer.channel, consumer.options) == (topic, "ch", CALM)
+        assert (consumer.topics, consumer.channel, consumer.options) == ((topic,), "ch", CALM)
         assert {connection.partition for connection in consumer.connections} == {0, 1}
         messages = [next(consumer), next(consumer)]
         first = {message.body for message in messages}

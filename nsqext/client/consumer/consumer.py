@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -15,11 +15,12 @@ from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.session import ConsumerSession
 from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
+from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import message_handler
 from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.metadata import Lookup, metadata_cache
-from nsqext.protocol.names import check_channel, check_tag, check_topic
+from nsqext.protocol.names import check_channel, check_tag
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import KeyOf
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvent, ConsumerStatistics
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.consumer.subscriptions.backoff import Backoff
+    from nsqext.client.events import ClientEvent
 
 __all__ = ("Consumer",)
 
@@ -42,14 +44,18 @@ B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
 
 
 class Consumer:
-    """Consumes a topic through a channel, from the leaders of all its partitions, on asyncio and trio.
+    """Consumes one or several topics through a channel, from the leaders of all partitions, on asyncio and trio.
 
     With a handler: `run` it, or `start` it and `aclose` it later. Without one: open it with ``async with`` (or `start`)
     and iterate over it.
 
+    Several topics share ``max_in_flight``, the handlers and the backoff. Those that match a pattern are consumed as
+    soon as the lookup service lists them, within ``options.lookup.poll_interval``, and left when they are deleted.
+
     Args:
-        topic: name of the topic.
-        channel: name of the channel.
+        topics: name of the topic; or a pattern, where ``*`` stands for any characters and ``?`` for one (``orders.*``);
+            or a sequence of both. Patterns need ``lookupd``, and do not match the topic of ``failure.dead_letter``.
+        channel: name of the channel, the same for all topics.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
             `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
@@ -62,13 +68,13 @@ class Consumer:
         dispatch: overrides ``options.dispatch``.
 
     Raises:
-        InvalidName: a topic, channel or tag that servers refuse.
-        InvalidSetting: neither or both kinds of addresses, or a bad option.
+        InvalidName: a topic, pattern, channel or tag that servers refuse.
+        InvalidSetting: neither or both kinds of addresses, a bad option, or one that is for a single topic.
     """
 
     def __init__(
         self,
-        topic: str,
+        topics: str | Sequence[str],
         channel: str,
         *,
         lookupd: str | Sequence[str] | Lookup = (),
@@ -80,7 +86,6 @@ class Consumer:
         key: str | KeyOf | None = None,
         dispatch: str | None = None,
     ) -> None:
-        self.topic: str = check_topic(topic)
         self.channel: str = check_channel(channel)
         self.tag: str | None = None if tag is None else check_tag(tag)
         options = options or ConsumerOptions()
@@ -96,17 +101,22 @@ class Consumer:
         if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
             lookupd = Lookup(lookupd, options=self.options.lookup)  # shared with the producer of dead letters
         self._directory = metadata_cache(lookupd, nsqd, self.options.lookup)
-        spec = SubscriptionSpec(self.topic, self.channel, self.tag, self.options)
-        self._session = ConsumerSession(spec, self._directory, max_in_flight, self._dead_letter_topic(lookupd, nsqd))
+        self._session = ConsumerSession(
+            self._select(topics),
+            SubscriptionSpec(self.channel, self.tag, self.options),
+            self._directory,
+            max_in_flight,
+            self._dead_letter_topic(lookupd, nsqd),
+        )
         self.backoff: Backoff = self._session.group.backoff
         """The backoff of the consumer, read-only: its level grows while handlers fail."""
 
     @classmethod
-    def from_url(cls, topic: str, channel: str, url: str | None = None, **settings: Any) -> Self:
+    def from_url(cls, topics: str | Sequence[str], channel: str, url: str | None = None, **settings: Any) -> Self:
         """Return a consumer with settings from keywords, a URL and the environment, in this order.
 
         Args:
-            topic: name of the topic.
+            topics: see the class.
             channel: name of the channel.
             url: ``nsq://lookupd:4161,lookupd2:4161?max_in_flight=50``; ``NSQEXT_URL`` where it is None.
             settings: see the reference of settings.
@@ -117,7 +127,35 @@ class Consumer:
         from nsqext.client.from_url import load_consumer
 
         found = load_consumer(url, settings)
-        return cls(topic, channel, lookupd=found.lookupd, nsqd=found.nsqd, options=found.options, **found.others)
+        return cls(topics, channel, lookupd=found.lookupd, nsqd=found.nsqd, options=found.options, **found.others)
+
+    def _select(self, topics: str | Sequence[str]) -> TopicSelection:
+        options, dead_letter = self.options, self.options.failure.dead_letter
+        selection = TopicSelection(topics, dead_letter if isinstance(dead_letter, str) else None)
+        if selection.patterns and not self._directory.has_lookup:
+            raise InvalidSetting(
+                f"the pattern {selection.patterns[0]!r} needs a list of topics", hint="give lookupd=... instead of nsqd"
+            )
+        if not selection.single and (options.partitions is not None or isinstance(options.start, Mapping)):
+            raise InvalidSetting(
+                "partitions are chosen, and there are several topics", hint="make a consumer for each such topic"
+            )
+        return selection
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The names and patterns of the topics; may be changed at any time: ``consumer.topics = "orders.*"``.
+
+        Topics that are not selected any more are left: messages of theirs that are in flight will be delivered again.
+
+        Raises:
+            InvalidName, InvalidSetting: as for the class; nothing is changed.
+        """
+        return self._session.topics.selection.given
+
+    @topics.setter
+    def topics(self, topics: str | Sequence[str]) -> None:
+        self._session.topics.select(self._select(topics))
 
     def _dead_letter_topic(
         self, lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str]
@@ -201,13 +239,13 @@ class Consumer:
                 f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
             )
         if self._handler is not None:
-            raise InvalidSetting("the consumer has a handler already", topic=self.topic)
+            raise InvalidSetting("the consumer has a handler already", topic=self._name)
 
     def _batch_limits(self, max_count: int, max_wait: float) -> BatchLimits:
         if self.options.lanes is not None:
             raise InvalidSetting(
                 "batches do not keep the order of keys",
-                topic=self.topic,
+                topic=self._name,
                 hint="leave out key and dispatch='key_failover', or use a handler of single messages",
             )
         return BatchLimits(max_count, max_wait)
@@ -288,6 +326,10 @@ class Consumer:
         """End `run` after it has drained, or end the iteration. May be called from handlers; returns at once."""
         self._session.stop()
 
+    @property
+    def _name(self) -> str:
+        return str(self._session.topics.selection)
+
     # While it runs
 
     def pause(self) -> None:
@@ -333,7 +375,7 @@ class Consumer:
         """
         return self._session.statistics()
 
-    def on_event(self, callback: Callable[[ConsumerEvent], object]) -> Callable[[ConsumerEvent], object]:
+    def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function when a partition is connected or disconnected, a leader moves, a backoff changes.
 
         It is called in the event loop and must not block; its errors are logged.
@@ -341,7 +383,9 @@ class Consumer:
         self._session.events.callbacks.append(callback)
         return callback
 
-    async def seek(self, position: Position, partitions: Sequence[int] | None = None) -> None:
+    async def seek(
+        self, position: Position, partitions: Sequence[int] | None = None, *, topic: str | None = None
+    ) -> None:
         """Move the channel to a position, for all its consumers; returns when this is done at all partitions.
 
         Messages received before are not in flight any more, see `Message.expired`. With ``options.queue_position``,
@@ -350,15 +394,17 @@ class Consumer:
         Args:
             position: the position.
             partitions: the partitions to move; all by default.
+            topic: the topic to move, of several; all by default.
 
         Raises:
             InvalidState: the consumer is not open.
             InvalidPartition: a partition that this consumer does not consume.
+            InvalidInput: a topic that it does not consume, or partitions without saying of which topic.
             InvalidSetting: the original NSQ cannot seek.
 
         It waits for partitions without leader. Cancellation does not revoke the move: it is done as soon as it can be.
         """
-        await self._session.seek(position, partitions)
+        await self._session.seek(position, partitions, topic)
 
     # Iteration
 
@@ -423,4 +469,4 @@ class Consumer:
         try:
             return await self._session.next_batch(limits, timeout)
         except StopAsyncIteration:
-            raise InvalidState("the consumer was stopped", topic=self.topic) from None
+            raise InvalidState("the consumer was stopped", topic=self._name) from None

@@ -11,11 +11,12 @@ from anyio.lowlevel import checkpoint
 
 from nsqext.client.consumer.handlers.batches import BatchCollector, BatchHandler, MessageBatch
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerEvents, ConsumerStatistics
+from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
-from nsqext.client.consumer.subscriptions.subscriber import Subscriber
+from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
+from nsqext.client.events import ClientEvents
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import InvalidState, NsqError
 
@@ -48,7 +49,8 @@ class ConsumerSession:
     """What a consumer does between `open` and `close`; used once.
 
     Args:
-        spec: what is consumed.
+        selection: the topics.
+        spec: how they are consumed.
         metadata: where leaders are looked up.
         max_in_flight: messages in flight over all connections.
         dead_letters: publishes dead letters; None without a topic for them.
@@ -56,7 +58,7 @@ class ConsumerSession:
     Attributes:
         flow: distributes RDY.
         group: the open subscriptions.
-        subscriber: keeps the partitions subscribed.
+        topics: keeps the partitions of all topics subscribed.
         dispatcher: queues received messages and dispatches them to handlers.
         events: calls the callbacks of the user.
         ended: set when no further message will be delivered.
@@ -65,31 +67,31 @@ class ConsumerSession:
 
     def __init__(
         self,
+        selection: TopicSelection,
         spec: SubscriptionSpec,
         metadata: MetadataCache,
         max_in_flight: int,
         dead_letters: DeadLetterTopic | None,
     ) -> None:
         backoff = Backoff(spec.options.backoff)
-        self.events: ConsumerEvents = ConsumerEvents()
+        self.events: ClientEvents = ClientEvents()
         self.flow: RdyDistributor[Subscription] = RdyDistributor(
             max_in_flight, backoff, spec.options.max_in_flight_bytes, spec.options.initial_ready
         )
-        self.dispatcher: MessageDispatcher = MessageDispatcher(spec, self.flow, self.fail)
+        self.dispatcher: MessageDispatcher = MessageDispatcher(spec.options, self.flow, self.fail)
         self.group: SubscriptionGroup = SubscriptionGroup(
             self.flow, backoff, self.dispatcher.tick, self.events, self.dispatcher.unpack_budget
         )
-        self.subscriber: Subscriber = Subscriber(
-            spec, self.group, metadata, self.dispatcher.dispatch, self.fail, self.events
+        self._tasks = BackgroundTasks("consumer", self._close)
+        self.topics: TopicSubscriptions = TopicSubscriptions(
+            selection, spec, self.group, metadata, self.dispatcher.dispatch, self.fail, self.events, self._tasks
         )
         self.ended: anyio.Event = anyio.Event()
         self.error: NsqError | None = None
-        self._topic = spec.topic
         self._channel = spec.channel
         self._options = spec.options
         self._metadata = metadata
         self._dead_letters = dead_letters
-        self._tasks = BackgroundTasks("consumer", self._close)
         self._joined = False
         self._given = 0.0
         self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
@@ -114,7 +116,7 @@ class ConsumerSession:
             for task in tasks:
                 self._tasks.start_soon(task)
             with anyio.move_on_after(self._options.start_timeout):
-                await self.subscriber.started.wait()
+                await self.topics.started.wait()
         except BaseException:
             await self._tasks.aclose()
             raise
@@ -134,7 +136,7 @@ class ConsumerSession:
 
     async def _subscribe(self) -> None:
         try:
-            await self.subscriber.run(self._tasks)
+            await self.topics.run()
         except NsqError as error:
             self.fail(error)
 
@@ -146,7 +148,7 @@ class ConsumerSession:
             await self._drain()
         finally:
             self.dispatcher.cancel()
-            self.subscriber.forget()
+            self.topics.forget()
             await self._metadata.release()
         logger.info("drained and closed %s/%s", self._topic, self._channel, extra={"topic": self._topic})
 
@@ -170,14 +172,14 @@ class ConsumerSession:
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await self.dispatcher.wait_for_handlers()
         self.dispatcher.requeue_remaining()
-        await self.subscriber.close()
+        await self.topics.close()
 
     def fail(self, error: NsqError) -> None:
         """End because the consumer cannot continue; the first error is kept."""
         if self.error is None:
             self.error = error
             logger.error("the consumer cannot continue: %s", error, extra={"topic": self._topic})
-        self.subscriber.started.set()
+        self.topics.started.set()
         self.dispatcher.queue.wake()
         self.dispatcher.unpack_budget.wake()
         self.ended.set()
@@ -185,7 +187,7 @@ class ConsumerSession:
     def stop(self) -> None:
         """End because the user wants it; running handlers continue."""
         self.dispatcher.stop()
-        self.subscriber.started.set()  # nothing waits for subscriptions any more
+        self.topics.started.set()  # nothing waits for subscriptions any more
         self.ended.set()
 
     def work(self, handler: MessageHandler | BatchHandler, concurrency: int) -> None:
@@ -273,16 +275,20 @@ class ConsumerSession:
         return MessageBatch(messages)
 
     @property
+    def _topic(self) -> str:
+        return str(self.topics.selection)
+
+    @property
     def in_event_loop(self) -> bool:
         """Whether the caller runs in the event loop of the consumer."""
         return self._tasks.loop is not None and self._tasks.running_loop() is self._tasks.loop
 
-    async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
+    async def seek(self, position: Position, partitions: Sequence[int] | None, topic: str | None) -> None:
         """Move the channel; see `Consumer.seek`."""
         self._tasks.check()
         if self.dispatcher.stopped:
             raise InvalidState("the consumer is closed", topic=self._topic)
-        await self.subscriber.seeker.seek(position, partitions)
+        await self.topics.seek(position, partitions, topic)
 
     # Statistics
 
@@ -290,7 +296,7 @@ class ConsumerSession:
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The open connections."""
         return tuple(
-            ConsumerConnection(one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
+            ConsumerConnection(one.topic, one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
             for one in self.group.subscriptions
         )
 
@@ -298,16 +304,16 @@ class ConsumerSession:
         """Return the counters; see `Consumer.statistics`."""
         if not self._joined:
             self._tasks.check()
-        received, requeued, lost, size = self.subscriber.closed_counts
+        received, requeued, lost, size = self.group.closed_counts
         in_flight = 0
-        for subscription in self.group.live.values():
+        for subscription in tuple(self.group.live):
             received += subscription.received
             requeued += subscription.requeued
             in_flight += subscription.in_flight
             size += subscription.received_bytes
         return ConsumerStatistics(
             connections=self.connections,
-            reconnects=self.subscriber.reconnects,
+            reconnects=self.group.reconnects,
             received=received,
             # every received message is in one of these states: counted without work per message
             finished=received - requeued - lost - in_flight,

@@ -1,18 +1,10 @@
-"""What a consumer reports about itself: its connections, its counters, and events."""
+"""What a consumer reports about itself: its connections and its counters."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Literal
-
 from attrs import frozen
 
-__all__ = ("ConsumerConnection", "ConsumerEvent", "ConsumerEvents", "ConsumerStatistics", "EventKind")
-
-logger: logging.Logger = logging.getLogger("nsqext.consumer")
-
-EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
+__all__ = ("ConsumerConnection", "ConsumerStatistics")
 
 
 @frozen
@@ -20,6 +12,7 @@ class ConsumerConnection:
     """An open connection of a consumer.
 
     Attributes:
+        topic: name of the topic.
         partition: the partition; -1 at the original NSQ.
         node: ``host:port`` of the node.
         ready: the RDY count: messages that it may have in flight.
@@ -27,6 +20,7 @@ class ConsumerConnection:
         backoff: level of its backoff; 0 while handlers succeed.
     """
 
+    topic: str
     partition: int
     node: str
     ready: int
@@ -61,39 +55,3 @@ class ConsumerStatistics:
     bytes_received: int
     lookup_age: float | None
     lookup_failures: int
-
-
-@frozen
-class ConsumerEvent:
-    """Something that happened to a consumer.
-
-    Attributes:
-        kind: ``connected``: a partition was subscribed; ``disconnected``: a subscription ended; ``leader_moved``: the
-            lookup service names another leader; ``backoff``: the level of a backoff changed.
-        partition: the partition; -1 at the original NSQ, None where it concerns all.
-        node: ``host:port`` of the node; empty where it concerns all.
-        detail: the reason, for people.
-    """
-
-    kind: EventKind
-    partition: int | None
-    node: str
-    detail: str
-
-
-class ConsumerEvents:
-    """Calls the callbacks of a consumer."""
-
-    def __init__(self) -> None:
-        self.callbacks: list[Callable[[ConsumerEvent], object]] = []
-
-    def emit(self, kind: EventKind, partition: int | None, node: str, detail: str = "") -> None:
-        """Call all callbacks; their errors are logged."""
-        if not self.callbacks:
-            return
-        event = ConsumerEvent(kind, partition, node, detail)
-        for callback in tuple(self.callbacks):
-            try:
-                callback(event)
-            except Exception:
-                logger.exception("a callback for consumer events failed: %r", event)

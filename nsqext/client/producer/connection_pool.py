@@ -18,6 +18,7 @@ from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.transport.handshake import open_connection
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvents
     from nsqext.transport.connection import Connection
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
@@ -42,6 +43,7 @@ class PooledNode:
         failure: error of the last attempt to connect; None after success.
         rest_until: a node that could not be reached is avoided until then, in seconds of the monotonic clock.
         wanted: a topic needs the node.
+        reported: whether the connection was reported as an event, and its end was not.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class PooledNode:
         "failures",
         "negotiated",
         "node",
+        "reported",
         "rest_until",
         "wanted",
     )
@@ -66,6 +69,7 @@ class PooledNode:
         self.failures: int = 0
         self.rest_until: float = 0.0
         self.wanted: bool = True
+        self.reported: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -85,10 +89,12 @@ class ConnectionPool:
 
     Args:
         options: how to connect.
+        events: receives connections that open and end.
     """
 
-    def __init__(self, options: ConnectionOptions) -> None:
+    def __init__(self, options: ConnectionOptions, events: ClientEvents) -> None:
         self._options = options
+        self._events = events
         self._nodes: dict[Address, PooledNode] = {}
         self._closed = False
 
@@ -136,9 +142,7 @@ class ConnectionPool:
         node.connecting = done = anyio.Event()
         node.failure = None
         try:
-            if node.connection is not None:
-                node.connection.close()
-                node.connection = None
+            self._ended(node)
             connection, node.negotiated = await open_connection(node.address, self._options, IdentifyRequest())
             if self._closed:
                 connection.close()
@@ -146,6 +150,8 @@ class ConnectionPool:
             node.connection = connection
             node.failures = 0
             node.rest_until = 0.0
+            node.reported = True
+            self._events.emit("connected", None, None, node.node)
         except NsqError as error:
             node.failed(error)
             raise
@@ -153,6 +159,17 @@ class ConnectionPool:
             node.connecting = None
             done.set()
         return connection
+
+    def _ended(self, node: PooledNode) -> None:
+        """Forget a connection that ended, and report it."""
+        connection, node.connection = node.connection, None
+        if connection is None:
+            return
+        reason = connection.protocol.error
+        connection.close()
+        if node.reported:
+            node.reported = False
+            self._events.emit("disconnected", None, None, node.node, str(reason or "closed"))
 
     async def run(self) -> None:
         """Call `tick` periodically, until cancelled."""
@@ -170,9 +187,8 @@ class ConnectionPool:
                 continue
             connection.tick()
             connection.protocol.notices.clear()  # rejections of FIN, REQ and TOUCH, which a producer never sends
-            if not node.wanted and not connection.in_flight:
-                connection.close()
-                node.connection = None
+            if not connection.in_flight and not (node.wanted and connection.usable):
+                self._ended(node)
 
     @property
     def connections(self) -> int:
@@ -194,6 +210,4 @@ class ConnectionPool:
                     await connection.drain()
         finally:
             for node in self._nodes.values():
-                node.connection = None
-            for connection in connections:
-                connection.close()
+                self._ended(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 from weakref import WeakSet
@@ -12,6 +12,7 @@ from weakref import WeakSet
 import anyio
 from attrs import evolve
 
+from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
@@ -93,8 +94,9 @@ class Producer:
         if connect is not None:
             self.options = evolve(self.options, connect=connect)
         self._metadata = metadata_cache(lookupd, nsqd, self.options.lookup)
-        self._pool = ConnectionPool(self.options.connection)
-        self._router = Router(self.options, self._metadata, self._pool)
+        self._events = ClientEvents()
+        self._pool = ConnectionPool(self.options.connection, self._events)
+        self._router = Router(self.options, self._metadata, self._pool, self._events)
         self._sender = Sender(self.options, self._router, self._pool)
         self._counters = self._sender.counters
         self._key_lock = KeyLock()
@@ -262,6 +264,15 @@ class Producer:
             lookup_age=self._metadata.answer_age,
             lookup_failures=self._metadata.failures,
         )
+
+    def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
+        """Decorator: call a function when a node is connected or disconnected, or the leader of a partition moves.
+
+        It is called in the event loop and must not block; its errors are logged. A connection that ended while nothing
+        was published is reported within a second.
+        """
+        self._events.callbacks.append(callback)
+        return callback
 
     # Publishing
 

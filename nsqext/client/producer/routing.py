@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,13 @@ from nsqext.protocol.hashing import key_hash
 from nsqext.types import Receipt, TopicMeta
 
 if TYPE_CHECKING:
+    from nsqext.client.events import ClientEvents
     from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.protocol.hashing import KeyHash
+    from nsqext.types import Address
 
 __all__ = ("Route", "Router", "Target")
 
@@ -222,6 +224,7 @@ class Router:
         options: of the producer.
         metadata: partition maps of topics.
         pool: connections by node.
+        events: receives leaders that move.
 
     Attributes:
         routes: route by topic.
@@ -229,7 +232,9 @@ class Router:
         key_hash: maps a key and a number of partitions to a partition.
     """
 
-    def __init__(self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool) -> None:
+    def __init__(
+        self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool, events: ClientEvents
+    ) -> None:
         self.routes: dict[str, Route] = {}
         self.tasks: BackgroundTasks | None = None
         self.key_hash: KeyHash = key_hash(options.key_hash)
@@ -237,7 +242,9 @@ class Router:
         self._metadata = metadata
         self._pool = pool
         self._provisional: dict[str, tuple[PartitionMap, float]] = {}
+        self._events = events
         self._unwatch: dict[str, Callable[[], None]] = {}
+        self._leaders: dict[str, Mapping[int, Address]] = {}
         self._refreshing: set[str] = set()
         self._not_upgraded: dict[str, float] = {}
         self._answered = False
@@ -276,7 +283,8 @@ class Router:
                 self._keep_nodes()
             if topic not in self._unwatch and self._metadata.cached(topic, "w") is view:
                 # polled until `forget_idle` forgets the topic
-                self._unwatch[topic] = self._metadata.watch(topic, "w", _checked_by_next_publish)
+                self._leaders[topic] = view.leaders
+                self._unwatch[topic] = self._metadata.watch(topic, "w", self._view_changed)
         return route
 
     async def _ask(self, topic: str) -> PartitionMap:
@@ -380,10 +388,19 @@ class Router:
                 continue
             del self.routes[topic]
             self._unwatch.pop(topic, _not_watched)()
+            self._leaders.pop(topic, None)
         now = _clock()
         self._provisional = {topic: entry for topic, entry in self._provisional.items() if entry[1] > now}
         self._not_upgraded = {topic: until for topic, until in self._not_upgraded.items() if until > now}
         self._keep_nodes()
+
+    def _view_changed(self, view: PartitionMap) -> None:
+        """Report leaders that moved; the next publish compares the partition map itself."""
+        before, self._leaders[view.topic] = self._leaders.get(view.topic, {}), view.leaders
+        for partition, node in view.leaders.items():
+            known = before.get(partition, node)
+            if known != node:
+                self._events.emit("leader_moved", view.topic, partition, str(node), f"was {known}")
 
     def _keep_nodes(self) -> None:
         self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
@@ -397,7 +414,3 @@ class Router:
 
 def _not_watched() -> None:
     """Do nothing: the topic is not polled."""
-
-
-def _checked_by_next_publish(view: PartitionMap) -> None:
-    """Do nothing: the next publish compares the partition map."""

@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group
 
 import nsqext
-from nsqext import App, ConnectionOptions, Consumer, ConsumerEvent, ConsumerOptions, Message, Producer
+from nsqext import App, ClientEvent, ConnectionOptions, Consumer, ConsumerOptions, Message, Producer
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NegotiationFailed
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
 from tests.support.fake_lookupd import answering, http, serving
@@ -286,13 +286,13 @@ async def test_statistics(cluster: Cluster, topic: str) -> None:
 
 
 async def test_events_and_log_of_a_life(caplog: pytest.LogCaptureFixture) -> None:
-    events: list[ConsumerEvent] = []
+    events: list[ClientEvent] = []
     async with scripted_node(obey(), granted=PLAIN) as node:
         consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
         consumer.on_event(events.append)
 
         @consumer.on_event
-        def fail(event: ConsumerEvent) -> None:
+        def fail(event: ClientEvent) -> None:
             raise ValueError("of the callback")
 
         with caplog.at_level(logging.INFO, "nsqext.consumer"):
@@ -309,7 +309,7 @@ async def test_events_and_log_of_a_life(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_a_backoff_is_an_event() -> None:
-    events: list[ConsumerEvent] = []
+    events: list[ClientEvent] = []
     async with scripted_node(granted=PLAIN) as node:
         consumer = Consumer("t", "ch", nsqd=str(node), options=QUICK)
         consumer.on_event(events.append)

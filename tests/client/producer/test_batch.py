@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage, ProducerOptions
+from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.routing import Route
@@ -24,7 +25,11 @@ _OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_si
 
 def _route(*, extend: bool = False) -> Route:
     meta = TopicMeta(partition_num=1, extend_support=extend)
-    return Route("t", PartitionMap("t", meta=meta, leaders={0: Address("n", 1)}), ConnectionPool(ConnectionOptions()))
+    return Route(
+        "t",
+        PartitionMap("t", meta=meta, leaders={0: Address("n", 1)}),
+        ConnectionPool(ConnectionOptions(), ClientEvents()),
+    )
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=30))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.errors import ConnectionFailed, InvalidState, NsqError
 from nsqext.protocol.client.commands import NOP
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_concurrent_callers_share_one_connection() -> None:
     async with scripted_node(obey()) as node:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         place = pool.node(node.address)
         assert pool.node(node.address) is place
         connections = []
@@ -40,7 +41,7 @@ async def test_concurrent_callers_share_one_connection() -> None:
 async def test_concurrent_callers_share_one_failure() -> None:
     async with scripted_node() as node:
         pass
-    pool = ConnectionPool(ConnectionOptions())
+    pool = ConnectionPool(ConnectionOptions(), ClientEvents())
     place = pool.node(node.address)
     errors: list[NsqError] = []
 
@@ -59,7 +60,7 @@ async def test_concurrent_callers_share_one_failure() -> None:
 
 async def test_when_the_connecting_caller_is_cancelled_another_one_connects() -> None:
     async with scripted_node(granted=None) as node:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         place = pool.node(node.address)
         scope, done = anyio.CancelScope(), anyio.Event()
 
@@ -89,7 +90,7 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
 
 async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -> None:
     async with scripted_node() as node:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         place = pool.node(node.address)
         connection = await pool.connection(place)
         peer = await node.accept()
@@ -110,7 +111,7 @@ async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -
 async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
     """An old route still publishes through the pool, over the connection that new routes use."""
     async with scripted_node(obey()) as node:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         old = pool.node(node.address)
         await pool.connection(old)
         for number in range(1000):
@@ -137,7 +138,7 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
 
 async def test_closing_sends_pending_writes() -> None:
     async with scripted_node() as node:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         connection = await pool.connection(pool.node(node.address))
         peer = await node.accept()
         connection.write(NOP)
@@ -148,7 +149,7 @@ async def test_closing_sends_pending_writes() -> None:
 
 async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None:
     async with scripted_node() as stuck, scripted_node() as idle:
-        pool = ConnectionPool(ConnectionOptions())
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
         connections = []
         for node in (stuck, idle):
             connections.append(await pool.connection(pool.node(node.address)))
@@ -159,3 +160,21 @@ async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None
             await anyio.wait_all_tasks_blocked()
             pool.node(Address("127.0.0.1", 1))  # another task learns of a node meanwhile
         assert [connection.closed for connection in connections] == [True, True]
+
+
+async def test_connections_that_open_and_end_are_events() -> None:
+    events: list[ClientEvent] = []
+    reporter = ClientEvents()
+    reporter.callbacks.append(events.append)
+    async with scripted_node(obey()) as node:
+        pool = ConnectionPool(ConnectionOptions(), reporter)
+        place = pool.node(node.address)
+        connection = await pool.connection(place)
+        assert [(event.kind, event.node) for event in events] == [("connected", str(node))]
+        connection.close()
+        pool.tick()
+        pool.tick()
+        assert [event.kind for event in events] == ["connected", "disconnected"]
+        await pool.connection(place)
+        await pool.aclose()
+        assert [event.kind for event in events] == ["connected", "disconnected"] * 2

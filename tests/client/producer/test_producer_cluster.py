@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 
-from nsqext import OutgoingMessage, Producer, ProducerOptions, Receipt
+from nsqext import ClientEvent, OutgoingMessage, Producer, ProducerOptions, Receipt
 from nsqext.broker import Cluster
 from nsqext.errors import ExtendNotSupported
 from tests.support.fake_nsqd import until
@@ -110,6 +110,23 @@ async def test_unkeyed_messages_hardly_notice_a_node_that_dies() -> None:
         assert dead not in nodes
         assert len(nodes) == 2
     assert taken - pauses.total < 1.5
+
+
+async def test_a_leader_that_moves_is_an_event(cluster: Cluster) -> None:
+    cluster.create_topic("moves", replicas=2, channels=["ch"])
+    events: list[ClientEvent] = []
+    producer = Producer(cluster.lookupd)
+    producer.on_event(events.append)
+    async with producer:
+        await producer.publish("moves", b"before")
+        old = cluster.leader("moves")
+        new = next(name for name in cluster.in_sync("moves") if name != old)
+        cluster.move_leader("moves", 0, new)
+        await producer.publish("moves", b"after")
+    (moved,) = [event for event in events if event.kind == "leader_moved"]
+    assert (moved.topic, moved.partition, moved.node) == ("moves", 0, cluster.nodes[new].tcp)
+    assert moved.detail == f"was {cluster.nodes[old].tcp}"
+    assert {event.node for event in events if event.kind == "connected"} >= {moved.node, cluster.nodes[old].tcp}
 
 
 async def test_the_original_nsq_through_lookup() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
@@ -27,7 +28,9 @@ _OPTIONS = ProducerOptions()
 def _route(partitions: int = 2, *, extend: bool = False) -> Route:
     leaders = {partition: Address("n", 1) for partition in range(partitions)}
     meta = TopicMeta(partition_num=partitions, extend_support=extend)
-    return Route("t", PartitionMap("t", meta=meta, leaders=leaders), ConnectionPool(ConnectionOptions()))
+    return Route(
+        "t", PartitionMap("t", meta=meta, leaders=leaders), ConnectionPool(ConnectionOptions(), ClientEvents())
+    )
 
 
 def _sorter(route: Route, options: ProducerOptions = _OPTIONS, key: bytes | None = None) -> BatchPlanner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsqext.client.events import ClientEvents
 from nsqext.client.producer import routing as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.routing import Route
@@ -27,7 +28,7 @@ def _route(
         nodes=tuple(map(_node, nodes)),
         unlisted=unlisted,
     )
-    return Route("t", view, ConnectionPool(ConnectionOptions()))
+    return Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()))
 
 
 def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
@@ -35,7 +36,7 @@ def test_targets_are_used_in_turn_and_a_new_route_continues() -> None:
     partitions = [route.any().partition for _ in range(6)]
     assert sorted(partitions[:3]) == [0, 1, 2]
     assert partitions[:3] == partitions[3:]
-    after = Route("t", route.view, ConnectionPool(ConnectionOptions()), route)
+    after = Route("t", route.view, ConnectionPool(ConnectionOptions(), ClientEvents()), route)
     assert after.any().partition == partitions[0]
 
 

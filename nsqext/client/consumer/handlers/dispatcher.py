@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchCollector
     from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import DeadLetterHook
-    from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
+    from nsqext.client.consumer.options import ConsumerOptions, DeadLetterHook
     from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.tasks import BackgroundTasks
@@ -41,7 +40,7 @@ class MessageDispatcher:
     """Queues received messages, in one queue or in one for each worker, and runs the workers.
 
     Args:
-        spec: what is consumed.
+        options: of the consumer.
         flow: receives the number of messages that wait for their keys.
         failed: called when the key of a message cannot be read.
 
@@ -52,19 +51,18 @@ class MessageDispatcher:
     """
 
     def __init__(
-        self, spec: SubscriptionSpec, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
+        self, options: ConsumerOptions, flow: RdyDistributor[Subscription], failed: Callable[[NsqError], None]
     ) -> None:
         self.queue: MessageQueue = MessageQueue()
         self.held: HeldMessages = HeldMessages()
-        self.unpack_budget: UnpackBudget = UnpackBudget(spec.options.delivery.max_unpacked_bytes)
+        self.unpack_budget: UnpackBudget = UnpackBudget(options.delivery.max_unpacked_bytes)
         self._unstarted: list[Message] = []
         self._closing = False
-        self._topic = spec.topic
-        self._options = spec.options
+        self._options = options
         self._flow = flow
         self._failed = failed
         self._delays = DelayedRequeues()
-        self._stall = StallWatch(spec.options.delivery.block_warning, "the loop over the consumer")
+        self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None
 
@@ -93,11 +91,11 @@ class MessageDispatcher:
         An ordered message is redelivered when its connection was lost, while its handler still runs: the handler
         continues with the new delivery, rather than beside a second call that the next message does not wait for.
         """
-        running = {message.id: message for message in self._running()}
+        running = {(message.topic, message.partition, message.id): message for message in self._running()}
         others = []
         for message in messages:
-            known = running.get(message.id)
-            if known is None or known.answered or known.partition != message.partition:
+            known = running.get((message.topic, message.partition, message.id))
+            if known is None or known.answered:
                 others.append(message)
             else:
                 known.renew(message)
@@ -132,7 +130,7 @@ class MessageDispatcher:
         if self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
             touch_due((*running, *held, *self._delays.waiting, *queued), now)
-        self._stall.tick(late, running, self._topic)
+        self._stall.tick(late, running)
         return changed
 
     def start_workers(

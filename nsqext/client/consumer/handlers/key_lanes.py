@@ -194,7 +194,7 @@ class KeyLanes:
         self._ordered_by_server = ordered_by_server
         self._redelivery_wait = _FAILOVER_WAIT if ordered_by_server else delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
-        self._orders: dict[int | str, PartitionOrder] = {}
+        self._orders: dict[tuple[str, int | str], PartitionOrder] = {}
         self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
         self._waits: dict[_WaitKey, _Wait] = {}
         self._unstarted: list[Message] = []
@@ -235,7 +235,7 @@ class KeyLanes:
             lane.wake()
 
     def _owner(self, owner: Owner) -> KeyLaneOwner:
-        name = owner.partition if owner.partition >= 0 else owner.node
+        name = (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
         order = self._orders.get(name)
         if order is None:
             order = self._orders[name] = PartitionOrder(ordered_by_server=self._ordered_by_server)

@@ -37,13 +37,12 @@ class StallWatch:
         if self._limit and seconds > self._limit / 2:
             self._slow.append((seconds, _names(messages)))
 
-    def tick(self, late: float, running: Sequence[Message], topic: str) -> None:
+    def tick(self, late: float, running: Sequence[Message]) -> None:
         """Report the delay of the timer if it is above the limit.
 
         Args:
             late: the delay, in seconds.
             running: messages whose handlers run.
-            topic: for the log.
         """
         slow, self._slow = self._slow, []
         if not self._limit or late < self._limit:
@@ -60,7 +59,7 @@ class StallWatch:
             "give blocking work to a thread (anyio.to_thread.run_sync)",
             late,
             reason,
-            extra={"topic": topic, "seconds": late},
+            extra={"seconds": late},
         )
 
 

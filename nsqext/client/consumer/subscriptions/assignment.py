@@ -1,4 +1,4 @@
-"""What a consumer consumes, and the state of each of its partitions, which outlives subscriptions."""
+"""How a consumer subscribes, and the state of each of its partitions, which outlives subscriptions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ Key = int | Address
 
 @frozen
 class SubscriptionSpec:
-    """What a consumer consumes.
+    """How a consumer subscribes to its topics.
 
     Attributes:
-        topic: name of the topic.
         channel: name of the channel.
         tag: the tag that messages must have; None without one.
         options: the consumer's options.
     """
 
-    topic: str
     channel: str
     tag: str | None
     options: ConsumerOptions

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqext.client.consumer.message import UnpackBudget
-    from nsqext.client.consumer.statistics import ConsumerEvents
-    from nsqext.client.consumer.subscriptions.assignment import Key
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.client.events import ClientEvents
 
 __all__ = ("SubscriptionGroup",)
 
@@ -42,8 +41,11 @@ class SubscriptionGroup:
         unpack_budget: bounds the unpacked bytes of compressed messages.
 
     Attributes:
-        live: open subscriptions by their partitions or nodes.
+        live: open subscriptions, of all topics.
         backoff: of the consumer.
+        opened: how many subscriptions were opened.
+        reconnects: subscriptions that were made again after a connection had ended.
+        closed_counts: received, requeued, lost and bytes of the subscriptions that ended.
     """
 
     def __init__(
@@ -51,12 +53,15 @@ class SubscriptionGroup:
         flow: RdyDistributor[Subscription],
         backoff: Backoff,
         ticked: Callable[[float, float], bool],
-        events: ConsumerEvents,
+        events: ClientEvents,
         unpack_budget: UnpackBudget,
     ) -> None:
         self.unpack_budget: UnpackBudget = unpack_budget
-        self.live: dict[Key, Subscription] = {}
+        self.live: dict[Subscription, None] = {}  # a set that keeps the order
         self.backoff: Backoff = backoff
+        self.opened: int = 0
+        self.reconnects: int = 0
+        self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._flow = flow
         self._ticked = ticked
         self._events = events
@@ -70,21 +75,31 @@ class SubscriptionGroup:
     @property
     def subscriptions(self) -> list[Subscription]:
         """The subscriptions whose connections are open."""
-        return [subscription for subscription in self.live.values() if subscription.live]
+        return [subscription for subscription in tuple(self.live) if subscription.live]
 
-    def add(self, key: Key, subscription: Subscription) -> None:
+    def add(self, subscription: Subscription) -> None:
         """Add a subscription that was opened."""
-        self.live[key] = subscription
+        self.live[subscription] = None
+        self.opened += 1
         self._flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
         self.rebalance()
         self._wake_timer()  # its message timeout may be shorter than the pause
 
-    def remove(self, key: Key, subscription: Subscription) -> None:
-        """Remove a subscription; one that was never added is ignored."""
-        if self.live.get(key) is subscription:
-            del self.live[key]
+    def remove(self, subscription: Subscription) -> bool:
+        """Remove a subscription that ended; returns whether it had been added."""
+        added = subscription in self.live
+        if added:
+            del self.live[subscription]
+        received, requeued, lost, size = self.closed_counts
+        self.closed_counts = (
+            received + subscription.received,
+            requeued + subscription.requeued,
+            lost + subscription.in_flight,
+            size + subscription.received_bytes,
+        )
         self._flow.remove(subscription)
         self.rebalance()
+        return added
 
     # RDY
 
@@ -112,15 +127,15 @@ class SubscriptionGroup:
     def _note_backoffs(self) -> bool:
         """Report changed backoff levels; returns whether any backoff is active."""
         active = self.backoff.level > 0
-        for subscription in self.live.values():
+        for subscription in self.live:
             backoff = subscription.backoff
             level, before = backoff.level, self._levels.get(backoff, 0)
             active = active or level > 0
             if level != before:
                 self._levels[backoff] = level
                 own = backoff is not self.backoff
-                partition = subscription.partition if own else None
-                self._events.emit("backoff", partition, subscription.node if own else "", f"level {level}")
+                topic, partition = (subscription.topic, subscription.partition) if own else (None, None)
+                self._events.emit("backoff", topic, partition, subscription.node if own else "", f"level {level}")
         if not active:
             self._levels.clear()
         return active
@@ -175,7 +190,7 @@ class SubscriptionGroup:
 
     def _pause(self) -> float:
         """Return the seconds until the next tick."""
-        subscriptions = self.live.values()
+        subscriptions = self.live
         in_flight = any(subscription.in_flight for subscription in subscriptions)
         self._idle = not (in_flight or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
         if not self._idle:
@@ -190,7 +205,7 @@ class SubscriptionGroup:
         return max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
 
     def _backoffs(self) -> set[Backoff]:
-        return {self.backoff, *(subscription.backoff for subscription in self.live.values())}
+        return {self.backoff, *(subscription.backoff for subscription in self.live)}
 
     def _until_probe(self, now: float) -> float:
         """Return the seconds until the pause of a backoff ends."""

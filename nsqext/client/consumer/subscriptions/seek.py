@@ -24,15 +24,20 @@ class ChannelSeeker:
     """Records where the channel has to be moved to at each partition, and moves it before RDY is sent.
 
     Args:
-        spec: what is consumed.
+        topic: name of the topic.
+        spec: how it is consumed.
         assignments: the assignments by their keys; maintained by the subscriber.
         live: the open subscriptions; likewise.
     """
 
     def __init__(
-        self, spec: SubscriptionSpec, assignments: Mapping[Key, Assignment], live: Mapping[Key, Subscription]
+        self,
+        topic: str,
+        spec: SubscriptionSpec,
+        assignments: Mapping[Key, Assignment],
+        live: Mapping[Key, Subscription],
     ) -> None:
-        self._topic = spec.topic
+        self._topic = topic
         self._channel = spec.channel
         self._options = spec.options
         self._assignments = assignments

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.statistics import ConsumerEvents
     from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
+    from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
@@ -93,51 +93,62 @@ def is_stale_meta(error: NsqError | None) -> bool:
 
 
 class Subscriber:
-    """The subscriptions of one consumer.
+    """The subscriptions of a consumer to the partitions of one topic.
 
     Args:
-        spec: what is consumed.
+        topic: name of the topic.
+        spec: how it is consumed.
         group: the open subscriptions.
         metadata: where the leaders of the partitions are looked up.
         deliver: called with the messages of each read.
-        fail: called with an error after which the consumer cannot continue.
+        fail: called with an error after which the topic cannot be consumed.
         events: receives connections that open and end, and leaders that move.
+        discovered: the topic was found by a pattern: its partitions are given up once the lookup service does not know
+            it, because a subscription would create it again at the original NSQ.
 
     Attributes:
         seeker: moves the channel.
-        started: set when all partitions of the first lookup are subscribed, or the consumer cannot continue.
+        started: set when all partitions of the first lookup are subscribed, or the topic is left.
         closing: whether no further subscription is made.
-        reconnects: subscriptions that were made again.
-        closed_counts: received, requeued, lost and bytes of the subscriptions that ended.
+        vanished: whether partitions of a discovered topic were given up.
     """
 
     def __init__(
         self,
+        topic: str,
         spec: SubscriptionSpec,
         group: SubscriptionGroup,
         metadata: MetadataCache,
         deliver: Callable[[list[Message]], None],
         fail: Callable[[NsqError], None],
-        events: ConsumerEvents,
+        events: ClientEvents,
+        *,
+        discovered: bool = False,
     ) -> None:
+        self._topic = topic
         self._spec = spec
         self._options = spec.options
-        self._topic = spec.topic
         self._group = group
         self._metadata = metadata
         self._deliver = deliver
         self._fail = fail
         self._events = events
+        self._discovered = discovered
         self._assignments: dict[Key, Assignment] = {}
+        self._live: dict[Key, Subscription] = {}
         self._changed = anyio.Event()
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
-        self.seeker: ChannelSeeker = ChannelSeeker(spec, self._assignments, group.live)
+        self.seeker: ChannelSeeker = ChannelSeeker(topic, spec, self._assignments, self._live)
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
-        self.reconnects: int = 0
-        self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.vanished: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no partition is subscribed, and no attempt to subscribe to one is made."""
+        return not self._assignments
 
     async def run(self, tasks: BackgroundTasks) -> None:
         """Start a task for every partition that the lookup service lists, now and later.
@@ -150,6 +161,8 @@ class Subscriber:
         while not self.closing:
             changed = self._changed
             view = await self._first_view()
+            if view is None:
+                return
             self._check_partitions(view)
             keys: list[Key] = [*view.leaders, *view.nodes]
             for key in keys:
@@ -172,12 +185,12 @@ class Subscriber:
                 f"the topic has {view.partition_num} partitions, not number {wrong[0]}", topic=self._topic
             )
 
-    async def _first_view(self) -> PartitionMap:
-        """Return a view with something to subscribe to, as soon as there is one."""
+    async def _first_view(self) -> PartitionMap | None:
+        """Return a view with something to subscribe to, as soon as there is one; None if the topic is left before."""
         pause = self._options.reconnect_wait
         deadline = _clock() + self._options.lookup_timeout
         answered = warned = False
-        while True:
+        while not self.closing:
             view = self._metadata.cached(self._topic, "r")
             if view is not None and (view.leaders or view.nodes):
                 return view
@@ -199,19 +212,22 @@ class Subscriber:
                 warned = True
             await anyio.sleep(pause)
             pause = min(pause * 2, 1.0, max(self._options.max_reconnect_wait, self._options.reconnect_wait))
+        return None
 
     def _view_changed(self, view: PartitionMap) -> None:
         self._changed.set()
         self._changed = anyio.Event()
         if self.closing:
             return
-        for key, subscription in list(self._group.live.items()):
+        for key, subscription in list(self._live.items()):
             if not subscription.live:
                 continue
             address = _address(view, key)
             if address is not None and address != subscription.request.address:
                 self._log(logging.INFO, self._assignments.get(key), f"leader moved to {address}", subscription.node)
-                self._events.emit("leader_moved", subscription.partition, str(address), f"was {subscription.node}")
+                self._events.emit(
+                    "leader_moved", self._topic, subscription.partition, str(address), f"was {subscription.node}"
+                )
             elif view.meta.partition_num and not subscription.request.fits(view.meta):
                 # an upgraded topic sends nothing to a connection without extend support (captured: upgrade_ext)
                 self._log(logging.INFO, self._assignments.get(key), "the topic was changed", subscription.node)
@@ -240,7 +256,9 @@ class Subscriber:
         while not self.closing:
             view = self._metadata.cached(self._topic, "r")
             address = _address(view, assignment.key) if view is not None else None
-            if address is None or view is None:
+            gone = self._discovered and self._metadata.is_unknown(self._topic, "r")
+            self.vanished = self.vanished or gone
+            if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
                 assignment.moved.set()  # wakes a seek that waits for this partition
                 return
@@ -284,6 +302,8 @@ class Subscriber:
         longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
         if failures > 1 or not is_stale_meta(error):
             await anyio.sleep(random.uniform(0, longest))
+        if self.closing:
+            return
         suspect = assignment.key if isinstance(assignment.key, int) and is_not_leader(error) else None
         try:
             await self._metadata.refresh(self._topic, "r", view, suspect)
@@ -294,7 +314,7 @@ class Subscriber:
         """Subscribe and read until the connection ends; returns why."""
         spec, group = self._spec, self._group
         request = SubscribeRequest(
-            spec.topic, spec.channel, assignment.partition, address, view.meta, spec.tag, self._options
+            self._topic, spec.channel, assignment.partition, address, view.meta, spec.tag, self._options
         )
         if spec.tag is not None and not view.meta.extend_support and not assignment.opened:
             logger.warning(
@@ -320,23 +340,24 @@ class Subscriber:
         return reason
 
     def _connected(self, assignment: Assignment, subscription: Subscription) -> None:
-        self._group.add(assignment.key, subscription)
-        self._events.emit("connected", assignment.partition, subscription.node)
+        self._live[assignment.key] = subscription
+        self._group.add(subscription)
+        self._events.emit("connected", self._topic, assignment.partition, subscription.node)
         if assignment.ended_at:
-            self.reconnects += 1
+            self._group.reconnects += 1
             assignment.warned_at = float("-inf")
             self._log(logging.INFO, assignment, f"back after {_clock() - assignment.ended_at:.1f} s", subscription.node)
         elif self.started.is_set():
             self._log(logging.INFO, assignment, "subscribed", subscription.node)
         self._group.flush()
-        if self._expected is not None and len(self._group.live) >= self._expected and not self.started.is_set():
+        if self._expected is not None and len(self._live) >= self._expected and not self.started.is_set():
             self.log_subscribed()
             self.started.set()
 
     def log_subscribed(self) -> None:
         """Log the open subscriptions, in one line."""
         places: dict[str, list[str]] = {}
-        for subscription in self._group.subscriptions:
+        for subscription in self._open():
             places.setdefault(subscription.node, []).append(str(subscription.partition))
         text = ", ".join(
             node if partitions == ["-1"] else f"{node} (partitions {', '.join(partitions)})"
@@ -347,30 +368,29 @@ class Subscriber:
 
     def _disconnected(self, assignment: Assignment, subscription: Subscription, reason: NsqError | None) -> None:
         subscription.end()
-        was_open = self._group.live.get(assignment.key) is subscription
-        self._group.remove(assignment.key, subscription)
-        received, requeued, lost, size = self.closed_counts
-        self.closed_counts = (
-            received + subscription.received,
-            requeued + subscription.requeued,
-            lost + subscription.in_flight,
-            size + subscription.received_bytes,
-        )
-        if was_open:
+        if self._group.remove(subscription):
+            del self._live[assignment.key]
             assignment.ended_at = _clock()
-            self._events.emit("disconnected", assignment.partition, subscription.node, str(reason or "closed"))
+            self._events.emit(
+                "disconnected", self._topic, assignment.partition, subscription.node, str(reason or "closed")
+            )
 
     # The end
 
     async def close(self) -> None:
-        """Close all subscriptions, concurrently."""
+        """Close all subscriptions, concurrently; no further ones are made."""
         self.closing = True
+        self.started.set()
+        self._changed.set()
         for assignment in self._assignments.values():
             assignment.moved.set()
         self._group.flush()
         async with anyio.create_task_group() as tasks:
-            for subscription in self._group.subscriptions:
+            for subscription in self._open():
                 tasks.start_soon(subscription.close)
+
+    def _open(self) -> list[Subscription]:
+        return [subscription for subscription in self._live.values() if subscription.live]
 
     def forget(self) -> None:
         """Stop watching the topic."""

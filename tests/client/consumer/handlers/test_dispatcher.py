@@ -10,7 +10,6 @@ import pytest
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, Message, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def dispatcher(failed: list[NsqError]) -> MessageDispatcher:
     """A dispatcher without lanes and workers."""
     flow = RdyDistributor[Subscription](10, Backoff(BackoffOptions()))
-    return MessageDispatcher(SubscriptionSpec("t", "ch", None, ConsumerOptions()), flow, failed.append)
+    return MessageDispatcher(ConsumerOptions(), flow, failed.append)
 
 
 def test_messages_wait_in_one_row() -> None:

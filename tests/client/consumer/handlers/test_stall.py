@@ -20,7 +20,7 @@ def test_a_handler_that_took_as_long_as_the_delay_is_named(caplog: pytest.LogCap
     watch = StallWatch(1.0, "the handler work")
     watch.took([make_message(RecordingOwner(), 1)], 2.9)
     watch.took([make_message(RecordingOwner(), 2)], 0.6)
-    watch.tick(3.0, [make_message(RecordingOwner(), 3)], "t")
+    watch.tick(3.0, [make_message(RecordingOwner(), 3)])
     (record,) = caplog.records
     assert "blocked for 3.0 s; the handler work was handling <Message t[3] id=0000000000000001" in record.message
     assert "id=0000000000000002" not in record.message
@@ -28,22 +28,22 @@ def test_a_handler_that_took_as_long_as_the_delay_is_named(caplog: pytest.LogCap
 
 
 def test_a_running_handler_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)], "t")
+    StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)])
     assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text
 
 
 def test_another_part_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
-    StallWatch(1.0, "the handler work").tick(3.0, [], "t")
+    StallWatch(1.0, "the handler work").tick(3.0, [])
     assert "no handler of this consumer was running" in caplog.text
 
 
 def test_a_handler_that_waits_does_not_block(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(1.0, "the handler work")
     watch.took([make_message(RecordingOwner())], 60.0)
-    watch.tick(0.1, [], "t")
+    watch.tick(0.1, [])
     off = StallWatch(0.0, "the handler work")
     off.took([make_message(RecordingOwner())], 60.0)
-    off.tick(60.0, [], "t")
+    off.tick(60.0, [])
     assert not caplog.records
 
 

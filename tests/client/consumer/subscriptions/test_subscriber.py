@@ -204,7 +204,7 @@ async def test_a_node_of_the_original_that_leaves_lookup_is_forgotten() -> None:
             await eventually(lambda: consumer._directory.cached("t", "r").nodes == (one.address,))  # type: ignore[union-attr]
             for peer in two.peers:
                 await peer.close()
-            await eventually(lambda: len(consumer._session.subscriber._assignments) == 1)
+            await eventually(lambda: len(consumer._session.topics._subscribers["t"]._assignments) == 1)
             assert [place.node for place in consumer.connections] == [str(one)]
 
 

@@ -1,0 +1,261 @@
+"""The topics of a consumer: names and patterns, and the subscriptions to each topic that they select."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from nsqext.client.consumer.subscriptions.subscriber import Subscriber
+from nsqext.client.tasks import first_error
+from nsqext.errors import InvalidInput, InvalidSetting, LookupFailed, LookupUnreachable, NsqError
+from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
+    from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
+    from nsqext.client.events import ClientEvents
+    from nsqext.client.tasks import BackgroundTasks
+    from nsqext.lookup.metadata import MetadataCache
+
+__all__ = ("TopicSelection", "TopicSubscriptions")
+
+logger: logging.Logger = logging.getLogger("nsqext.consumer")
+
+_clock = time.monotonic
+
+
+class TopicSelection:
+    """The topics that a consumer selects.
+
+    Args:
+        topics: a name or a pattern, or several of both. In a pattern ``*`` stands for any number of characters and
+            ``?`` for one; ``#ephemeral`` topics match only where the pattern ends with it.
+        excluded: a topic that patterns do not match: that of the consumer's dead letters.
+
+    Attributes:
+        given: the names and patterns, each once.
+        names: the names among them.
+        patterns: the patterns among them.
+
+    Raises:
+        InvalidName: a name that servers refuse, or a pattern that no name can match.
+        InvalidSetting: no topic is given.
+    """
+
+    def __init__(self, topics: str | Iterable[str], excluded: str | None = None) -> None:
+        self.given: tuple[str, ...] = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+        if not self.given:
+            raise InvalidSetting(f"topics={topics!r} leaves nothing to consume", hint="give a name or a pattern")
+        self.names: tuple[str, ...] = tuple(check_topic(name) for name in self.given if not is_topic_pattern(name))
+        self.patterns: tuple[str, ...] = tuple(pattern for pattern in self.given if is_topic_pattern(pattern))
+        self._expressions = tuple(check_topic_pattern(pattern) for pattern in self.patterns)
+        self._excluded = excluded
+
+    @property
+    def single(self) -> bool:
+        """Whether it is the name of one topic."""
+        return len(self.given) == 1 and not self.patterns
+
+    def matches(self, topic: str) -> bool:
+        """Return whether a topic is selected."""
+        if topic in self.names:
+            return True
+        return topic != self._excluded and any(one.fullmatch(topic) is not None for one in self._expressions)
+
+    def __str__(self) -> str:
+        return ",".join(self.given)
+
+
+class TopicSubscriptions:
+    """The subscriptions of one consumer: a `Subscriber` for each topic, all with one distribution of RDY.
+
+    Topics that match a pattern are found in the list of the lookup service, which is read again after
+    ``poll_interval``. A topic that was deleted is left when its connections have ended; a list that lacks a topic whose
+    connections work changes nothing. A found topic that servers refuse for good is logged and tried again after the
+    next poll; an error of a topic that was given by its name ends the consumer.
+
+    Args:
+        selection: the topics.
+        spec: how they are consumed.
+        group: the open subscriptions.
+        metadata: where topics and leaders are looked up.
+        deliver: called with the messages of each read.
+        fail: called with an error after which the consumer cannot continue.
+        events: receives what happens to connections.
+        tasks: where the tasks of partitions and topics run.
+
+    Attributes:
+        selection: the topics.
+        started: set when all partitions of the first topics are subscribed, or the consumer cannot continue.
+    """
+
+    def __init__(
+        self,
+        selection: TopicSelection,
+        spec: SubscriptionSpec,
+        group: SubscriptionGroup,
+        metadata: MetadataCache,
+        deliver: Callable[[list[Message]], None],
+        fail: Callable[[NsqError], None],
+        events: ClientEvents,
+        tasks: BackgroundTasks,
+    ) -> None:
+        self.selection: TopicSelection = selection
+        self.started: anyio.Event = anyio.Event()
+        self._spec = spec
+        self._group = group
+        self._metadata = metadata
+        self._deliver = deliver
+        self._fail = fail
+        self._events = events
+        self._subscribers: dict[str, Subscriber] = {}
+        self._tasks = tasks
+        self._changed = anyio.Event()
+        self._listed = False
+        self._closing = False
+
+    # The topics
+
+    def select(self, selection: TopicSelection) -> None:
+        """Consume other topics from now on."""
+        self.selection = selection
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Subscribe to the selected topics, those that appear later included.
+
+        Raises:
+            LookupFailed: no lookup address gave a usable list of topics at first.
+        """
+        deadline = _clock() + self._spec.options.lookup_timeout
+        pause = self._spec.options.reconnect_wait
+        while not self._closing:
+            self._changed = anyio.Event()
+            listed = await self._list(deadline)
+            if self._closing:
+                return
+            self._update(listed)
+            if not self.selection.patterns:
+                pause = float("inf")
+            elif listed is None and not self._listed:
+                pause = min(pause * 2, 1.0)
+            else:
+                lookup = self._metadata.options
+                pause = lookup.poll_interval * (1 + lookup.poll_jitter * random.uniform(-1, 1))
+            with anyio.move_on_after(pause):
+                await self._changed.wait()
+
+    async def _list(self, deadline: float) -> set[str] | None:
+        """Return the topics that match a pattern; None if the lookup service does not list topics now."""
+        if not self.selection.patterns:
+            return set()
+        try:
+            topics = await self._metadata.topics(max_age=self._metadata.options.poll_interval / 2)
+        except LookupFailed as error:
+            if not self._listed and not (isinstance(error, LookupUnreachable) and _clock() < deadline):
+                raise  # a wrong address is reported at once
+            logger.warning("topics cannot be listed: %s", error, extra={"topic": str(self.selection)})
+            return None
+        found = set(filter(self.selection.matches, topics))
+        if not (self._listed or found):
+            logger.info("no topic matches %s so far", self.selection, extra={"topic": str(self.selection)})
+        self._listed = True
+        return found
+
+    def _update(self, listed: set[str] | None) -> None:
+        wanted = dict.fromkeys((*self.selection.names, *sorted(listed or ())))
+        for topic, subscriber in tuple(self._subscribers.items()):
+            gone = listed is not None and topic not in wanted
+            if not self.selection.matches(topic) or (subscriber.idle and (gone or subscriber.vanished)):
+                self._leave(topic)
+        for topic in wanted:
+            if topic not in self._subscribers:
+                self._join(topic)
+        if not self.started.is_set() and (self._listed or not self.selection.patterns):
+            self._tasks.start_soon(self._wait_started)
+
+    def _join(self, topic: str) -> None:
+        discovered = topic not in self.selection.names
+        fail = partial(self._refused, topic) if discovered else self._fail
+        subscriber = self._subscribers[topic] = Subscriber(
+            topic,
+            self._spec,
+            self._group,
+            self._metadata,
+            self._deliver,
+            fail,
+            self._events,
+            discovered=discovered,
+        )
+        self._tasks.start_soon(self._run, subscriber, fail)
+
+    def _leave(self, topic: str) -> None:
+        logger.info("left %s/%s", topic, self._spec.channel, extra={"topic": topic, "channel": self._spec.channel})
+        self._tasks.start_soon(self._end, self._subscribers.pop(topic))
+
+    def _refused(self, topic: str, error: NsqError) -> None:
+        """Leave a topic until the next poll; fail if no topic was ever subscribed, because the settings are wrong."""
+        if topic not in self._subscribers:
+            return
+        extra = {"topic": topic, "channel": self._spec.channel}
+        logger.warning("%s/%s cannot be consumed: %s", topic, self._spec.channel, error, extra=extra)
+        self._leave(topic)
+        if not self._subscribers and not self._group.opened:
+            self._fail(error)
+
+    async def _run(self, subscriber: Subscriber, fail: Callable[[NsqError], None]) -> None:
+        try:
+            await subscriber.run(self._tasks)
+        except NsqError as error:
+            fail(error)
+
+    async def _end(self, subscriber: Subscriber) -> None:
+        await subscriber.close()
+        subscriber.forget()
+
+    async def _wait_started(self) -> None:
+        for subscriber in tuple(self._subscribers.values()):
+            await subscriber.started.wait()
+        self.started.set()
+
+    # Seeking and closing
+
+    async def seek(self, position: Position, partitions: Sequence[int] | None, topic: str | None) -> None:
+        """Move the channel; see `Consumer.seek`."""
+        if topic is not None and topic not in self._subscribers:
+            raise InvalidInput("the consumer does not consume this topic", topic=topic)
+        if partitions is not None and topic is None and not self.selection.single:
+            raise InvalidInput("partitions of which topic?", hint="give topic= as well")
+        chosen = [self._subscribers[topic]] if topic is not None else list(self._subscribers.values())
+        if len(chosen) == 1:
+            await chosen[0].seeker.seek(position, partitions)
+            return
+        try:
+            async with anyio.create_task_group() as tasks:
+                for subscriber in chosen:
+                    tasks.start_soon(subscriber.seeker.seek, position, partitions)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def close(self) -> None:
+        """Close all subscriptions, concurrently."""
+        self._closing = True
+        self._changed.set()
+        async with anyio.create_task_group() as tasks:
+            for subscriber in self._subscribers.values():
+                tasks.start_soon(subscriber.close)
+
+    def forget(self) -> None:
+        """Stop watching the topics."""
+        for subscriber in self._subscribers.values():
+            subscriber.forget()

@@ -1,0 +1,54 @@
+"""Events of producers and consumers, for callbacks of the program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from attrs import frozen
+
+__all__ = ("ClientEvent", "ClientEvents", "EventKind")
+
+logger: logging.Logger = logging.getLogger("nsqext.client")
+
+EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
+
+
+@frozen
+class ClientEvent:
+    """Something that happened to a producer or a consumer.
+
+    Attributes:
+        kind: ``connected``: a consumer subscribed to a partition, or a producer connected to a node; ``disconnected``:
+            such a connection ended; ``leader_moved``: the lookup service names another leader; ``backoff``: the level
+            of a consumer's backoff changed.
+        topic: name of the topic; None where it concerns all.
+        partition: the partition; -1 at the original NSQ, None where it concerns all.
+        node: ``host:port`` of the node; empty where it concerns all.
+        detail: the reason, for people.
+    """
+
+    kind: EventKind
+    topic: str | None
+    partition: int | None
+    node: str
+    detail: str
+
+
+class ClientEvents:
+    """Calls the callbacks of one client."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[ClientEvent], object]] = []
+
+    def emit(self, kind: EventKind, topic: str | None, partition: int | None, node: str, detail: str = "") -> None:
+        """Call all callbacks; their errors are logged."""
+        if not self.callbacks:
+            return
+        event = ClientEvent(kind, topic, partition, node, detail)
+        for callback in tuple(self.callbacks):
+            try:
+                callback(event)
+            except Exception:
+                logger.exception("a callback for events failed: %r", event)

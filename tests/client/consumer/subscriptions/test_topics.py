@@ -1,0 +1,333 @@
+"""Consumers of several topics: names and patterns, topics that appear and vanish, one budget for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqext import (
+    Admin,
+    Consumer,
+    ConsumerOptions,
+    FailureOptions,
+    LookupOptions,
+    Message,
+    MessageBatch,
+    Position,
+    Producer,
+)
+from nsqext.broker import Cluster
+from nsqext.client.consumer.subscriptions.topics import TopicSelection
+from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, LookupFailed
+from nsqext.protocol.names import is_valid_topic
+from tests.support.consumers import CALM, eventually, quick, running, take
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_POLLED = quick(lookup=LookupOptions(poll_interval=0.1, max_pause=0.1), backoff=CALM)
+_NAMES = st.text("ab.-_", min_size=1, max_size=6)
+
+
+# Names and patterns
+
+
+@given(_NAMES, _NAMES, _NAMES)
+def test_a_star_stands_for_any_characters_of_a_name(before: str, middle: str, after: str) -> None:
+    selection = TopicSelection(f"{before}*{after}")
+    assert selection.matches(before + middle + after)
+    assert selection.matches(before + after)
+    assert not selection.matches("x" + before + middle + after)
+    assert not selection.matches(before + middle + after + "#ephemeral")
+    assert TopicSelection(f"{before}*{after}#ephemeral").matches(before + middle + after + "#ephemeral")
+
+
+def test_patterns_and_names() -> None:
+    selection = TopicSelection(["orders.*", "refunds", "orders.*", "v?"], excluded="orders.dead")
+    assert selection.given == ("orders.*", "refunds", "v?")
+    assert (selection.names, selection.patterns, str(selection)) == (
+        ("refunds",),
+        ("orders.*", "v?"),
+        "orders.*,refunds,v?",
+    )
+    found = ["orders", "orders.", "orders.eu.paid", "orders.dead", "ordersXpaid", "refunds", "v1", "v12"]
+    assert [name for name in found if selection.matches(name)] == ["orders.", "orders.eu.paid", "refunds", "v1"]
+    assert all(map(is_valid_topic, found))
+    assert TopicSelection("orders").single
+    assert not TopicSelection("orders*").single
+
+
+@pytest.mark.parametrize("topics", ["orders/*", "orders.[ab]*", "*|a", "", ["a", ""], ["a", 1], "?" * 65, "*#other"])
+def test_an_invalid_name_or_pattern_is_refused_at_once(topics: str) -> None:
+    with pytest.raises(InvalidName, match=r"not valid|longer than any name"):
+        Consumer(topics, "ch", lookupd="127.0.0.1:1")
+
+
+def test_settings_of_a_single_topic_are_refused_for_several() -> None:
+    with pytest.raises(InvalidSetting, match="leaves nothing to consume"):
+        Consumer([], "ch", lookupd="127.0.0.1:1")
+    with pytest.raises(InvalidSetting, match=r"pattern 'a\*' needs a list of topics.*give lookupd"):
+        Consumer("a*", "ch", nsqd="127.0.0.1:1")
+    with pytest.raises(InvalidSetting, match="partitions are chosen, and there are several topics"):
+        Consumer(["a", "b"], "ch", lookupd="127.0.0.1:1", options=ConsumerOptions(partitions=(1,)))
+    with pytest.raises(InvalidSetting, match="partitions are chosen, and there are several topics"):
+        Consumer("a*", "ch", lookupd="127.0.0.1:1", options=ConsumerOptions(start={0: Position.earliest()}))
+
+
+# On clusters of both generations
+
+
+@pytest.fixture(scope="module", params=["ha", "nsq"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two nodes of a generation."""
+    with Cluster(nodes=2, generation=request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def prefix() -> str:
+    """The beginning of names that no other test uses."""
+    return f"t{token_hex(4)}."
+
+
+async def send(cluster: Cluster, topic: str, *bodies: bytes) -> None:
+    """Publish messages."""
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, bodies)
+
+
+def topics_of(consumer: Consumer) -> set[str]:
+    """Return the topics of the open connections."""
+    return {connection.topic for connection in consumer.connections}
+
+
+@pytest.mark.anyio
+async def test_topics_that_appear_are_consumed_and_those_that_vanish_are_left(cluster: Cluster, prefix: str) -> None:
+    names = [prefix + name for name in ("a", "b", "c")]
+    for name in names[:2]:
+        cluster.create_topic(name, channels=["ch"])
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+        assert (consumer.topics, topics_of(consumer)) == ((f"{prefix}*",), set(names[:2]))
+        cluster.create_topic(names[2], channels=["ch"])
+        await eventually(lambda: topics_of(consumer) == set(names))
+        for name in names:
+            await send(cluster, name, name.encode())
+        assert sorted(await take(consumer, 3)) == [name.encode() for name in names]
+        async with Admin(cluster.lookupd) as admin:
+            await admin.delete_topic(names[0])
+        await eventually(lambda: set(consumer._session.topics._subscribers) == set(names[1:]))
+        assert topics_of(consumer) == set(names[1:])
+        async with Producer(cluster.lookupd) as producer:
+            await producer.ping()
+        assert names[0] not in await consumer._directory.topics(), "a consumer must not create the topic again"
+        cluster.create_topic(names[0], channels=["ch"])
+        await eventually(lambda: topics_of(consumer) == set(names))
+        await send(cluster, names[0], b"again")
+        assert await take(consumer, 1) == [b"again"]
+        statistics = consumer.statistics()
+    assert (statistics.finished, statistics.in_flight) == (4, 0)
+
+
+@pytest.mark.anyio
+async def test_a_list_without_the_topics_takes_nothing_away(cluster: Cluster, prefix: str) -> None:
+    cluster.create_topic(f"{prefix}a", channels=["ch"])
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+        before = consumer._directory._listed_at
+        cluster.faults.empty_lookup()
+        await eventually(lambda: consumer._directory._listed_at > before + 0.3)
+        cluster.faults.heal()
+        await send(cluster, f"{prefix}a", b"one")
+        assert await take(consumer, 1) == [b"one"]
+        assert consumer.statistics().reconnects == 0
+
+
+@pytest.mark.anyio
+async def test_one_budget_is_shared_by_all_topics(cluster: Cluster, prefix: str) -> None:
+    busy, quiet = f"{prefix}busy", f"{prefix}quiet"
+    for name in (busy, quiet):
+        cluster.create_topic(name, channels=["ch"])
+    await send(cluster, busy, *[b"busy"] * 300)
+    await send(cluster, quiet, *[b"quiet"] * 10)
+    consumer = Consumer([busy, quiet], "ch", lookupd=cluster.lookupd, options=_POLLED, max_in_flight=4)
+    most, seen = 0, list[bytes]()
+    done = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        nonlocal most
+        most = max(most, sum(connection.ready for connection in consumer.connections))
+        seen.append(message.body)
+        if len(seen) == 310:
+            done.set()
+
+    with anyio.fail_after(20):
+        await running(consumer, done.wait)
+    assert most <= 4
+    assert Counter(seen[:150])[b"quiet"] == 10, "the busy topic must not delay the other one"
+
+
+@pytest.mark.anyio
+async def test_topics_take_turns_where_the_budget_is_smaller_than_their_number(cluster: Cluster, prefix: str) -> None:
+    names = [prefix + name for name in "abc"]
+    for name in names:
+        cluster.create_topic(name, channels=["ch"])
+        await send(cluster, name, name.encode())
+    async with Consumer(names, "ch", lookupd=cluster.lookupd, options=_POLLED, max_in_flight=1) as consumer:
+        assert sorted(await take(consumer, 3)) == [name.encode() for name in names]
+
+
+@pytest.mark.anyio
+async def test_batches_hold_messages_of_all_topics_in_the_order_of_each(cluster: Cluster, prefix: str) -> None:
+    names = [f"{prefix}a", f"{prefix}b"]
+    for name in names:
+        cluster.create_topic(name, channels=["ch"])
+        await send(cluster, name, *[b"%d" % number for number in range(20)])
+    consumer = Consumer(names, "ch", lookupd=cluster.lookupd, options=_POLLED)
+    seen: dict[str, list[bytes]] = {name: [] for name in names}
+    done = anyio.Event()
+
+    @consumer.batch_handler(max_count=40, max_wait=0.5)
+    async def handle(batch: MessageBatch) -> None:
+        for message in batch:
+            seen[message.topic].append(message.body)
+        if sum(map(len, seen.values())) == 40:
+            done.set()
+
+    with anyio.fail_after(15):
+        await running(consumer, done.wait)
+    expected = sorted(b"%d" % number for number in range(20))
+    assert {name: sorted(bodies) for name, bodies in seen.items()} == dict.fromkeys(names, expected)
+
+
+@pytest.mark.anyio
+async def test_the_topics_may_be_changed_while_it_runs(cluster: Cluster, prefix: str) -> None:
+    first, second = f"{prefix}a", f"{prefix}b"
+    for name in (first, second):
+        cluster.create_topic(name, channels=["ch"])
+        await send(cluster, name, name.encode())
+    async with Consumer(first, "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+        assert await take(consumer, 1) == [first.encode()]
+        consumer.topics = f"{prefix}?"
+        assert await take(consumer, 1) == [second.encode()]
+        assert topics_of(consumer) == {first, second}
+        consumer.topics = (second,)
+        await eventually(lambda: topics_of(consumer) == {second})
+        with pytest.raises(InvalidName):
+            consumer.topics = "a/*"
+        assert consumer.topics == (second,)
+
+
+@pytest.mark.anyio
+async def test_a_pattern_may_match_nothing_at_first(cluster: Cluster, prefix: str) -> None:
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+        assert consumer.connections == ()
+        cluster.create_topic(f"{prefix}a", channels=["ch"])
+        await send(cluster, f"{prefix}a", b"one")
+        assert await take(consumer, 1) == [b"one"]
+
+
+@pytest.mark.anyio
+async def test_dead_letters_are_not_received_by_the_pattern_that_matches_their_topic(
+    cluster: Cluster, prefix: str
+) -> None:
+    for name in ("a", "dead"):
+        cluster.create_topic(prefix + name, channels=["ch"])
+    failure = FailureOptions(max_attempts=1, dead_letter=f"{prefix}dead")
+    options = quick(lookup=_POLLED.lookup, failure=failure, backoff=CALM)
+    consumer = Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=options)
+    seen: list[str] = []
+    await send(cluster, f"{prefix}a", b"one")
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append(message.topic)
+        raise ValueError("bad")
+
+    async def read_letter() -> None:
+        async with Consumer(f"{prefix}dead", "ch", lookupd=cluster.lookupd, options=_POLLED) as letters:
+            assert await take(letters, 1) == [b"one"]
+
+    await running(consumer, read_letter)
+    assert seen == [f"{prefix}a"]
+
+
+@pytest.mark.anyio
+async def test_no_list_of_topics_at_the_start_is_an_error() -> None:
+    with Cluster(nodes=1) as cluster:
+        node = next(iter(cluster.nodes.values()))
+        with pytest.raises(LookupFailed):
+            await Consumer("a*", "ch", lookupd=node.http, options=quick()).start()
+
+
+# On the redesigned NSQ
+
+
+@pytest.fixture(scope="module")
+def redesigned() -> Iterator[Cluster]:
+    """Two nodes."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.mark.anyio
+async def test_a_found_topic_that_is_refused_does_not_end_the_others(redesigned: Cluster, prefix: str) -> None:
+    shared, free = f"{prefix}a", f"{prefix}b"
+    for name in (shared, free):
+        redesigned.create_topic(name, extend=True, channels=["other"])
+    async with Consumer(shared, "ch", lookupd=redesigned.lookupd, options=_POLLED):
+        given = {"dispatch": "key_failover", "lookupd": redesigned.lookupd, "options": _POLLED}
+        async with Consumer(f"{prefix}*", "ch", **given) as consumer:  # type: ignore[arg-type]
+            await eventually(lambda: topics_of(consumer) == {free})
+            await send(redesigned, free, b"one")
+            assert await take(consumer, 1) == [b"one"]
+        with pytest.raises(InvalidSetting):  # given by its name, it ends the consumer
+            await Consumer([shared, free], "ch", **given).start()  # type: ignore[arg-type]
+        with pytest.raises(InvalidSetting):  # no topic can be consumed at all
+            await Consumer(f"{shared}*", "ch", **given).start()  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_keys_keep_their_order_in_each_topic(redesigned: Cluster, prefix: str) -> None:
+    names = [f"{prefix}a", f"{prefix}b"]
+    async with Producer(redesigned.lookupd) as producer:
+        for name in names:
+            redesigned.create_topic(name, extend=True, channels=["ch"])
+            for number in range(10):
+                await producer.publish(name, b"%d" % number, key=f"k{number % 2}")
+    consumer = Consumer(f"{prefix}*", "ch", lookupd=redesigned.lookupd, options=_POLLED, key="##key", concurrency=4)
+    seen: dict[tuple[str, str | None], list[int]] = {}
+    done = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.setdefault((message.topic, message.key), []).append(int(message.body))
+        if sum(map(len, seen.values())) == 20:
+            done.set()
+
+    with anyio.fail_after(15):
+        await running(consumer, done.wait)
+    assert seen == {(name, f"k{odd}"): list(range(odd, 10, 2)) for name in names for odd in (0, 1)}
+
+
+@pytest.mark.anyio
+async def test_seeking_moves_one_topic_or_all(redesigned: Cluster, prefix: str) -> None:
+    names = [f"{prefix}a", f"{prefix}b"]
+    for name in names:
+        redesigned.create_topic(name, channels=["ch"])
+        await send(redesigned, name, name.encode())
+    async with Consumer(names, "ch", lookupd=redesigned.lookupd, options=_POLLED) as consumer:
+        assert sorted(await take(consumer, 2)) == [name.encode() for name in names]
+        await consumer.seek(Position.earliest())
+        assert sorted(await take(consumer, 2)) == [name.encode() for name in names]
+        await consumer.seek(Position.earliest(), [0], topic=names[0])
+        assert await take(consumer, 1) == [names[0].encode()]
+        with pytest.raises(InvalidInput, match="partitions of which topic"):
+            await consumer.seek(Position.earliest(), [0])
+        with pytest.raises(InvalidInput, match="does not consume this topic"):
+            await consumer.seek(Position.earliest(), topic="other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -190,6 +191,7 @@ class _Connection:
     """A connection that can be closed."""
 
     in_flight = 0
+    protocol = SimpleNamespace(error=None)
 
     def __init__(self) -> None:
         self.closed = False

@@ -144,9 +144,10 @@ class Consumer:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The names and patterns of the topics; may be changed at any time: ``consumer.topics = "orders.*"``.
+        """The names and patterns of the topics; may be changed at any time.
 
-        Topics that are not selected any more are left: messages of theirs that are in flight will be delivered again.
+        After ``consumer.topics = "orders.*"``, topics that are not selected any more are left: messages of theirs that
+        are in flight will be delivered again.
 
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.

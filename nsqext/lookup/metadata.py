@@ -152,7 +152,7 @@ class MetadataCache:
         async with self._listing:
             if time.monotonic() - self._listed_at >= max_age:
                 self._topics = await self._client.topics()
-                self._listed_at = time.monotonic()
+                self._listed_at = self._answered_at = time.monotonic()
         return self._topics
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
@@ -165,19 +165,6 @@ class MetadataCache:
             await checkpoint()
             return ()
         return await self._client.nodes()
-
-    async def topics(self) -> tuple[str, ...]:
-        """Return the names of all topics that the lookup service knows, sorted; empty without lookup.
-
-        Raises:
-            LookupFailed: no lookup node returned a usable response.
-        """
-        if self._client is None:
-            await checkpoint()
-            return ()
-        topics = await self._client.topics()
-        self._answered_at = time.monotonic()
-        return topics
 
     async def refresh(
         self,

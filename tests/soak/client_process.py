@@ -252,10 +252,10 @@ class ClientProcess:
         try:
             await consumer.run(signals=False)
         except Exception as error:
-            self.recorder.write("violation", text=f"a consumer of {consumer.topic} ended: {error!r}")
+            self.recorder.write("violation", text=f"a consumer of {consumer.topics[0]} ended: {error!r}")
         else:
             if "close" not in self.orders:
-                self.recorder.write("violation", text=f"a consumer of {consumer.topic} ended without an error")
+                self.recorder.write("violation", text=f"a consumer of {consumer.topics[0]} ended without an error")
 
     async def _come_and_go(self, kind: str) -> None:
         while "stop" not in self.orders:
@@ -266,7 +266,7 @@ class ClientProcess:
                 async with consumer:
                     await anyio.sleep(self.random.uniform(0.1, 2.0))
             except Exception as error:
-                self.recorder.write("violation", text=f"a guest on {consumer.topic} failed: {error!r}")
+                self.recorder.write("violation", text=f"a guest on {consumer.topics[0]} failed: {error!r}")
             self.recorder.write("guest", begin=begin, end=time.monotonic())
 
     # --- publishers -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from nsqext.client.producer.request import (
     OutgoingMessage,
@@ -14,7 +14,7 @@ from nsqext.client.producer.request import (
     logs_traces,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.protocol.client.commands import ext_body, multi, trace_body
+from nsqext.protocol.client.commands import ext_body, multi, multi_trace
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.trace_reply import decode_trace_reply
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.routing import Route, Target
     from nsqext.protocol.hashing import KeyHash
 
-__all__ = ("Batch", "BatchPlanner", "Rows", "invalid_message", "plain_batches")
+__all__ = ("Batch", "BatchPlanner", "Rows", "TracedBodies", "invalid_message", "plain_batches")
 
 _COUNT_WORD = 4
 """Bytes before the first message of a batch."""
@@ -34,7 +34,40 @@ _ITEM_WORD = 4
 _LONGEST_TRACE = 40
 """Largest number of bytes that a trace id takes, as a header of its own."""
 
+_TRACE_SIZE = 8
+"""Bytes of a trace id in front of a body."""
+_LARGEST_TRACE = (1 << 64) - 1
+
 Messages = Sequence[bytes | OutgoingMessage]
+
+
+class TracedBodies(Sequence[OutgoingMessage]):
+    """Messages with body and trace id only, as two columns: publishing them costs half of what a list of objects costs.
+
+    Args:
+        bodies: the bodies; all of type bytes.
+        trace_ids: as many trace ids.
+    """
+
+    __slots__ = ("bodies", "trace_ids")
+
+    def __init__(self, bodies: list[bytes], trace_ids: list[int]) -> None:
+        self.bodies: list[bytes] = bodies
+        self.trace_ids: list[int] = trace_ids
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @overload
+    def __getitem__(self, index: int) -> OutgoingMessage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> TracedBodies: ...
+
+    def __getitem__(self, index: int | slice) -> OutgoingMessage | TracedBodies:
+        if isinstance(index, slice):
+            return TracedBodies(self.bodies[index], self.trace_ids[index])
+        return OutgoingMessage(self.bodies[index], trace_id=self.trace_ids[index])
 
 
 class Batch(PublishRequest):
@@ -46,6 +79,7 @@ class Batch(PublishRequest):
         bodies: checked bodies of messages without headers and trace ids; others are added by `add`.
         sizes: lengths of the bodies in bytes, or the one length of them all.
         first: index of the first body in the call.
+        trace_ids: checked trace ids of the bodies.
 
     Attributes:
         indexes: index of each message in the call.
@@ -60,12 +94,13 @@ class Batch(PublishRequest):
         bodies: list[bytes] | None = None,
         sizes: Sequence[int] | int | None = None,
         first: int = 0,
+        trace_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(topic, partition)
         self._bodies: list[bytes] = [] if bodies is None else bodies
         self._sizes = sizes
         self._headers: list[bytes] = []
-        self._traces: list[int | None] = []
+        self._traces: list[int | None] = list(trace_ids)
         self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
 
     @property
@@ -93,8 +128,7 @@ class Batch(PublishRequest):
             )
         if any(trace is not None for trace in self._traces):
             check_supported(target, header=False)
-            pairs = zip(self._traces, bodies, strict=True)
-            return multi(target.line("MPUB_TRACE"), [trace_body(trace or 0, body) for trace, body in pairs])
+            return multi_trace(target.line("MPUB_TRACE"), [trace or 0 for trace in self._traces], bodies)
         return multi(target.line("MPUB"), bodies, self._sizes)
 
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:
@@ -134,7 +168,7 @@ def _ext_header(header: bytes, trace_id: int | None) -> bytes:
 def plain_batches(
     route: Route, partition: int | None, messages: Messages, options: ProducerOptions
 ) -> list[Batch] | None:
-    """Return batches of messages that all are bodies of a valid size: the fast path of `BatchPlanner`.
+    """Return batches of bodies, or of `TracedBodies`, that all are valid: the fast path of `BatchPlanner`.
 
     Args:
         route: route of the topic.
@@ -146,13 +180,21 @@ def plain_batches(
         One batch, or more where the limits require it, in the order of the messages; None where `BatchPlanner` has to
         check the messages one by one.
     """
-    if list(map(type, messages)).count(bytes) != len(messages) or logs_traces(route.topic, route.meta):
+    overhead = 0
+    if type(messages) is TracedBodies:
+        trace_ids, overhead = messages.trace_ids, _TRACE_SIZE
+        if not route.meta.partition_num or min(trace_ids) < 0 or max(trace_ids) > _LARGEST_TRACE:
+            return None
+        listed = messages.bodies
+    elif list(map(type, messages)).count(bytes) != len(messages) or logs_traces(route.topic, route.meta):
         return None
-    largest = options.max_message_size
+    else:
+        trace_ids, listed = [], list(messages)  # type: ignore[arg-type]
+    largest = options.max_message_size - overhead
     if options.compression != "none" and route.meta.extend_support:
         largest = min(largest, options.compression_min - 1)
     batches: list[Batch] = []
-    left: list[tuple[int, list[bytes]]] = [(0, list(messages))]  # type: ignore[arg-type]
+    left: list[tuple[int, list[bytes]]] = [(0, listed)]
     while left:
         first, bodies = left.pop()
         count = len(bodies)
@@ -166,8 +208,10 @@ def plain_batches(
             smallest, biggest, total = min(distinct), max(distinct), sum(sizes)
         if not smallest or biggest > largest:
             return None
-        if count <= options.max_batch_count and _COUNT_WORD + _ITEM_WORD * count + total <= options.max_batch_size:
-            batches.append(Batch(route.topic, partition, bodies, sizes, first))
+        total += (_ITEM_WORD + overhead) * count
+        if count <= options.max_batch_count and _COUNT_WORD + total <= options.max_batch_size:
+            traces = trace_ids[first : first + count]
+            batches.append(Batch(route.topic, partition, bodies, sizes, first, traces))
         elif count > 1:
             cut = options.max_batch_count if count > options.max_batch_count else count // 2
             left += ((first + cut, bodies[cut:]), (first, bodies[:cut]))

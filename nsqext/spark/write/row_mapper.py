@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from attrs import define, field, frozen
 
 from nsqext import OutgoingMessage
+from nsqext.client.producer.batch import TracedBodies
 from nsqext.errors import InvalidBody, InvalidInput, InvalidName, InvalidPartition
 from nsqext.protocol.names import check_partition, check_topic
 
@@ -25,6 +26,8 @@ _U64 = (1 << 64) - 1
 _MESSAGE = 64
 """Approximate bytes of a message besides its body and headers."""
 
+Uniform = list[OutgoingMessage] | TracedBodies
+"""Messages of rows that differ in value and key only."""
 Target = tuple[str, int | None]
 """Topic and partition; None if the producer chooses the partition."""
 
@@ -34,7 +37,7 @@ class Group:
     """Messages for one target, with the numbers of their rows."""
 
     rows: list[int] = field(factory=list)
-    messages: list[bytes | OutgoingMessage] = field(factory=list)
+    messages: list[bytes | OutgoingMessage] | TracedBodies = field(factory=list)
 
 
 @define(eq=False)
@@ -57,11 +60,11 @@ class Chunk:
         if group is None:
             group = self.groups[target] = Group()
         group.rows.append(row)
-        group.messages.append(message)
+        _as_list(group).append(message)
         self.size += size + _MESSAGE
         self.count += 1
 
-    def extend(self, target: Target, first: int, messages: Sequence[OutgoingMessage], size: int) -> None:
+    def extend(self, target: Target, first: int, messages: Uniform, size: int) -> None:
         """Add the messages of consecutive rows.
 
         Args:
@@ -72,9 +75,24 @@ class Chunk:
         """
         group = self.groups.setdefault(target, Group())
         group.rows += range(first, first + len(messages))
-        group.messages += messages
+        if isinstance(messages, list):
+            _as_list(group).extend(messages)
+        elif not group.messages:
+            group.messages = messages
+        elif isinstance(group.messages, TracedBodies):
+            group.messages.bodies.extend(messages.bodies)
+            group.messages.trace_ids.extend(messages.trace_ids)
+        else:
+            group.messages.extend(messages)
         self.size += size
         self.count += len(messages)
+
+
+def _as_list(group: Group) -> list[bytes | OutgoingMessage]:
+    """Return the messages of a group as a list, which is then what the group has."""
+    if isinstance(group.messages, TracedBodies):
+        group.messages = list(group.messages)
+    return group.messages
 
 
 @frozen
@@ -150,7 +168,7 @@ class RowMapper:
         if chunk.count:
             yield chunk
 
-    def _uniform(self, batch: pa.RecordBatch) -> tuple[Target, list[OutgoingMessage], list[int]] | None:
+    def _uniform(self, batch: pa.RecordBatch) -> tuple[Target, Uniform, list[int]] | None:
         """Return the messages of a batch whose rows differ in value and key only, and the sums of their sizes.
 
         Costs half of what single rows cost. None for other batches.
@@ -165,6 +183,7 @@ class RowMapper:
             raise self._located(error, topic) from error.__cause__
         bodies, keys, first = _bytes(values), _bytes(found.get("key")), self._row
         overhead = _MESSAGE
+        messages: Uniform
         if meta.extend_support:
             name = self._rules.header
             ids = self._origin.row_ids(first, len(values))
@@ -175,10 +194,14 @@ class RowMapper:
             overhead += len(name) + len(ids[-1]) if ids else 0
         elif meta.partition_num:
             traces = self._origin.trace_ids(first, len(values))
-            messages = [
-                OutgoingMessage(body, None, None, trace, key)
-                for body, trace, key in zip(bodies, traces, keys, strict=False)
-            ]
+            messages = (
+                TracedBodies(bodies, traces)
+                if "key" not in found
+                else [
+                    OutgoingMessage(body, None, None, trace, key)
+                    for body, trace, key in zip(bodies, traces, keys, strict=False)
+                ]
+            )
         else:
             return None
         sizes = pc.add(pc.cast(pc.binary_length(values), pa.int64()), overhead)
@@ -276,7 +299,7 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 
 
-def _bytes(column: pa.Array | None) -> Iterable[Any]:
+def _bytes(column: pa.Array | None) -> Any:
     """Return the values of a column of bytes or text as bytes; only None without a column."""
     if column is None:
         return repeat(None)

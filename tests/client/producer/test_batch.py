@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage, ProducerOptions
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer.batch import plain_batches
+from nsqext.client.producer.batch import BatchPlanner, TracedBodies, plain_batches
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.routing import Route
-from nsqext.errors import ProtocolError
+from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.client.commands import multi, sized
+from nsqext.protocol.client.commands import multi, multi_trace, sized, trace_body
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 from tests.support.commands import multi_body
@@ -82,3 +82,45 @@ def test_a_response_to_another_command_is_an_error() -> None:
     assert batches is not None
     with pytest.raises(ProtocolError, match="in response to a batch"):
         batches[0].receipts(_route().at(0), b"OK" + bytes(28))
+
+
+traced_lists = st.lists(
+    st.tuples(st.binary(min_size=1, max_size=292), st.integers(0, 2**64 - 1)), min_size=1, max_size=30
+)
+
+
+@given(traced_lists)
+def test_a_command_for_bodies_with_trace_ids(items: list[tuple[bytes, int]]) -> None:
+    bodies, traces = [body for body, _ in items], [trace for _, trace in items]
+    expected = multi(b"MPUB_TRACE t 0\n", [trace_body(trace, body) for body, trace in items])
+    assert multi_trace(b"MPUB_TRACE t 0\n", traces, bodies) == expected
+
+
+@given(traced_lists)
+def test_columns_of_bodies_and_trace_ids_are_published_as_the_messages_are(items: list[tuple[bytes, int]]) -> None:
+    messages = TracedBodies([body for body, _ in items], [trace for _, trace in items])
+    assert list(messages) == [OutgoingMessage(body, trace_id=trace) for body, trace in items]
+    assert list(messages[1:]) == list(messages)[1:]
+    target = _route().at(0)
+    batches = plain_batches(_route(), 0, messages, _OPTIONS)
+    assert batches is not None
+    sent: list[tuple[bytes, int]] = []
+    for batch in batches:
+        mine = [items[index] for index in batch.indexes]
+        sent += mine
+        command = batch.command(target)
+        assert command == multi(b"MPUB_TRACE t 0\n", [trace_body(trace, body) for body, trace in mine])
+        assert len(mine) <= 8
+        assert len(command) - len(b"MPUB_TRACE t 0\n") - 4 <= 1000
+        assert [receipt.trace_id or 0 for receipt in batch.receipts(target, b"OK")] == [trace for _, trace in mine]
+    assert sent == items
+
+
+@pytest.mark.parametrize(("body", "trace_id"), [(b"", 1), (b"x" * 293, 1), (b"x", -1), (b"x", 2**64)])
+def test_columns_with_a_message_that_servers_refuse(body: bytes, trace_id: int) -> None:
+    messages = TracedBodies([b"fine", body], [1, trace_id])
+    assert plain_batches(_route(), 0, messages, _OPTIONS) is None
+    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, 0)
+    with pytest.raises(InvalidInput, match="message 1: ") as caught:
+        planner.add(messages)
+    assert caught.value.index == 1

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from nsqext import OutgoingMessage
+from nsqext.client.producer.batch import TracedBodies
 from nsqext.errors import InvalidInput
 from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.row_mapper import Chunk, RowMapper, RowRules
@@ -161,3 +162,18 @@ def test_an_error_names_the_row(row: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Rows().chunks([fine, {**dict.fromkeys(fine), **row}])
     assert expected in str(caught.value)
+
+
+def test_bodies_and_trace_ids_of_a_plain_topic_stay_columns_until_other_messages_follow() -> None:
+    traces = ORIGIN.trace_ids(0, 4)
+    expected = [OutgoingMessage(b"%d" % number, trace_id=trace) for number, trace in enumerate(traces)]
+    rows = [{"value": b"%d" % number} for number in range(3)]
+    (chunk,) = Rows("plain").chunks(rows[:1], rows[1:])
+    (group,) = chunk.groups.values()
+    assert isinstance(group.messages, TracedBodies)
+    assert (list(group.messages), group.rows, chunk.count) == (expected[:3], [0, 1, 2], 3)
+    other = OutgoingMessage(b"other", trace_id=7)
+    chunk.add(("plain", None), 3, other, 5)
+    chunk.extend(("plain", None), 4, TracedBodies([b"3"], traces[3:]), 1)
+    assert list(group.messages) == [*expected[:3], other, expected[3]]
+    assert group.rows == [0, 1, 2, 3, 4]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsqext.cli import COMMANDS, main
-from tests.support.command_line import environment, run
+from tests.support.command_line import environment, run, run_fresh
 
 _LOADED = """
 import json, sys
@@ -62,7 +62,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_missing_extra_of_one_command_is_named(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('No module named uvicorn', name='uvicorn')")
     (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError('No module named starlette', name='starlette')")
-    done = run("bench", "--count", "1", PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
+    done = run_fresh("bench", "--count", "1", PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
     assert (done.returncode, b"pip install 'nsqext[broker]'" in done.stderr) == (2, True), done.stderr
 
 

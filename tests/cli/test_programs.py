@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import signal
 import socket
@@ -17,9 +16,12 @@ from threading import Thread
 import httpx
 import pytest
 import trustme
+from attrs import frozen
 
 import nsqext
+from tests.support import command_line
 from tests.support.blocking_client import BlockingClient, eventually, lookup
+from tests.support.command_line import Process, started
 
 LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
 
@@ -27,16 +29,8 @@ LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
 class Program:
     """A running program and the addresses that it named on stderr."""
 
-    def __init__(self, *words: str, cwd: Path | None = None) -> None:
-        root = str(Path(__file__).parents[2])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "nsqext", *words],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": root},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, process: Process) -> None:
+        self.process = process
         self.lines: list[str] = []
 
     def address(self, kind: str) -> str:
@@ -44,40 +38,44 @@ class Program:
         assert self.process.stderr is not None
         marker = f" INFO: {kind}: listening on "
         while not (found := [line for line in self.lines if marker in line]):
-            line = self.process.stderr.readline()
+            line = self.process.stderr.readline().decode()
             assert line, self.lines
             self.lines.append(line)
         return found[0].rpartition(" ")[2].strip()
 
+    def printed(self) -> str:
+        """Return the next line of standard output."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().decode()
+        assert line, self.lines
+        return line.strip()
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; returns the exit status, after stderr was closed."""
         self.process.send_signal(number)
-        assert self.process.stderr is not None
-        self.lines += self.process.stderr.read().splitlines()
-        self.process.communicate(timeout=10)
-        return self.process.returncode
+        _, errors = self.process.communicate(timeout=20)
+        self.lines += errors.decode().splitlines()
+        return self.process.wait()
 
 
 @contextmanager
 def running(*words: str, cwd: Path | None = None) -> Iterator[Program]:
-    program = Program(*words, cwd=cwd)
-    try:
-        yield program
-    finally:
-        program.process.kill()
-        program.process.communicate(timeout=10)
+    with started(*words, cwd=cwd) as process:
+        yield Program(process)
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "nsqext", *words],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+@frozen
+class Ended:
+    """How a program ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*words: str) -> Ended:
+    done = command_line.run(*words)
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
@@ -118,10 +116,9 @@ import nsqext.cli
 nsqext.cli.import_module = lambda module: os.kill(os.getpid(), {int(number)})
 nsqext.cli.main([{name!r}])
 """
-    root = str(Path(__file__).parents[2])
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": root},
+        env=command_line.environment(),
         capture_output=True,
         timeout=20,
         check=False,
@@ -209,9 +206,9 @@ def test_nsqd_uses_the_working_directory(tmp_path: Path) -> None:
     with running("nsqd", *LOCAL, cwd=tmp_path) as program:
         program.address("TCP")
         with running("nsqd", *LOCAL, cwd=tmp_path) as second:
-            assert second.process.wait(10) == 1
-            assert second.process.stderr is not None
-            assert "FATAL: failed to instantiate nsqd - failed to lock data-path" in second.process.stderr.read()
+            _, errors = second.process.communicate()
+            assert second.process.wait() == 1
+            assert b"FATAL: failed to instantiate nsqd - failed to lock data-path" in errors
         assert program.end(signal.SIGINT) == 0
 
 
@@ -334,12 +331,9 @@ def test_standalone_redesigned_programs_find_each_other(tmp_path: Path) -> None:
 
 def test_the_broker_command() -> None:
     with running("broker", "--nodes", "2", "--topic", "orders:partitions=2,extend,channel=billing") as program:
-        assert program.process.stdout is not None
-        lines = []
+        lines: list[str] = []
         while "ready" not in lines:
-            line = program.process.stdout.readline()
-            assert line
-            lines.append(line.strip())
+            lines.append(program.printed())
         assert lines[0] == f"nsqext {nsqext.__version__} broker: redesigned NSQ, messages in memory"
         address = lines[1].rpartition(" ")[2]
         assert f"export NSQEXT_LOOKUPD={address}" in lines
@@ -360,10 +354,9 @@ def test_the_broker_command() -> None:
 
 def test_the_commands_of_the_broker_banner_work_as_they_are() -> None:
     with running("broker", "--nodes", "1") as program:
-        assert program.process.stdout is not None
-        banner = []
+        banner: list[str] = []
         while "ready" not in banner:
-            banner.append(program.process.stdout.readline().strip())
+            banner.append(program.printed())
         script = "\n".join(line for line in banner if line.startswith(("export ", "nsqext "))).partition("\n")[2]
         script = script.replace("nsqext ", f"{sys.executable} -m nsqext ").replace("tail ", "tail --count 1 ")
         ended = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=60, check=False)

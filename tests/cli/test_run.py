@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +18,8 @@ from nsqext.broker import Cluster
 from nsqext.cli.worker import CANNOT_START, load_app
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import eventually
+from tests.support.command_line import started
 
-ROOT = str(Path(__file__).parents[2])
 SERVICE = """
 import os
 import anyio
@@ -60,17 +58,14 @@ class Program:
     def __init__(self, folder: Path, cluster: Cluster, *words: str) -> None:
         self.log = ""
         self._folder = folder
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("NSQEXT_")}
-        environ |= {"PYTHONPATH": ROOT, "NSQEXT_LOOKUPD": cluster.lookupd[0]}
-        command = [sys.executable, "-m", "nsqext", "run", *words]
-        self.process = subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True)
+        self.process = started("run", *words, cwd=folder, NSQEXT_LOOKUPD=cluster.lookupd[0])
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.log += line
+            self.log += line.decode()
 
     def wait_log(self, text: str, count: int = 1) -> None:
         """Wait until the log contains a text so often."""
@@ -96,13 +91,12 @@ class Program:
 def program(folder: Path, cluster: Cluster, *words: str) -> Iterator[Program]:
     """Run the command, and kill it afterwards."""
     running = Program(folder, cluster, *words)
-    try:
-        yield running
-    finally:
-        running.process.kill()
-        running.end()
-        assert running.process.stderr is not None
-        running.process.stderr.close()
+    with running.process:
+        try:
+            yield running
+        finally:
+            running.process.kill()
+            running.end()
 
 
 def publish(cluster: Cluster, topic: str, *bodies: str) -> None:

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.cli.web import AUTH_VARIABLE
-
-ROOT = str(Path(__file__).parents[2])
-
-
-@contextmanager
-def running(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nsqext", *words],
-        env={**os.environ, "PYTHONPATH": ROOT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=10)
+from tests.support.command_line import Process, started
 
 
-def line_with(process: subprocess.Popen[str], text: str) -> str:
+def line_with(process: Process, text: str) -> str:
     """Read lines of standard output until one holds a text."""
     assert process.stdout is not None
     for line in process.stdout:
-        if text in line:
-            return line
+        if text in line.decode():
+            return line.decode()
     raise AssertionError(f"no line with {text!r}")
 
 
@@ -48,7 +25,7 @@ def line_with(process: subprocess.Popen[str], text: str) -> str:
 def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
     with (
         Cluster(nodes=1) as cluster,
-        running("web", "--lookupd", cluster.lookupd[0], "--port", "0", **{AUTH_VARIABLE: "ann:secret"}) as process,
+        started("web", "--lookupd", cluster.lookupd[0], "--port", "0", **{AUTH_VARIABLE: "ann:secret"}) as process,
     ):
         url, _, mode = line_with(process, "http://").partition(" ")
         assert mode.strip() == "(read only)"
@@ -62,11 +39,11 @@ def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
             process.send_signal(number)
             assert process.wait(timeout=10) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert process.stderr.read() == b""
 
 
 def test_the_broker_serves_a_page_that_changes_it() -> None:
-    with running("broker", "--nodes", "2", "--web", "--web-port", "0", "--topic", "orders") as process:
+    with started("broker", "--nodes", "2", "--web", "--web-port", "0", "--topic", "orders") as process:
         url = line_with(process, "page: ").partition(" ")[2].strip()
         line_with(process, "ready")
         text = httpx.get(url, trust_env=False).text
@@ -75,7 +52,7 @@ def test_the_broker_serves_a_page_that_changes_it() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert process.stderr.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +64,7 @@ def test_the_broker_serves_a_page_that_changes_it() -> None:
     ],
 )
 def test_bad_settings_are_refused(words: tuple[str, ...], text: str) -> None:
-    with running("web", "--lookupd", "127.0.0.1:1", "--port", "0", *words) as process:
-        _, errors = process.communicate(timeout=20)
+    with started("web", "--lookupd", "127.0.0.1:1", "--port", "0", *words) as process:
+        _, errors = process.communicate()
     assert process.returncode == 2
-    assert text in errors and len(errors.splitlines()) == 1
+    assert text in errors.decode() and len(errors.splitlines()) == 1

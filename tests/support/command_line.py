@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pty
 import select
+import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ("ROOT", "Terminal", "command", "environment", "lines", "run", "started")
+__all__ = ("ROOT", "Process", "Terminal", "environment", "lines", "run", "run_fresh", "started")
 
 ROOT = str(Path(__file__).parents[2])
 _LIMIT = 50.0
-_TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-)
-
-
-def command(*words: str) -> list[str]:
-    """Return the command line of a command."""
-    return [sys.executable, "-W", "error", "-m", "nsqext", *words]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -35,11 +33,146 @@ def environment(**variables: str) -> dict[str, str]:
     return {"XDG_CONFIG_HOME": "/nonexistent", **clean, "PYTHONPATH": ROOT, **variables}
 
 
-def run(*words: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end, in pipes."""
-    return subprocess.run(
-        command(*words), input=stdin, env=environment(**variables), capture_output=True, timeout=_LIMIT, check=False
+@cache
+def _server() -> socket.socket:
+    """Start the process that commands are forked from, once for all tests of this process."""
+    control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(other.fileno())]
+    server = subprocess.Popen(
+        words, env=environment(), stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], start_new_session=True
     )
+    other.close()
+
+    def stop() -> None:
+        control.close()
+        server.wait()
+
+    atexit.register(stop)
+    return control
+
+
+class Process:
+    """A running command.
+
+    Attributes:
+        pid: its process id.
+        returncode: its exit code, or the negative number of the signal that ended it; None while it runs.
+        stdin: its standard input; None at a terminal.
+        stdout: its standard output; None at a terminal.
+        stderr: its standard error; None at a terminal.
+    """
+
+    def __init__(
+        self, words: tuple[str, ...], variables: dict[str, str], cwd: Path | None = None, terminal: int | None = None
+    ) -> None:
+        self.returncode: int | None = None
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        if terminal is None:
+            pipes = [os.pipe() for _ in range(3)]
+            streams = [pipes[0][0], pipes[1][1], pipes[2][1]]
+            self.stdin = os.fdopen(pipes[0][1], "wb")
+            self.stdout, self.stderr = os.fdopen(pipes[1][0], "rb"), os.fdopen(pipes[2][0], "rb")
+        else:
+            streams = [os.dup(terminal) for _ in range(3)]
+        self._replies, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = {
+            "words": words,
+            "environment": variables,
+            "folder": str(cwd or Path.cwd()),
+            "terminal": terminal is not None,
+        }
+        socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, other.fileno()])
+        other.close()
+        for stream in streams:
+            os.close(stream)
+        self.pid = int(self._replies.recv(32))
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; returns the exit code.
+
+        Raises:
+            TimeoutExpired: it runs longer than these seconds.
+        """
+        if self.returncode is None:
+            if not select.select([self._replies], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("nsqext", timeout or 0)
+            self.returncode = int(self._replies.recv(32))
+            self._replies.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, stdin: bytes = b"", timeout: float = _LIMIT) -> tuple[bytes, bytes]:
+        """Write standard input, and read the rest of standard output and error until the end."""
+        assert self.stdin is not None and self.stdout is not None and self.stderr is not None
+        found: dict[str, bytes] = {}
+        threads = [
+            Thread(target=lambda name=name, stream=stream: found.setdefault(name, stream.read()))  # type: ignore[misc]
+            for name, stream in (("stdout", self.stdout), ("stderr", self.stderr))
+            if not stream.closed
+        ]
+        for thread in threads:
+            thread.start()
+        with suppress(BrokenPipeError):
+            self.stdin.write(stdin)
+            self.stdin.close()
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+        return found.get("stdout", b""), found.get("stderr", b"")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self.wait()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+
+def started(*words: str, cwd: Path | None = None, **variables: str) -> Process:
+    """Start a command in pipes; leaving the context kills it."""
+    return Process(words, environment(**variables), cwd)
+
+
+def run(
+    *words: str, stdin: bytes = b"", cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end, in pipes."""
+    with started(*words, cwd=cwd, **variables) as process:
+        output, errors = process.communicate(stdin)
+    return subprocess.CompletedProcess(words, process.wait(), output, errors)
+
+
+def run_fresh(*words: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command as a new interpreter: for what it imports, and how it is found."""
+    command = [sys.executable, "-W", "error", "-m", "nsqext", *words]
+    return subprocess.run(command, env=environment(**variables), capture_output=True, timeout=_LIMIT, check=False)
 
 
 def lines(*words: str, stdin: bytes = b"", **variables: str) -> list[dict[str, Any]]:
@@ -47,17 +180,6 @@ def lines(*words: str, stdin: bytes = b"", **variables: str) -> list[dict[str, A
     done = run(*words, stdin=stdin, **variables)
     assert (done.returncode, done.stderr) == (0, b""), (words, done.stderr)
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def started(*words: str, **variables: str) -> subprocess.Popen[bytes]:
-    """Start a command in pipes."""
-    return subprocess.Popen(
-        command(*words),
-        env=environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
 
 
 class Terminal:
@@ -70,14 +192,8 @@ class Terminal:
     def __init__(self, *words: str, **variables: str) -> None:
         self._side, other = pty.openpty()
         self.shown = ""
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _TAKE_TERMINAL, *command(*words)],
-            env=environment(TERM="xterm", COLUMNS="200", LINES="50", **variables),
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            start_new_session=True,
-        )
+        sized = {"TERM": "xterm", "COLUMNS": "200", "LINES": "50", **variables}
+        self._process = Process(words, environment(**sized), terminal=other)
         os.close(other)
 
     def __enter__(self) -> Self:
@@ -86,9 +202,7 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._process.__exit__(kind, error, trace)
         os.close(self._side)
 
     def type(self, text: str) -> None:

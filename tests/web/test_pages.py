@@ -39,6 +39,7 @@ def topic(ha: Cluster) -> str:
     return name
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_the_overview_shows_topics_and_nodes(ha: Cluster, topic: str) -> None:
     async with Producer(ha.lookupd) as producer, browsing(ha) as browser:
         await producer.publish_many(topic, [b"1"] * 1234)

@@ -1,0 +1,99 @@
+"""Starts `nsqext` commands by forking: a process of its own for each, without a second of imports.
+
+``python -W error -m tests.support.command_server DESCRIPTOR`` receives requests from `tests.support.command_line` with
+the standard streams of the command attached, and answers with its process id and, at its end, its exit code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import io
+import json
+import os
+import selectors
+import socket
+import sys
+import termios
+from importlib import import_module
+from typing import Any
+
+from nsqext import cli
+
+__all__ = ("LARGEST",)
+
+LARGEST = 1 << 18
+"""Bytes of a request."""
+
+_NOT_BEFORE = ("nsqext.cli.spark",)  # its libraries start threads, which a fork would lose
+
+
+def serve(control: socket.socket) -> list[str] | None:
+    """Fork a process for each request. Returns the words of the command in such a process, and None at the end."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.data is not None:
+                    selector.unregister(key.fileobj)
+                    _report(key.fd, *key.data)
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+                if not data:
+                    return None
+                request = json.loads(data)
+                pid = os.fork()
+                if pid == 0:
+                    _become(request, descriptors)
+                    return [*request["words"]]
+                for descriptor in descriptors[:3]:
+                    os.close(descriptor)
+                reply = socket.socket(fileno=descriptors[3])
+                reply.send(b"%d" % pid)
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, reply))
+
+
+def _report(watched: int, pid: int, reply: socket.socket) -> None:
+    os.close(watched)
+    _, status = os.waitpid(pid, 0)
+    with reply:
+        reply.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Take over streams, terminal, folder and environment of a command."""
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.setsid()
+    if request["terminal"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        before = getattr(sys, name)
+        raw = open(number, "wb" if number else "rb", closefd=False)  # noqa: SIM115 - as long as the process
+        by_line = os.isatty(number) or number == 2
+        setattr(sys, name, io.TextIOWrapper(raw, before.encoding, before.errors, line_buffering=by_line))
+
+
+def main() -> None:
+    """Serve, or be a command."""
+    for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
+        if path not in _NOT_BEFORE:
+            import_module(path)
+    for name in ("nsqext.broker", "nsqext.broker.standalone", "nsqext.web.server", "rich.live", "rich.progress"):
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        words = serve(control)
+    if words is not None:
+        sys.argv = ["nsqext", *words]
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

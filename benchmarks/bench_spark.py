@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 import nsqext
 from benchmarks.report import table, write_section
 from benchmarks.servers import redesigned_cluster
-from nsqext.cli.flights_topic import TopicPlan, fresh_name, temporary_topic
+from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
 from nsqext.spark import register
 
 BODY = b"x" * 1024

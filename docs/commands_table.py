@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from nsqext.cli import COMMANDS
+from nsqext.cli.command import BRACKET
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 BEGIN, END = "<!-- begin: commands -->\n", "<!-- end: commands -->\n"
@@ -38,7 +39,8 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def examples(command: Any) -> list[str]:
     """Return the examples of a command's help."""
-    return [line.strip() for line in (command.help or "").partition(_EXAMPLES)[2].splitlines() if line.strip()]
+    text = (command.help or "").partition(_EXAMPLES)[2].replace(BRACKET, "[")
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def section(name: str, command: Any) -> list[str]:

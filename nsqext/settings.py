@@ -35,7 +35,7 @@ Reader = Callable[[str], Any]
 """Parses the text of a value; raises ValueError where it is not valid."""
 
 PREFIX = "NSQEXT_"
-_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_")
+_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_")
 _ADDRESSES = ("lookupd", "nsqd")
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})

@@ -222,6 +222,7 @@ _SERVER_TOOLS = {f"broker.{name}" for name in (*("clock", "fault_injection", "go
 _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start_position")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".filters", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
+_COMMANDS = ("admin", "files", "flights", "messages", "servers", "workers")
 _SPARK_BASE = {"spark.option_values", "spark.options", "spark.schema"}
 
 # folder (or one of its files) -> folders and files of the same room that it may import; the room's own folder is
@@ -240,6 +241,8 @@ INSIDE: dict[str, set[str]] = {
     "client.consumer.typed": _CONSUMER_BASE,
     "client.consumer.subscriptions": _CONSUMER_BASE | {"client"},
     "client.consumer.handlers": _CONSUMER_BASE | {"client", "client.consumer.subscriptions", "client.producer"},
+    "cli": set(),
+    **{f"cli.{name}": {"cli"} for name in _COMMANDS},
     "spark.cluster": set(),
     "spark.read": _SPARK_BASE | {"spark.cluster"},
     "spark.write": _SPARK_BASE | {"spark.cluster"},

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import aclosing
 from pathlib import Path
 
 import anyio
-import httpx
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from anyio import create_task_group
 from attrs import define, field
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
+from nsqext.admin import Admin, KeyRange
 from nsqext.broker import Cluster
-from nsqext.cli.key_ranges_watch import RangeLine, RangeWatch
 from nsqext.dispatch import position_of
-from nsqext.lookup.metadata import MetadataCache
 
 STEP = 4.0
 """Seconds between two events."""
@@ -35,7 +32,7 @@ EVENTS = ("C1 joins", "C2 joins", "C3 joins", "C1 leaves", "C2 leaves")
 class Record:
     """What was seen in the run: times in seconds since its beginning."""
 
-    looks: list[tuple[float, tuple[RangeLine, ...]]] = field(factory=list)
+    looks: list[tuple[float, tuple[KeyRange, ...]]] = field(factory=list)
     events: list[float] = field(factory=list)
     names: dict[str, int] = field(factory=dict)
 
@@ -68,14 +65,13 @@ async def publish(cluster: Cluster) -> None:
 
 async def look(cluster: Cluster, record: Record, started: float) -> None:
     """Write down the ranges, ten times a second."""
-    directory = MetadataCache(lookupd=cluster.lookupd)
-    async with aclosing(directory), httpx.AsyncClient(trust_env=False) as web:
-        watch = RangeWatch(directory, web, TOPIC, CHANNEL)
+    async with Admin(cluster.lookupd) as admin:
         while True:
-            (found,) = await watch.look()
-            for line in found.ranges:
-                record.names.setdefault(line.consumer, len(record.names))
-            record.looks.append((time.monotonic() - started, found.ranges))
+            (part,) = (await admin.stats(TOPIC, CHANNEL)).partitions
+            ranges = part.channels[CHANNEL].key_ranges
+            for line in ranges:
+                record.names.setdefault(line.client, len(record.names))
+            record.looks.append((time.monotonic() - started, ranges))
             await anyio.sleep(0.1)
 
 
@@ -104,7 +100,7 @@ def blocks(record: Record) -> dict[tuple[int, float, float], list[float]]:
     times = [moment for moment, _ in record.looks] + [record.events[-1]]
     for (moment, lines), end in zip(record.looks, times[1:], strict=True):
         for line in lines:
-            found.setdefault((record.names[line.consumer], line.low, line.high), [moment, end])[1] = end
+            found.setdefault((record.names[line.client], line.low, line.high), [moment, end])[1] = end
     return found
 
 
@@ -118,7 +114,7 @@ def draw(record: Record, path: Path) -> None:
         where = (begin + end) / 2, (low + high) / 2
         ranges.text(*where, f"C{number + 1}", color="white", weight="bold", ha="center", va="center")
     for consumer, number in record.names.items():
-        points = [(moment, line.rate) for moment, lines in record.looks for line in lines if line.consumer == consumer]
+        points = [(moment, line.rate) for moment, lines in record.looks for line in lines if line.client == consumer]
         rates.plot(*zip(*points, strict=True), color=COLOURS[number])
         moment, rate = points[len(points) * 17 // 20]
         rates.text(moment, rate + 30, f"C{number + 1}", color=COLOURS[number], weight="bold")

@@ -25,7 +25,7 @@ from examples.flights_pipeline.flights import Flight
 from examples.flights_pipeline.picture import draw
 from examples.flights_pipeline.publish import publish_closing_word, publish_flights
 from examples.flights_pipeline.stream import ARCHIVE, DELAYS, DEPARTURES, Flow, Locations, Streams, wait_for
-from nsqext.cli.flights_topic import TopicPlan, fresh_name, temporary_topic
+from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
 
 __all__ = ("Report", "Setting", "Times", "run")
 

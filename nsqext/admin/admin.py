@@ -185,6 +185,8 @@ class Admin:
         try:
             await requests.change_lookup("/topic/create", params)
         except LookupFailed as error:
+            if "No node is available" in error.message and not (multipart or ordered):
+                raise await self._too_few_nodes(error, topic, partitions, replicas) from error
             if "already exist" not in error.message:
                 raise
             if not exist_ok:
@@ -201,6 +203,23 @@ class Admin:
                     topic=topic,
                     hint="are enough nodes up?",
                 )
+
+    async def _too_few_nodes(self, error: LookupFailed, topic: str, partitions: int, replicas: int) -> LookupFailed:
+        nodes = len(await self._requests.client.nodes())
+        needed = f"{partitions} partitions with {replicas} replicas" if replicas > 1 else f"{partitions} partitions"
+        if replicas > nodes:
+            return LookupFailed(
+                f"{replicas} replicas need as many nodes, and the cluster has {nodes}",
+                topic=topic,
+                hint="ask for fewer replicas",
+            )
+        if partitions * replicas <= nodes:
+            return error
+        return LookupFailed(
+            f"{needed} need {partitions * replicas} nodes, and the cluster has {nodes}",
+            topic=topic,
+            hint="let several partitions be on one node (multipart, --multipart), or ask for fewer",
+        )
 
     async def _create_on_classic_nodes(self, topic: str) -> None:
         for info in await self._requests.client.nodes():

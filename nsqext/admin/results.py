@@ -151,6 +151,8 @@ class PartitionChannelStats:
         clients: its consumers.
         dispatch: dispatch type, ``key_failover`` for example; empty where the server does not report one.
         key_ranges: which consumer receives which keys, by ``low``; only on ``key_failover`` channels.
+        replay: messages that wait for the consumer of their key; only on ``key_failover`` channels.
+        held_keys: keys that a consumer has messages of; only on ``key_failover`` channels.
     """
 
     depth: int
@@ -166,6 +168,8 @@ class PartitionChannelStats:
     clients: tuple[ClientStats, ...]
     dispatch: str = ""
     key_ranges: tuple[KeyRange, ...] = ()
+    replay: int = 0
+    held_keys: int = 0
 
 
 @frozen
@@ -178,6 +182,7 @@ class PartitionStats:
         replicas: ``host:port`` (TCP) of the in-sync replicas, the leader first; empty where unknown.
         messages: messages that it has received.
         bytes: bytes that it holds on disk; received bytes on the classic generation, None where unknown.
+        end: byte offset behind its last message; None on the classic generation.
         depth: messages that wait for a first channel (classic generation).
         paused: it passes nothing to its channels (classic generation).
         channels: its channels by name.
@@ -191,6 +196,7 @@ class PartitionStats:
     depth: int
     paused: bool
     channels: Mapping[str, PartitionChannelStats]
+    end: int | None = None
 
 
 @frozen

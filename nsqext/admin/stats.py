@@ -59,6 +59,7 @@ def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
         depth=int(data.get("depth", 0)) if classic else 0,
         paused=bool(data.get("paused", False)),
         channels={name: _read_channel(channel, node, partition) for name, channel in sorted(channels.items())},
+        end=None if classic else int(data.get("backend_depth", 0)),
     )
 
 
@@ -84,6 +85,8 @@ def _read_channel(data: Mapping[str, Any], node: Address, partition: int | None)
         clients=tuple(_read_client(client, node, partition) for client in data.get("clients") or ()),
         dispatch=str(data.get("dispatch") or ""),
         key_ranges=tuple(_read_range(found) for found in data.get("key_ranges") or ()),
+        replay=int(data.get("replay_count", 0)),
+        held_keys=int(data.get("held_keys", 0)),
     )
 
 

@@ -20,7 +20,7 @@ _LAST_PORT = 65535
 _BACKLOG = 1024
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _MAPPED = "::ffff:"
-_early: dict[str, socket.socket] = {}
+_early: dict[str, list[socket.socket]] = {}
 
 
 class ListenError(OSError):
@@ -46,7 +46,8 @@ def listen(address: str) -> socket.socket:
     Raises:
         ListenError: the address cannot be bound.
     """
-    return _early.pop(address, None) or _open(address)
+    waiting = _early.get(address)
+    return waiting.pop(0) if waiting else _open(address)
 
 
 def listen_early(addresses: Iterable[str]) -> None:
@@ -56,7 +57,7 @@ def listen_early(addresses: Iterable[str]) -> None:
     """
     for address in addresses:
         try:
-            _early[address] = _open(address)
+            _early.setdefault(address, []).append(_open(address))
         except OSError:
             continue
 

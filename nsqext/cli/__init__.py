@@ -20,36 +20,58 @@ from typing import NoReturn
 __all__ = ("COMMANDS", "PROGRAMS", "main")
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "pub": ("nsqext.cli.pub", "Publish messages: arguments, lines, files, CSV or JSON lines."),
-    "tail": ("nsqext.cli.tail", "Print the messages of a topic."),
-    "record": ("nsqext.cli.record", "Write the messages of a topic to files, at least once."),
-    "replay": ("nsqext.cli.replay", "Publish the messages of recorded files."),
-    "topic": ("nsqext.cli.topic", "List, show, create, change and delete topics."),
-    "channel": ("nsqext.cli.channel", "List, create, change, move and delete channels."),
-    "stats": ("nsqext.cli.stats", "Show depth, lag, messages and consumers of topics and channels."),
-    "top": ("nsqext.cli.top", "Watch channels in a table that is sorted by key press."),
-    "doctor": ("nsqext.cli.doctor", "Examine a cluster, and say what to do about what is wrong."),
-    "check": ("nsqext.cli.check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
-    "lookup": ("nsqext.cli.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
-    "relay": ("nsqext.cli.relay", "Publish the messages of a topic to another topic, or send them to a URL."),
-    "trace": ("nsqext.cli.trace", "Find a message by its trace id or message id."),
-    "deadletters": ("nsqext.cli.deadletters", "Publish dead letters to the topics where they were rejected."),
+    "pub": ("nsqext.cli.messages.pub", "Publish messages: arguments, lines, files, CSV or JSON lines."),
+    "tail": ("nsqext.cli.messages.tail", "Print the messages of a topic."),
+    "record": ("nsqext.cli.files.record", "Write the messages of a topic to files, at least once."),
+    "replay": ("nsqext.cli.files.replay", "Publish the messages of recorded files."),
+    "topic": ("nsqext.cli.admin.topic", "List, show, create, change and delete topics."),
+    "channel": ("nsqext.cli.admin.channel", "List, create, change, move and delete channels."),
+    "stats": ("nsqext.cli.admin.stats", "Show depth, lag, messages and consumers of topics and channels."),
+    "top": ("nsqext.cli.admin.top", "Watch channels in a table that is sorted by key press."),
+    "doctor": ("nsqext.cli.admin.doctor", "Examine a cluster, and say what to do about what is wrong."),
+    "check": ("nsqext.cli.admin.check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
+    "lookup": ("nsqext.cli.admin.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
+    "relay": ("nsqext.cli.messages.relay", "Publish the messages of a topic to another topic, or send them to a URL."),
+    "trace": ("nsqext.cli.messages.trace", "Find a message by its trace id or message id."),
+    "deadletters": ("nsqext.cli.messages.deadletters", "Publish dead letters to the topics where they were rejected."),
     "config": ("nsqext.cli.config", "Manage contexts: named connection settings."),
-    "key-ranges": ("nsqext.cli.key_ranges", "Show ranges, rates and the replay set of a key_failover channel."),
-    "bench": ("nsqext.cli.bench", "Publish messages, then consume them, and report the rates."),
-    "demo": ("nsqext.cli.demo", "Publish and consume a day of flights, and count what arrived."),
-    "spark": ("nsqext.cli.spark", "List and delete the anchor channels of Spark's streaming queries."),
-    "broker": ("nsqext.cli.broker", "Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation."),
-    "web": ("nsqext.cli.web", "Serve pages of topics, channels, consumers and nodes."),
-    "run": ("nsqext.cli.run", "Run an app in worker processes, restarted when they end."),
+    "key-ranges": ("nsqext.cli.admin.key_ranges", "Show ranges, rates and the replay set of a key_failover channel."),
+    "bench": ("nsqext.cli.messages.bench", "Publish messages, then consume them, and report the rates."),
+    "demo": ("nsqext.cli.flights.demo", "Publish and consume a day of flights, and count what arrived."),
+    "spark": ("nsqext.cli.admin.spark", "List and delete the anchor channels of Spark's streaming queries."),
+    "broker": (
+        "nsqext.cli.servers.broker",
+        "Run an NSQ cluster in one process, of either generation.",
+    ),
+    "web": ("nsqext.cli.servers.web", "Serve pages of topics, channels, consumers and nodes."),
+    "run": ("nsqext.cli.workers.run", "Run an app in worker processes, restarted when they end."),
 }
 """Modules and one-line descriptions of the commands."""
 
 PROGRAMS: dict[str, str] = {
-    "nsqd": "nsqext.cli.nsqd",
-    "nsqlookupd": "nsqext.cli.nsqlookupd",
+    "nsqd": "nsqext.cli.servers.nsqd",
+    "nsqlookupd": "nsqext.cli.servers.nsqlookupd",
 }
 """Stand-ins for the original programs; ``main(arguments)`` of these modules gets the arguments as they are."""
+
+_PANELS = {
+    "messages": "Messages",
+    "files": "Recorded messages",
+    "admin": "Topics, channels and nodes",
+    "servers": "Programs that serve",
+    "workers": "Programs that serve",
+    "flights": "Programs that serve",
+}
+_LAST = "Settings"
+_EPILOG = """\
+First steps: `nsqext broker --web` runs a cluster with a page in the browser, and prints commands to try in another
+terminal.
+
+`nsqext nsqd -h` and `nsqext nsqlookupd -h` show the flags of the stand-ins.
+
+Exit codes: 0 done; 1 a check failed, nothing was found, or a server could not start; 2 anything else that failed;
+130 ended by ^C.
+"""
 
 _EXTRAS = {
     "typer": "cli",
@@ -88,6 +110,7 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` stand in for the original programs.",
+        epilog="\n\n".join(" ".join(paragraph.split("\n")) for paragraph in _EPILOG.split("\n\n")),
     )
 
     def print_version(asked: bool) -> None:
@@ -107,7 +130,8 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
 
     for name, (path, summary) in COMMANDS.items():
         if name != chosen:
-            app.command(name, help=summary)(_described)
+            panel = _PANELS.get(path.split(".")[2], _LAST)
+            app.command(name, help=summary, rich_help_panel=panel)(_described)
             continue
         module = import_module(path)
         group = getattr(module, "app", None)

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.common import Json, examples, show
+from nsqext.cli.command import examples
+from nsqext.cli.connection import Connection, Json
 from nsqext.cli.contexts import contexts_file, load_contexts, save_contexts
+from nsqext.cli.output import show
 from nsqext.client.from_url import consumer_settings, load_producer, producer_settings
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
@@ -43,8 +45,6 @@ def set_context(
 @examples("nsqext config list")
 def list_contexts(json: Json = False) -> None:
     """List the contexts; secrets are not shown."""
-    from nsqext.cli.common import Connection
-
     contexts = load_contexts()
     Connection(None, {}, json).table(
         ("context", "url", "current"),

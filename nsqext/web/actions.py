@@ -147,6 +147,12 @@ async def _change_topic(method: str, target: Target, form: Form) -> str:
     return topic_page(topic)
 
 
+async def _expand_topic(target: Target, form: Form) -> str:
+    topic = form.needed("topic")
+    await target.admin.expand_topic(topic, form.number("partitions"))
+    return topic_page(topic)
+
+
 async def _tombstone(target: Target, form: Form) -> str:
     topic = form.needed("topic")
     await target.admin.tombstone(topic, form.needed("node"))
@@ -251,6 +257,12 @@ ACTIONS: dict[str, Action] = {
         "Upgrade topic",
         "The topic was upgraded: messages may carry headers, tags and keys.",
         "The topic gets extend support. It cannot be taken away again, and old clients may not read its messages.",
+    ),
+    "expand-topic": Action(
+        _expand_topic,
+        "Add partitions",
+        "The topic gets more partitions.",
+        "It cannot be undone. A key may move to another partition than the one that holds its earlier messages.",
     ),
     "pause-topic": Action(partial(_change_topic, "pause_topic"), "Pause", "The topic is paused."),
     "unpause-topic": Action(partial(_change_topic, "unpause_topic"), "Unpause", "The topic is not paused any more."),

@@ -85,7 +85,7 @@ class WebPage:
         self._cluster = cluster
         self._environment = _environment()
         self._streams = 0
-        pages = Pages(self._monitor, self._admin, cluster)
+        self._pages = pages = Pages(self._monitor, self._admin, cluster)
         self._routes = Starlette(
             routes=[
                 self._route("/", pages.overview),
@@ -93,6 +93,7 @@ class WebPage:
                 self._route("/topics/{topic}/messages", pages.messages, live=False),
                 self._route("/topics/{topic}/channels/{channel}", pages.channel),
                 self._route("/nodes/{node}", pages.node),
+                Route("/topics/{topic}/messages", self._watch, methods=["POST"]),
                 Route("/actions/{name}", self._act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
             ],
@@ -184,16 +185,38 @@ class WebPage:
 
     # --- actions --------------------------------------------------------------------------------------------------
 
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form with a valid token.
+
+        Raises:
+            Refused: the form may not be used.
+        """
+        try:
+            fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
+        except HttpFault as fault:
+            raise Refused(fault.status, "the form is too large", "send less at once") from fault
+        self._security.check_change(request.scope["user_name"], fields.pop("token", ""))
+        return fields
+
+    async def _watch(self, request: Request) -> Response:
+        """Wait for the next messages of a topic of the original NSQ."""
+        try:
+            await self._form(request)
+            snapshot = await self._monitor.current()
+            page = await self._pages.next_messages(snapshot, request.path_params, self._lookupd)
+        except Refused as refused:
+            return self._error_page(request, refused.status, refused.text, refused.hint)
+        except NsqError as error:
+            return self._nsq_error_page(request, error)
+        return Response(self._render(request, snapshot, page, live=False), media_type="text/html")
+
     async def _act(self, request: Request) -> Response:
         """Perform the action of a form, or ask before one that cannot be undone."""
         name = request.path_params["name"]
         try:
-            fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
-            self._security.check_change(request.scope["user_name"], fields.pop("token", ""))
+            fields = await self._form(request)
         except Refused as refused:
             return self._error_page(request, refused.status, refused.text, refused.hint)
-        except HttpFault as fault:
-            return self._error_page(request, fault.status, "the form is too large", "send less at once")
         action = ACTIONS.get(name)
         if action is None:
             return self._error_page(request, 404, f"the action {name} does not exist", "use the buttons of the page")

@@ -8,11 +8,12 @@ from attrs import frozen
 
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
+from nsqext.web.watch import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from nsqext.admin import Admin, NodeStatus, PartitionStats
+    from nsqext.admin import Admin, NodeStatus, PartitionStats, TopicInfo
     from nsqext.broker import Cluster
     from nsqext.types import Address
     from nsqext.web.monitor import Monitor, Snapshot
@@ -21,6 +22,7 @@ __all__ = ("NodeRow", "Page", "Pages", "PartitionRow")
 
 _PEEKED = 20
 _MOST_PEEKED = 200
+_WATCHED = 5  # seconds that the page waits for messages of the original NSQ
 
 
 @frozen
@@ -188,9 +190,22 @@ class Pages:
         name = _known_topic(snapshot, path["topic"])
         count = min(_number("count", query.get("count") or str(_PEEKED)), _MOST_PEEKED)
         partition = _number("partition", query["partition"]) if query.get("partition") else None
-        found = await self._admin.peek(name, count=count, partition=partition)
-        values = {"topic": snapshot.topics[name], "messages": found, "count": count, "partition": partition}
-        return Page("messages.html", f"Messages of {name}", values)
+        topic = snapshot.topics[name]
+        found = () if topic.generation == "classic" else await self._admin.peek(name, count=count, partition=partition)
+        return _messages(topic, found, count=count, partition=partition)
+
+    async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
+        """Return the page of the next messages of a topic of the original NSQ.
+
+        Raises:
+            TopicNotFound: lookup does not know it.
+            NsqError: see `nsqext.web.watch.watch`.
+        """
+        name = _known_topic(snapshot, path["topic"])
+        if snapshot.topics[name].generation != "classic":
+            raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
+        found = await watch(self._admin, lookupd, name, count=_PEEKED, seconds=_WATCHED)
+        return _messages(snapshot.topics[name], found, waited=True)
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of a node.
@@ -218,6 +233,11 @@ class Pages:
             key=lambda one: (one[0], one[1], one[2].address),
         )
         return Page("node.html", node.name or node.address, {"node": node, "topics": topics, "clients": clients})
+
+
+def _messages(topic: TopicInfo, found: Sequence[object], *, count: int = _PEEKED, **values: object) -> Page:
+    shown = {"topic": topic, "messages": found, "count": count, "seconds": _WATCHED}
+    return Page("messages.html", f"Messages of {topic.name}", {"partition": None, "waited": False, **shown, **values})
 
 
 def _known_topic(snapshot: Snapshot, name: str) -> str:

@@ -23,6 +23,7 @@ def test_every_command_has_examples_that_call_it(name: str) -> None:
     assert any(f"nsqext {name}" in example for example in found), found
     for example in found:
         assert shlex.split(example)
+        assert len(example) <= 76, "a terminal of 80 columns breaks it"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

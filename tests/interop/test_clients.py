@@ -11,8 +11,8 @@ import pytest
 import trustme
 from attrs import frozen
 
-from tests.cli.test_programs import LOCAL, running
 from tests.support.interop_clients import node_modules_of, python_of
+from tests.support.server_program import LOCAL, running
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a client installs it
 CLIENTS = Path(__file__).parent / "clients"

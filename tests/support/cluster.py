@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from nsqext import Admin
 from nsqext.broker import Cluster
-from nsqext.cli.flights_topic import TopicPlan
+from nsqext.cli.flights.temporary_topic import TopicPlan
 
 if TYPE_CHECKING:
     from nsqext.types import Address

@@ -122,7 +122,7 @@ class Process:
         assert self.stdin is not None and self.stdout is not None and self.stderr is not None
         found: dict[str, bytes] = {}
         threads = [
-            Thread(target=lambda name=name, stream=stream: found.setdefault(name, stream.read()))  # type: ignore[misc]
+            Thread(target=lambda name=name, stream=stream: found.setdefault(name, stream.read()))
             for name, stream in (("stdout", self.stdout), ("stderr", self.stderr))
             if not stream.closed
         ]
@@ -161,11 +161,11 @@ def started(*words: str, cwd: Path | None = None, **variables: str) -> Process:
 
 
 def run(
-    *words: str, stdin: bytes = b"", cwd: Path | None = None, **variables: str
+    *words: str, stdin: bytes = b"", cwd: Path | None = None, limit: float = _LIMIT, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end, in pipes."""
+    """Run a command to its end, in pipes; ``limit`` is in seconds."""
     with started(*words, cwd=cwd, **variables) as process:
-        output, errors = process.communicate(stdin)
+        output, errors = process.communicate(stdin, limit)
     return subprocess.CompletedProcess(words, process.wait(), output, errors)
 
 
@@ -175,9 +175,9 @@ def run_fresh(*words: str, **variables: str) -> subprocess.CompletedProcess[byte
     return subprocess.run(command, env=environment(**variables), capture_output=True, timeout=_LIMIT, check=False)
 
 
-def lines(*words: str, stdin: bytes = b"", **variables: str) -> list[dict[str, Any]]:
+def lines(*words: str, stdin: bytes = b"", limit: float = _LIMIT, **variables: str) -> list[dict[str, Any]]:
     """Run a command that has to succeed; returns the JSON lines that it printed."""
-    done = run(*words, stdin=stdin, **variables)
+    done = run(*words, stdin=stdin, cwd=None, limit=limit, **variables)
     assert (done.returncode, done.stderr) == (0, b""), (words, done.stderr)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -189,11 +189,11 @@ class Terminal:
         shown: what it has printed, standard error included.
     """
 
-    def __init__(self, *words: str, **variables: str) -> None:
+    def __init__(self, *words: str, cwd: Path | None = None, **variables: str) -> None:
         self._side, other = pty.openpty()
         self.shown = ""
         sized = {"TERM": "xterm", "COLUMNS": "200", "LINES": "50", **variables}
-        self._process = Process(words, environment(**sized), terminal=other)
+        self._process = Process(words, environment(**sized), cwd, terminal=other)
         os.close(other)
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ import selectors
 import socket
 import sys
 import termios
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,13 @@ __all__ = ("LARGEST",)
 LARGEST = 1 << 18
 """Bytes of a request."""
 
-_NOT_BEFORE = ("nsqext.cli.spark",)  # its libraries start threads, which a fork would lose
+_LAZY = (
+    *("anyio._backends._asyncio", "httpcore", "nsqext.broker", "nsqext.broker.standalone", "nsqext.web.server"),
+    *("rich.live", "rich.progress"),
+)
+"""Imported by commands while they run."""
+
+_NOT_BEFORE = ("nsqext.cli.admin.spark",)  # its libraries start threads, which a fork would lose
 
 
 def serve(control: socket.socket) -> list[str] | None:
@@ -44,6 +51,10 @@ def serve(control: socket.socket) -> list[str] | None:
                 request = json.loads(data)
                 pid = os.fork()
                 if pid == 0:
+                    for other in selector.get_map().values():
+                        if other.data is not None:
+                            other.data[1].close()
+                            os.close(other.fd)
                     _become(request, descriptors)
                     return [*request["words"]]
                 for descriptor in descriptors[:3]:
@@ -84,8 +95,10 @@ def main() -> None:
     for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
         if path not in _NOT_BEFORE:
             import_module(path)
-    for name in ("nsqext.broker", "nsqext.broker.standalone", "nsqext.web.server", "rich.live", "rich.progress"):
+    for name in _LAZY:
         import_module(name)
+    with redirect_stdout(io.StringIO()), suppress(SystemExit):
+        cli.main(["topic", "--help"])
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:

@@ -12,7 +12,7 @@ from attrs import define, field
 
 from nsqext import Admin, ConsumerOptions
 from nsqext.broker import Cluster
-from nsqext.cli.flights_topic import TopicPlan
+from nsqext.cli.flights.temporary_topic import TopicPlan
 from nsqext.sync import Consumer, Message, Producer
 
 __all__ = ("REAL", "Servers", "collect", "running_servers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from secrets import token_hex
 
+import anyio
 import pytest
 
 from nsqext import Admin, Producer
@@ -141,6 +142,59 @@ async def test_a_topic_is_upgraded(ha: Cluster) -> None:
         assert "upgrade-topic" not in answer.text.partition("<main")[2]
         info = await admin.topic(topic)
     assert info.meta is not None and info.meta.extend_support
+
+
+async def test_the_next_messages_of_the_original_nsq_are_shown(classic: Cluster) -> None:
+    topic = fresh()
+    classic.create_topic(topic, channels=["keep"])
+    path = f"/topics/{topic}/messages"
+    async with (
+        browsing(classic, write=True) as browser,
+        Producer(classic.lookupd) as producer,
+        anyio.create_task_group() as tasks,
+    ):
+        form = {"token": await token_of(browser)}
+        refused = await browser.post(path, data={"token": "0"})
+
+        async def publish() -> None:
+            while True:
+                await producer.publish(topic, b"<b>next</b>")
+                await anyio.sleep(0.05)
+
+        tasks.start_soon(publish)
+        shown = await browser.post(path, data=form)
+        tasks.cancel_scope.cancel()
+    assert refused.status_code == 403
+    assert (shown.status_code, shown.text.count("&lt;b&gt;next&lt;/b&gt;")) == (200, 20)
+    async with Admin(classic.lookupd) as admin:
+        kept = (await admin.stats(topic)).channels["keep"]
+        assert kept.messages == kept.lag >= 20
+        with anyio.fail_after(10):
+            while set((await admin.stats(topic)).channels) != {"keep"}:  # noqa: ASYNC110 - the broker has no event
+                await anyio.sleep(0.02)
+
+
+async def test_a_topic_without_channels_is_not_watched(classic: Cluster) -> None:
+    topic = fresh()
+    classic.create_topic(topic)
+    async with browsing(classic, write=True) as browser, Admin(classic.lookupd) as admin:
+        form = {"token": await token_of(browser)}
+        refused = await browser.post(f"/topics/{topic}/messages", data=form)
+        assert await admin.channels(topic) == ()
+    assert (refused.status_code, "would take the messages that wait" in refused.text) == (503, True)
+
+
+async def test_partitions_are_added(ha: Cluster) -> None:
+    topic = fresh()
+    ha.create_topic(topic, channels=["ch"])
+    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+        answer = await press(browser, "expand-topic", topic=topic, partitions="3")
+        assert (answer.status_code, "The topic gets more partitions." in answer.text) == (200, True)
+        with anyio.fail_after(10):
+            while len((await admin.topic(topic)).leaders) != 3:  # noqa: ASYNC110 - the broker has no event
+                await anyio.sleep(0.02)
+        fewer = await press(browser, "expand-topic", topic=topic, partitions="1")
+    assert fewer.status_code in (400, 503)
 
 
 async def test_a_topic_of_the_original_nsq_is_paused_and_a_node_hidden(classic: Cluster) -> None:

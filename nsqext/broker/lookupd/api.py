@@ -9,6 +9,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.http.api import Call, Form, HttpFault, application, route
 from nsqext.broker.lookupd.admin_api import NOT_LEADER, AdminApi
 from nsqext.broker.lookupd.lookup_route import channels_of, lookup
+from nsqext.broker.lookupd.metrics import view_metrics
 from nsqext.broker.lookupd.params import (
     read_channel,
     read_deletion,
@@ -39,6 +40,9 @@ class _Routes:
 
     def info(self, call: Call) -> object:
         return {"version": self._version(), "ha_support": True}
+
+    def metrics(self, call: Call) -> object:
+        return view_metrics(self.lookupd.view, self._version(), leads=self.lookupd.is_leader)
 
     def _version(self) -> str:
         return next((member.version for member in self.coordinator.members.values()), "")
@@ -202,6 +206,7 @@ class _Routes:
             route("GET", "/topics", delayed(self.topics), Form.NEGOTIATED),
             route("GET", "/channels", delayed(self.channels), Form.NEGOTIATED),
             route("GET", "/nodes", delayed(self.nodes), Form.NEGOTIATED),
+            route("GET", "/metrics", delayed(self.metrics)),
             route("POST", "/topic/create", delayed(self.create_topic)),
             route("PUT", "/topic/create", delayed(self.create_topic)),
             route("POST", "/topic/delete", delayed(self.delete_topic)),

@@ -9,6 +9,7 @@ from attrs import define, field
 
 from nsqext.broker.http.api import Call, Form, Handler, HttpFault, application, route
 from nsqext.broker.lookupd.lookup_node import LookupNode
+from nsqext.broker.lookupd.metrics import registry_metrics
 from nsqext.broker.lookupd.registry import NEVER, Registration, Registry
 from nsqext.protocol.lookupd_tcp import PeerInfo
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
@@ -90,6 +91,10 @@ class _Routes:
 
     def info(self, call: Call) -> object:
         return {"version": self.lookupd.version}
+
+    def metrics(self, call: Call) -> object:
+        version = self.lookupd.version
+        return registry_metrics(self.lookupd.view, version, "ha" if "HA" in version else "nsq")
 
     def topics(self, call: Call) -> object:
         return {"topics": [found.key for found in self.lookupd.view.find("topic", "*")]}
@@ -177,6 +182,7 @@ def classic_app(lookupd: ClassicLookupd) -> Starlette:
         ("GET", "/topics", routes.topics),
         ("GET", "/channels", routes.channels),
         ("GET", "/nodes", routes.nodes),
+        ("GET", "/metrics", routes.metrics),
         ("POST", "/topic/create", routes.create_topic),
         ("POST", "/topic/delete", routes.delete_topic),
         ("POST", "/channel/create", routes.create_channel),

@@ -367,3 +367,23 @@ async def test_a_type_refused_by_one_partition_is_set_on_no_partition() -> None:
         answer = await client.post("/channel/create?topic=t&channel=other&dispatch=key_failover")
         assert answer.json() == {"message": "partition 0 of topic t has no leader"}
         assert list(leader.channels) == ["ch"]
+
+
+async def test_metrics_in_the_format_of_prometheus() -> None:
+    async with talk() as (coordinator, client):
+        await create(client, "a", "partition_num=2&replicator=1")
+        add_channel(coordinator, "a")
+        answer = await client.get("/metrics")
+        for number in (0, 1):
+            coordinator.members[coordinator.replica_sets["a", number].state.leader].alive = False
+        later = (await client.get("/metrics")).text
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in (
+        "nsqlookupd_leader 1",
+        "nsqlookupd_topics 1",
+        'nsqlookupd_topic_partitions{topic="a"} 2',
+        'nsqlookupd_topic_partitions_led{topic="a"} 2',
+        'nsqlookupd_topic_channels{topic="a"} 1',
+    ):
+        assert f"{line}\n" in answer.text
+    assert 'nsqlookupd_topic_partitions_led{topic="a"} 0\n' in later

@@ -150,3 +150,22 @@ async def test_what_is_shown_can_be_wrong_on_purpose() -> None:
         assert (await client.get("/topics")).json() == {"topics": ["t1", "t2", "new"]}
         lookupd.clear()
         assert (await client.get("/topics")).json() == {"topics": []}
+
+
+async def test_metrics_in_the_format_of_prometheus() -> None:
+    async with talk() as (_, time, client):
+        await client.post("/topic/tombstone?topic=t1&node=b:5151")
+        answer = await client.get("/metrics")
+        time.now += 400 * SECOND
+        later = (await client.get("/metrics")).text
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in (
+        'nsqlookupd_info{version="1.3.0",generation="nsq"} 1',
+        "nsqlookupd_nsqd 1",
+        "nsqlookupd_topics 2",
+        'nsqlookupd_topic_producers{topic="t2"} 1',
+        'nsqlookupd_topic_tombstones{topic="t1"} 1',
+        'nsqlookupd_topic_channels{topic="t1"} 2',
+    ):
+        assert f"{line}\n" in answer.text
+    assert "nsqlookupd_nsqd 0\n" in later

@@ -1,0 +1,159 @@
+"""``nsqext channel``: list, create, change, move and delete channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nsqext.cli.arguments import parse_position
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import confirm
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext.admin import Admin, ChannelStats
+
+__all__ = ("app", "channel_record")
+
+app: typer.Typer = typer.Typer()
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Channel = Annotated[str, typer.Argument(help="The channel.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")]
+
+
+def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
+    """Return a channel for tables and JSON."""
+    return {
+        "topic": topic,
+        "channel": stats.name,
+        "depth": stats.depth,
+        "in_flight": stats.in_flight,
+        "deferred": stats.deferred,
+        "lag": stats.lag,
+        "messages": stats.messages,
+        "requeued": stats.requeued,
+        "timed_out": stats.timed_out,
+        "consumers": len({(client.client_id, client.hostname, client.address) for client in stats.clients}),
+        "paused": stats.paused,
+        "skipped": stats.skipped,
+    }
+
+
+@app.command("list")
+@examples("nsqext channel list orders", "nsqext channel list orders --json | jq 'select(.lag > 1000)'")
+@connected
+def list_channels(connection: Connection, topic: Topic) -> None:
+    """List the channels of a topic with depth, lag, messages in flight and consumers."""
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            stats = await admin.stats(topic)
+            names = await admin.channels(topic)
+        records = [channel_record(topic, one) for one in stats.channels.values()]
+        # a channel that no node has opened yet has no statistics
+        records += [{"topic": topic, "channel": name} for name in names if name not in stats.channels]
+        connection.table(
+            ("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped"), records
+        )
+
+    perform(act)
+
+
+def _change(
+    connection: Connection, topic: str, channel: str, done: str, change: Callable[[Admin], Awaitable[None]]
+) -> None:
+    async def act() -> None:
+        async with connection.admin() as admin:
+            await change(admin)
+        connection.show({"topic": topic, "channel": channel, done: True}, f"channel {channel} of {topic} is {done}")
+
+    perform(act)
+
+
+@app.command("create")
+@examples("nsqext channel create orders billing audit")
+@connected
+def create(
+    connection: Connection, topic: Topic, channels: Annotated[list[str], typer.Argument(help="The channels.")]
+) -> None:
+    """Create channels on every partition; a channel begins at the end of the stored messages."""
+    for name in channels:
+        _change(connection, topic, name, "created", lambda admin, name=name: admin.create_channel(topic, name))  # type: ignore[misc]
+
+
+@app.command("delete")
+@examples("nsqext channel delete orders billing --yes")
+@connected
+def delete(
+    connection: Connection,
+    topic: Topic,
+    channel: Channel,
+    yes: Yes = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing channel is not an error.")] = False,
+) -> None:
+    """Delete a channel with its position and its waiting messages."""
+    confirm(f"Delete the channel {channel} of {topic} with its waiting messages?", yes=yes)
+    _change(
+        connection, topic, channel, "deleted", lambda admin: admin.delete_channel(topic, channel, missing_ok=if_exists)
+    )
+
+
+@app.command("empty")
+@examples("nsqext channel empty orders billing --yes")
+@connected
+def empty(connection: Connection, topic: Topic, channel: Channel, yes: Yes = False) -> None:
+    """Discard the messages that wait in a channel."""
+    confirm(f"Discard the messages that wait in the channel {channel} of {topic}?", yes=yes)
+    _change(connection, topic, channel, "emptied", lambda admin: admin.empty_channel(topic, channel))
+
+
+def _add_switch(name: str, done: str, summary: str) -> None:
+    """Add a command that switches something on or off at a channel."""
+
+    def switch(connection: Connection, topic: Topic, channel: Channel) -> None:
+        _change(connection, topic, channel, done, lambda admin: getattr(admin, f"{name}_channel")(topic, channel))
+
+    switch.__doc__ = summary
+    app.command(name)(examples(f"nsqext channel {name} orders billing")(connected(switch)))
+
+
+_add_switch("pause", "paused", "Stop delivery from a channel; messages wait.")
+_add_switch("unpause", "unpaused", "Resume delivery from a channel.")
+_add_switch(
+    "skip", "skipped", "Let a channel of the redesigned NSQ finish every message without delivery, until `unskip`."
+)
+_add_switch("unskip", "unskipped", "Let a skipped channel deliver messages again.")
+
+
+@app.command("seek")
+@examples(
+    "nsqext channel seek orders billing earliest",
+    "nsqext channel seek orders billing 2026-05-01T12:00:00+02:00",
+    "nsqext channel seek orders billing message:1000 --partition 0",
+)
+@connected
+def seek(
+    connection: Connection,
+    topic: Topic,
+    channel: Channel,
+    position: Annotated[
+        str,
+        typer.Argument(
+            help="earliest, latest, timestamp:SECONDS, offset:BYTES, message:NUMBER, or a time in ISO form."
+        ),
+    ],
+    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None,
+) -> None:
+    """Move a channel of the redesigned NSQ to a position; its consumers continue there."""
+    target = parse_position(position)
+    _change(
+        connection,
+        topic,
+        channel,
+        "moved",
+        lambda admin: admin.seek_channel(topic, channel, target, partitions=partition),
+    )

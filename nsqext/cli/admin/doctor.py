@@ -1,0 +1,219 @@
+"""``nsqext doctor``: examine a cluster, and say what to do about what is wrong."""
+
+from __future__ import annotations
+
+import socket
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import anyio
+import httpx
+import typer
+from attrs import asdict, frozen
+
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import counted
+from nsqext.errors import NsqError
+from nsqext.lookup.client import LookupClient
+from nsqext.lookup.options import is_loopback, parse_lookup_addresses, url_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from nsqext.admin import Admin, NodeStatus, TopicStats
+    from nsqext.types import Address
+
+__all__ = ("Finding", "examine", "run")
+
+T = TypeVar("T")
+
+_TIMEOUT = 5.0
+_CLOCK = 5.0  # seconds that clocks may differ
+_MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+
+
+@frozen
+class Finding:
+    """What was found out.
+
+    Attributes:
+        status: ``error`` means that something does not work.
+        subject: what it is about.
+        text: what was found.
+        hint: what to do; empty where nothing has to be done.
+    """
+
+    status: Literal["ok", "warning", "error"]
+    subject: str
+    text: str
+    hint: str = ""
+
+
+@examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
+@connected
+def run(connection: Connection) -> None:
+    """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; say what to do.
+
+    Ends with 1 if something does not work.
+    """
+
+    async def act() -> None:
+        findings = await examine(connection)
+        for finding in findings:
+            hint = f"\n    {finding.hint}" if finding.hint else ""
+            connection.show(asdict(finding), f"{_MARKS[finding.status]} {finding.subject}: {finding.text}{hint}")
+        if any(finding.status == "error" for finding in findings):
+            raise typer.Exit(1)
+
+    perform(act)
+
+
+async def examine(connection: Connection) -> list[Finding]:
+    """Return what is found out about the cluster of a connection."""
+    findings: list[Finding] = []
+    loaded = connection.load()
+    for address in parse_lookup_addresses(connection.lookupd()):
+        findings += await _examine_address("lookup", address)
+    if all(finding.status == "error" for finding in findings):
+        return findings
+    async with LookupClient(connection.lookupd(), loaded.options.lookup) as client, connection.admin() as admin:
+        await _collect(findings, "lookup", lambda: _examine_lookup(client))
+        nodes = await _collect(findings, "nodes", admin.nodes)
+        findings += _examine_versions(nodes or ())
+        for node in nodes or ():
+            findings += await _examine_node(node)
+        await _collect(findings, "topics", lambda: _examine_topics(findings, admin))
+    findings += await _examine_client(connection)
+    return findings
+
+
+async def _collect(findings: list[Finding], subject: str, ask: Callable[[], Awaitable[T]]) -> T | None:
+    try:
+        found = await ask()
+    except NsqError as error:
+        findings.append(Finding("error", subject, str(error)))
+        return None
+    if isinstance(found, Finding):
+        findings.append(found)
+    return found
+
+
+async def _examine_address(kind: str, address: Address) -> list[Finding]:
+    """Examine one HTTP address: name, port, clock."""
+    subject = f"{kind} {address}"
+    try:
+        await anyio.getaddrinfo(address.host, address.port)
+    except (OSError, UnicodeError) as error:
+        return [
+            Finding("error", subject, f"the name {address.host} is unknown: {error}", "correct it, or add it to DNS")
+        ]
+    try:
+        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, verify=False) as web:  # noqa: S501 - no secret
+            began = time.time()
+            answer = await web.get(f"{url_of(address)}/ping")
+    except httpx.ConnectError as error:
+        return [Finding("error", subject, f"refuses connections: {error}", "is it running, and is the port open?")]
+    except (httpx.HTTPError, OSError) as error:
+        hint = "is it the HTTP port (4161 of nsqlookupd, 4151 of nsqd) and not the TCP port?"
+        return [Finding("error", subject, f"does not speak HTTP: {error!r}", hint)]
+    if answer.status_code != 200:
+        return [Finding("error", subject, f"/ping is answered with {answer.status_code}", "is it an NSQ server?")]
+    findings = [Finding("ok", subject, f"answers in {(time.time() - began) * 1000:.0f} ms")]
+    if (stamp := answer.headers.get("date")) is not None:
+        behind = (began + time.time()) / 2 - parsedate_to_datetime(stamp).timestamp()
+        if abs(behind) > _CLOCK:
+            text = f"its clock differs by {abs(behind):.0f} s from this machine's"
+            findings.append(Finding("warning", subject, text, "synchronize clocks (NTP): times of messages are wrong"))
+    return findings
+
+
+async def _examine_lookup(client: LookupClient) -> Finding:
+    nodes = await client.lookup_nodes()
+    leaders = [str(node.address) for node in nodes if node.leader]
+    if leaders:
+        return Finding("ok", "lookup", f"{counted(len(nodes), 'node')}, {leaders[0]} leads")
+    known = await client.nodes()
+    if any("HA" in node.version for node in known):
+        return Finding("error", "lookup", "no lookup node leads", "is etcd up, and a majority of the lookup nodes?")
+    return Finding("ok", "lookup", f"{counted(len(nodes), 'node')} of the original NSQ, which have no leader")
+
+
+def _examine_versions(nodes: Sequence[NodeStatus]) -> list[Finding]:
+    if not nodes:
+        return [Finding("error", "nodes", "lookup knows no nsqd", "start nsqd with the TCP addresses of nsqlookupd")]
+    versions = sorted({node.version for node in nodes})
+    if len(versions) > 1:
+        return [Finding("warning", "nodes", f"versions differ: {', '.join(versions)}", "finish the upgrade")]
+    return [Finding("ok", "nodes", f"{len(nodes)}, version {versions[0]}")]
+
+
+async def _examine_node(node: NodeStatus) -> list[Finding]:
+    """Examine one nsqd: its HTTP side and its TCP port."""
+    subject = f"nsqd {node.tcp}"
+    findings: list[Finding] = []
+    if node.http is None:
+        findings.append(Finding("error", subject, "lookup does not report its HTTP address", "is its HTTP side off?"))
+    else:
+        findings += await _examine_address("nsqd HTTP", node.http)
+    try:
+        with anyio.fail_after(_TIMEOUT):
+            async with await anyio.connect_tcp(node.tcp.host, node.tcp.port):
+                findings.append(Finding("ok", subject, "accepts connections"))
+    except (OSError, TimeoutError) as error:
+        hint = "is the port open from this machine? Set -broadcast-address to a name that clients reach"
+        if is_loopback(node.tcp.host):
+            hint = "it broadcasts a loopback address, which other machines cannot use: set -broadcast-address"
+        findings.append(Finding("error", subject, f"does not accept connections: {error!r}", hint))
+    if node.tombstoned:
+        text = f"tombstoned for {', '.join(node.tombstoned)}"
+        findings.append(Finding("warning", subject, text, "clients do not see it for these topics for a while"))
+    return findings
+
+
+async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
+    topics, stats = await admin.topics(), await admin.all_stats()
+    before = len(findings)
+    for name, info in topics.items():
+        expected = range(info.meta.partition_num) if info.meta else ()
+        for number in expected:
+            if number not in info.leaders:
+                hint = "start the nodes that hold its replicas"
+                findings.append(Finding("error", f"topic {name}", f"partition {number} has no leader", hint))
+        if info.generation == "ha" and not info.channels:
+            hint = f"publishes are refused: nsqext channel create {name} default"
+            findings.append(Finding("warning", f"topic {name}", "it has no channel", hint))
+        if name in stats:
+            findings += _examine_channels(stats[name])
+    if len(findings) == before:
+        findings.append(Finding("ok", "topics", f"{len(topics)}, every partition has a leader"))
+
+
+def _examine_channels(topic: TopicStats) -> list[Finding]:
+    findings = []
+    for channel in topic.channels.values():
+        subject = f"channel {topic.name}/{channel.name}"
+        change = f"{topic.name} {channel.name}"
+        if channel.paused:
+            hint = f"nsqext channel unpause {change}"
+            findings.append(Finding("warning", subject, f"is paused with {channel.lag} messages", hint))
+        elif not channel.clients and channel.lag:
+            hint = f"start a consumer, or nsqext channel delete {change}"
+            findings.append(Finding("warning", subject, f"has no consumer, and {channel.lag} messages wait", hint))
+    return findings
+
+
+async def _examine_client(connection: Connection) -> list[Finding]:
+    """Connect as a producer does: with TLS, authentication and compression of the settings."""
+    options = connection.load().options.connection
+    words = ["TLS"] if options.tls else []
+    words += ["authentication"] if options.auth_secret else []
+    subject = f"client with {' and '.join(words)}" if words else "client without TLS"
+    try:
+        async with connection.producer() as producer:
+            await producer.ping()
+    except NsqError as error:
+        hint = "does nsqd have a certificate, and does connection_tls name its CA?" if options.tls else ""
+        return [Finding("error", subject, str(error), hint or "does nsqd require TLS or a secret?")]
+    return [Finding("ok", subject, f"connects from {socket.gethostname()}")]

@@ -1,0 +1,117 @@
+"""``nsqext spark anchors``: list and delete the anchor channels of streaming queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Lookupd, Url, lookup_addresses
+from nsqext.cli.output import show
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.lookup.options import parse_lookup_addresses
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.client_config import ClientConfig
+from nsqext.spark.cluster.ephemeral_channel import MARK
+from nsqext.spark.cluster.node_http import ChannelStats
+
+__all__ = ("Action", "Subject", "run")
+
+_TIMEOUT = 10.0
+
+
+class Subject(StrEnum):
+    """Objects of the command."""
+
+    ANCHORS = "anchors"
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    LIST = "list"
+    DELETE = "delete"
+
+
+@examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query")
+def run(
+    subject: Annotated[Subject, typer.Argument(help="Anchor channels of streaming queries.")],
+    action: Annotated[Action, typer.Argument(help="What to do.")],
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    channel: Annotated[
+        str | None, typer.Option(help="The option channel of the query; list: all channels without it.")
+    ] = None,
+    lookupd: Lookupd = None,
+    url: Url = None,
+) -> None:
+    """List the channels of a topic that have no consumers, or delete the anchor channel of a query that has ended.
+
+    An anchor channel makes the servers retain messages until its query has read them. Delete it when the query and its
+    checkpoint are not needed any more.
+    """
+    if action is Action.DELETE and channel is None:
+        raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
+    config = ClientConfig(tuple(map(str, parse_lookup_addresses(lookup_addresses(url, lookupd)))), timeout=_TIMEOUT)
+
+    async def act() -> None:
+        async with Admin(config) as admin:
+            found = await _anchors(admin, topic, channel)
+            if action is Action.LIST:
+                for (partition, name), stats in sorted(found.items()):
+                    await _show(admin, topic, partition, name, stats)
+                return
+            if channel is None or not found:
+                raise InvalidState(f"the channel {channel} does not exist", topic=topic)
+            for (partition, name), stats in found.items():
+                if stats.clients:
+                    raise InvalidState(
+                        f"the channel {name} has {stats.clients} consumers: it is not an anchor channel",
+                        topic=topic,
+                        partition=partition,
+                    )
+            for partition, name in sorted(found):
+                await admin.delete_anchor(topic, partition, name)
+                show(
+                    {"topic": topic, "partition": partition, "channel": name, "deleted": True},
+                    f"channel {name} of {topic}, partition {partition} is deleted",
+                )
+
+    perform(act)
+
+
+async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], ChannelStats]:
+    """Return durable channels by partition and name; without a name those that have no consumers."""
+    found: dict[tuple[int, str], ChannelStats] = {}
+    for partition in await admin.leaders.partitions(topic):
+        stats = await admin.leaders.ask(
+            topic,
+            partition,
+            lambda leader, partition=partition: admin.leaders.nodes.stats(leader, topic, partition),  # type: ignore[misc]
+        )
+        for name, one in stats.channels.items():
+            if "#" in name or name.endswith(MARK):
+                continue
+            if name == channel or (channel is None and not one.clients):
+                found[partition, name] = one
+    return found
+
+
+async def _show(admin: Admin, topic: str, partition: int, name: str, stats: ChannelStats) -> None:
+    position = await admin.position(topic, partition, name)
+    if position is None:
+        return
+    behind = max(stats.messages - position.count, 0)
+    show(
+        {
+            "topic": topic,
+            "partition": partition,
+            "channel": name,
+            "position": position.count,
+            "end": stats.messages,
+            "behind": behind,
+        },
+        f"{topic}[{partition}] {name}: at {position.count} of {stats.messages}, {behind} behind",
+    )

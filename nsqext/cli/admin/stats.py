@@ -1,0 +1,122 @@
+"""``nsqext stats``: depth, lag, messages and consumers of topics and channels."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from nsqext.cli.admin.channel import channel_record
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import make_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqext.admin import Admin, TopicStats
+
+__all__ = ("COLUMNS", "Rates", "look", "run", "stats_records")
+
+COLUMNS = (
+    "topic",
+    "channel",
+    "depth",
+    "in_flight",
+    "deferred",
+    "lag",
+    "messages",
+    "per_second",
+    "consumers",
+    "paused",
+)
+
+
+def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
+    """Return a record for each topic without channels, and for each channel of the others."""
+    records: list[dict[str, Any]] = []
+    for name, topic in found.items():
+        unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
+        if not topic.channels:
+            record: dict[str, Any] = {"topic": name, "channel": None, "messages": topic.messages, "consumers": 0}
+            records.append(record | {"paused": topic.paused} | unreachable)
+        for channel in topic.channels.values():
+            record = channel_record(name, channel)
+            record["paused"] = record["paused"] or topic.paused
+            records.append(record | unreachable)
+    return rates.add(records)
+
+
+class Rates:
+    """Messages a second between two looks."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str | None], int] = {}
+        self._at = 0.0
+
+    def add(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add ``per_second`` to the records, from the second look on."""
+        now = time.monotonic()
+        elapsed, self._at = now - self._at, now
+        last, self._last = self._last, {}
+        for record in records:
+            key = (record["topic"], record["channel"])
+            self._last[key] = record["messages"]
+            if key in last and elapsed > 0:
+                record["per_second"] = round(max(record["messages"] - last[key], 0) / elapsed, 1)
+        return records
+
+
+async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
+    """Return the statistics of one topic or of all."""
+    return await admin.all_stats() if topic is None else {topic: await admin.stats(topic, channel)}
+
+
+@examples(
+    "nsqext stats",
+    "nsqext stats orders billing --watch",
+    "nsqext stats --json | jq 'select(.lag > 1000) | .channel'",
+)
+@connected
+def run(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Argument(help="The topic; all without it.")] = None,
+    channel: Annotated[str | None, typer.Argument(help="The channel; all without it.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, with rates.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    count: Annotated[int, typer.Option(min=0, help="--watch: end after so many looks; 0 for never.")] = 0,
+) -> None:
+    """Show depth, lag, messages and consumers of topics and channels."""
+    rates = Rates()
+
+    async def once() -> None:
+        async with connection.admin() as admin:
+            connection.table(COLUMNS, stats_records(await look(admin, topic, channel), rates))
+
+    async def repeatedly() -> None:
+        async with connection.admin() as admin:
+            if not connection.for_people:
+                number = 0
+                while True:
+                    records = stats_records(await look(admin, topic, channel), rates)
+                    connection.table(COLUMNS, [{"time": time.time(), **record} for record in records])
+                    number += 1
+                    if number == count:
+                        return
+                    await anyio.sleep(interval)
+            from rich.live import Live
+
+            with Live(auto_refresh=False) as live:
+                number = 0
+                while True:
+                    live.update(
+                        make_table(COLUMNS, stats_records(await look(admin, topic, channel), rates)), refresh=True
+                    )
+                    number += 1
+                    if number == count:
+                        return
+                    await anyio.sleep(interval)
+
+    perform(repeatedly if watch else once)

@@ -1,0 +1,139 @@
+"""``nsqext top``: channels in a live table, sorted by key press."""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+from attrs import define
+
+from nsqext.cli.admin.stats import COLUMNS, Rates, look, stats_records
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import make_table
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from nsqext.admin import Admin
+
+__all__ = ("View", "run")
+
+KEYS = {
+    "t": "topic",
+    "c": "channel",
+    "d": "depth",
+    "f": "in_flight",
+    "l": "lag",
+    "m": "messages",
+    "r": "per_second",
+    "n": "consumers",
+}
+
+
+@define
+class View:
+    """What is shown.
+
+    Attributes:
+        records: of the last look.
+        column: sorted by it: numbers from the largest, text from a to z.
+        reverse: the other way round.
+        error: why the last look failed.
+    """
+
+    records: list[dict[str, Any]]
+    column: str = "lag"
+    reverse: bool = False
+    error: str = ""
+
+    def press(self, key: str) -> bool:
+        """React to a key; returns False where it ends the program."""
+        if key in KEYS:
+            self.reverse = not self.reverse if self.column == KEYS[key] else False
+            self.column = KEYS[key]
+        return key not in ("q", "\x1b", "\x04")
+
+    def sorted(self) -> list[dict[str, Any]]:
+        """Return the records in their order."""
+        text = self.column in ("topic", "channel")
+        default: Any = "" if text else 0
+        return sorted(self.records, key=lambda record: record.get(self.column) or default, reverse=self.reverse is text)
+
+    def render(self, height: int) -> RenderableType:
+        """Return the table, cut to the height of the terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        help_line = "  ".join(f"{key}: {column.replace('_', ' ')}" for key, column in KEYS.items())
+        found = make_table(COLUMNS, self.sorted()[: max(height - 6, 1)], f"sorted by {self.column.replace('_', ' ')}")
+        return Group(found, Text(self.error, style="red"), Text(f"{help_line}  q: quit", style="dim"))
+
+
+@contextmanager
+def _single_keys(descriptor: int) -> Iterator[None]:
+    """Receive keys without waiting for Enter."""
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@examples("nsqext top", "nsqext top orders --interval 0.5")
+@connected
+def run(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Argument(help="The topic; all without it.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Watch depth, lag, rates and consumers of channels in a table; q or ^C ends it.
+
+    Keys sort: t topic, c channel, d depth, f in flight, l lag, m messages, r rate, n consumers; again for the other
+    direction. It needs a terminal; use `nsqext stats --watch` in pipes.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidSetting("top needs a terminal", hint="use nsqext stats --watch")
+    perform(lambda: _watch(connection, topic, interval))
+
+
+async def _watch(connection: Connection, topic: str | None, interval: float) -> None:
+    from rich.live import Live
+
+    view = View([])
+    descriptor = sys.stdin.fileno()
+    async with connection.admin() as admin:
+        with _single_keys(descriptor), Live(auto_refresh=False, screen=True) as live:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_refresh, view, live, admin, topic, interval)
+                while True:
+                    await anyio.wait_readable(descriptor)
+                    key = os.read(descriptor, 1).decode(errors="replace")
+                    if not key or not view.press(key):
+                        break
+                    live.update(view.render(live.console.height), refresh=True)
+                tasks.cancel_scope.cancel()
+
+
+async def _refresh(view: View, live: Live, admin: Admin, topic: str | None, interval: float) -> None:
+    from nsqext.errors import NsqError
+
+    rates = Rates()
+    while True:
+        try:
+            view.records = stats_records(await look(admin, topic), rates)
+            view.error = ""
+        except NsqError as error:
+            view.error = str(error)
+        live.update(view.render(live.console.height), refresh=True)
+        await anyio.sleep(interval)

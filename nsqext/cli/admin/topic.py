@@ -1,0 +1,214 @@
+"""``nsqext topic``: list, show, create, change and delete topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from attrs import asdict, frozen
+
+from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import confirm, counted
+from nsqext.protocol.names import DEFAULT_CHANNEL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nsqext.admin import Admin, TopicInfo
+    from nsqext.types import TopicMeta
+
+__all__ = ("app", "describe_meta", "topic_record")
+
+app: typer.Typer = typer.Typer()
+
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+
+
+def topic_record(info: TopicInfo) -> dict[str, Any]:
+    """Return a topic for tables and JSON."""
+    meta = info.meta
+    return {
+        "topic": info.name,
+        "generation": info.generation,
+        "partitions": meta.partition_num if meta else None,
+        "replicas": meta.replica if meta else None,
+        "extend": meta.extend_support if meta else False,
+        "ordered": meta.ordered if meta else False,
+        "channels": list(info.channels),
+        "leaders": {str(number): str(node) for number, node in info.leaders.items()},
+        "nodes": [str(node) for node in info.nodes],
+    }
+
+
+@app.command("list")
+@examples("nsqext topic list --lookupd 127.0.0.1:4161", "nsqext topic list --json | jq -r .topic")
+@connected
+def list_topics(connection: Connection) -> None:
+    """List every topic with its partitions and channels."""
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            records = [topic_record(info) for info in (await admin.topics()).values()]
+        connection.table(
+            ("topic", "generation", "partitions", "replicas", "extend", "ordered", "channels"),
+            records,
+        )
+
+    perform(act)
+
+
+@app.command("show")
+@examples("nsqext topic show orders")
+@connected
+def show_topic(connection: Connection, topic: Topic) -> None:
+    """Show a topic: its options, channels, and the leader and in-sync replicas of each partition."""
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            info = await admin.topic(topic)
+            replicas = await admin.replicas(topic) if info.generation == "ha" else {}
+        partitions = [
+            {"partition": number, "leader": str(node), "in_sync": list(replicas.get(number, ()))}
+            for number, node in info.leaders.items()
+        ] or [{"node": str(node)} for node in info.nodes]
+        record = topic_record(info) | {"in_sync": {str(number): list(nodes) for number, nodes in replicas.items()}}
+        connection.show(record, describe(info))
+        if connection.for_people:
+            connection.table(tuple(partitions[0]) if partitions else (), partitions)
+
+    perform(act)
+
+
+def describe_meta(meta: TopicMeta) -> list[str]:
+    """Return the options of a topic of the redesigned NSQ in words."""
+    words = [counted(meta.partition_num, "partition"), counted(meta.replica, "replica")]
+    return words + [word for word, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds]
+
+
+def describe(info: TopicInfo) -> str:
+    """Return a topic in one line."""
+    parts = describe_meta(info.meta) if info.meta else [f"on {counted(len(info.nodes), 'node')}"]
+    channels = ", ".join(info.channels) or "none"
+    return f"{info.name}: {', '.join(parts)}; channels: {channels}"
+
+
+@frozen
+class TopicOptions:
+    """Options of a new topic of the redesigned NSQ; the original NSQ has none of them.
+
+    Attributes:
+        partitions: number of partitions.
+        replicas: replicas of each partition.
+        extend: messages may carry headers, tags and keys.
+        ordered: for ordered consumption.
+        multipart: several partitions may be on one node.
+    """
+
+    partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1
+    replicas: Annotated[int, typer.Option(help="Replicas of each partition.")] = 1
+    extend: Annotated[bool, typer.Option("--extend", help="Messages may carry headers, tags and keys.")] = False
+    ordered: Annotated[bool, typer.Option("--ordered", help="For ordered consumption.")] = False
+    multipart: Annotated[
+        bool, typer.Option("--multipart", help="Several partitions may be on one node: for small clusters.")
+    ] = False
+
+
+@app.command("create")
+@examples(
+    "nsqext topic create orders --partitions 4 --extend --channel billing",
+    "nsqext topic create orders --if-not-exists",
+)
+@connected
+@option_objects
+def create(
+    connection: Connection,
+    topic: Topic,
+    channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
+    options: TopicOptions = TopicOptions(),
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds until every partition has to accept publishes.")] = 90.0,
+) -> None:
+    """Create a topic with channels, and wait until it accepts publishes.
+
+    A redesigned cluster refuses publishes to a topic without channels: without --channel the channel "default" is
+    created. The nodes of a real cluster may take a minute until they accept publishes. The original NSQ has neither
+    partitions nor options.
+    """
+
+    async def act() -> None:
+        async with connection.admin() as admin:
+            await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
+            connection.show({"topic": topic, "created": True}, f"{topic} is created")
+            info = await admin.topic(topic)
+            needed = [DEFAULT_CHANNEL] if info.generation == "ha" and not info.channels else []
+            for name in channel or needed:
+                await admin.create_channel(topic, name)
+                connection.show(
+                    {"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created"
+                )
+
+    perform(act)
+
+
+def _change(connection: Connection, topic: str, done: str, change: Callable[[Admin], Awaitable[None]]) -> None:
+    async def act() -> None:
+        async with connection.admin() as admin:
+            await change(admin)
+        connection.show({"topic": topic, done: True}, f"{topic} is {done}")
+
+    perform(act)
+
+
+@app.command("delete")
+@examples("nsqext topic delete orders --yes")
+@connected
+def delete(
+    connection: Connection,
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is not an error.")] = False,
+) -> None:
+    """Delete a topic with all its messages and channels."""
+    confirm(f"Delete the topic {topic} with all its messages and channels?", yes=yes)
+    _change(connection, topic, "deleted", lambda admin: admin.delete_topic(topic, missing_ok=if_exists))
+
+
+@app.command("expand")
+@examples("nsqext topic expand orders --partitions 8")
+@connected
+def expand(
+    connection: Connection,
+    topic: Topic,
+    partitions: Annotated[int, typer.Option(help="The new number of partitions.")],
+) -> None:
+    """Raise the number of partitions of a topic."""
+    _change(connection, topic, "expanded", lambda admin: admin.expand_topic(topic, partitions))
+
+
+@app.command("empty")
+@examples("nsqext topic empty orders --yes")
+@connected
+def empty(
+    connection: Connection,
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+) -> None:
+    """Discard the messages that wait in a topic and in all its channels."""
+    confirm(f"Discard the messages that wait in {topic} and all its channels?", yes=yes)
+    _change(connection, topic, "emptied", lambda admin: admin.empty_topic(topic))
+
+
+def _add_switch(name: str, done: str, summary: str) -> None:
+    """Add a command that changes a topic in a way that needs no option."""
+
+    def switch(connection: Connection, topic: Topic) -> None:
+        _change(connection, topic, done, lambda admin: getattr(admin, f"{name}_topic")(topic))
+
+    switch.__doc__ = summary
+    app.command(name)(examples(f"nsqext topic {name} orders")(connected(switch)))
+
+
+_add_switch("upgrade", "upgraded", "Give a topic extend support: headers, tags and keys. It cannot be undone.")
+_add_switch("pause", "paused", "Stop a topic of the original NSQ from passing messages to its channels.")
+_add_switch("unpause", "unpaused", "Let a paused topic pass messages to its channels again.")

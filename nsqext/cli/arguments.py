@@ -1,0 +1,69 @@
+"""Texts of arguments and options that several commands take: times, positions, pairs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext import Position
+
+__all__ = ("parse_pairs", "parse_position", "parse_time")
+
+
+def parse_time(text: str) -> int:
+    """Return a time in nanoseconds since 1970, from ISO form, seconds since 1970, or a duration ago such as ``90m``.
+
+    Raises:
+        InvalidSetting: it is neither.
+    """
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
+    try:
+        if unit is not None:
+            return int((time.time() - float(text[:-1]) * unit) * 1e9)
+        if text.replace(".", "", 1).isdecimal():
+            return int(float(text) * 1e9)
+        return int(datetime.fromisoformat(text).timestamp() * 1e9)
+    except ValueError:
+        raise InvalidSetting(
+            f"the time {text!r} cannot be parsed", hint="write 2026-05-01T12:00:00, seconds since 1970, or 30s, 5m, 2h"
+        ) from None
+
+
+def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Return NAME=VALUE options as a mapping.
+
+    Raises:
+        InvalidSetting: one is not of this form.
+    """
+    pairs = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InvalidSetting(f"{option} {text!r} is not NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def parse_position(text: str) -> Position:
+    """Parse a position, or a time in ISO form; a time without zone is local.
+
+    Raises:
+        InvalidSetting: it is not a position.
+    """
+    from nsqext import Position
+    from nsqext.client.from_url import read_position
+
+    if text[:1].isdecimal():
+        try:
+            return Position.at(datetime.fromisoformat(text).astimezone())
+        except ValueError:
+            pass
+    try:
+        return read_position(text)
+    except ValueError as error:
+        raise InvalidSetting(f"the position {text!r} cannot be parsed: {error}, or a time in ISO form") from None

@@ -1,0 +1,99 @@
+"""How a command is declared and run: option objects, examples in its help, errors and ^C."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import anyio
+import attrs
+import typer
+
+from nsqext.errors import NsqError
+
+__all__ = ("BRACKET", "examples", "option_objects", "perform")
+
+BRACKET = r"\["
+"""A bracket in a help: others begin rich's markup."""
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def examples(*lines: str) -> Callable[[F], F]:
+    """Decorator: end the help of a command with examples."""
+
+    def add(function: F) -> F:
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # a terminal has its own width
+        shown = "\n".join(f"  {line.replace('[', BRACKET)}" for line in lines)
+        function.__doc__ = f"{text}\n\n\b\nExamples:\n{shown}\n"
+        return function
+
+    return add
+
+
+def option_objects(function: Callable[..., object]) -> Callable[..., object]:
+    """Decorator: a parameter that is an attrs class stands for the options of its attributes, which are annotated."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())
+    classes = {one.name: one.annotation for one in own if attrs.has(one.annotation) and one.name != "connection"}
+
+    @functools.wraps(function)
+    def run(*words: Any, **values: Any) -> object:
+        objects = {
+            name: kind(**{field.name: values.pop(field.name) for field in _options(kind)})
+            for name, kind in classes.items()
+        }
+        return function(*words, **values, **objects)
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for one in own:
+            if one.name not in classes:
+                keyword = one.name != "connection"
+                yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY) if keyword else one
+                continue
+            for field in _options(attrs.resolve_types(classes[one.name], include_extras=True)):
+                yield inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+                )
+
+    found = list(parameters())
+    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in found}
+    return run
+
+
+def _options(kind: Any) -> list[attrs.Attribute[Any]]:
+    return [field for field in attrs.fields(kind) if field.init]
+
+
+def perform(command: Callable[[], Awaitable[None]]) -> None:
+    """Run a command; the first of several simultaneous errors is raised.
+
+    It ends quietly when the reader has closed the pipe, and with exit code 130 on ^C.
+    """
+    from nsqext.client.tasks import first_error
+
+    try:
+        anyio.run(command)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        _leave_the_pipe()
+    except BaseExceptionGroup as group:
+        matching, rest = group.split((NsqError, BrokenPipeError, typer.Exit, SystemExit))
+        if matching is None or rest is not None:
+            raise
+        first = first_error(matching)
+        if isinstance(first, BrokenPipeError):
+            _leave_the_pipe()
+            return
+        raise first from None
+
+
+def _leave_the_pipe() -> None:
+    # Python flushes standard output at its end, and would complain
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,234 @@
+"""The shared options of commands: where the servers are, and whether JSON is printed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+from attrs import define, evolve
+
+from nsqext.cli.output import make_table, print_record
+from nsqext.errors import (
+    ConnectionFailed,
+    InvalidSetting,
+    LookupFailed,
+    LookupUnreachable,
+    PartitionUnavailable,
+    TopicNotFound,
+)
+
+if TYPE_CHECKING:
+    from nsqext import Admin, Consumer, Producer
+    from nsqext.client.producer.options import ProducerOptions
+    from nsqext.settings import Loaded
+
+__all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected", "lookup_addresses")
+
+_PANEL = "Connection and output"
+_STARTUP = 60.0  # seconds that a lookup service may take to start
+_PATIENT = 15.0  # seconds: nsqlookupd asks the nodes before it answers a change
+_POLL = 0.5  # seconds between two looks at the lag of a channel
+
+Lookupd = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", rich_help_panel=_PANEL
+    ),
+]
+Nsqd = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of nsqd, to do without lookup; several with commas; or NSQEXT_NSQD.", rich_help_panel=_PANEL
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client; or NSQEXT_URL.", rich_help_panel=_PANEL
+    ),
+]
+Context = Annotated[
+    str | None, typer.Option(help="A context of `nsqext config`, instead of --url.", rich_help_panel=_PANEL)
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON lines at a terminal too; pipes always get them.", rich_help_panel=_PANEL),
+]
+
+_UNKNOWN_PLACE = InvalidSetting(
+    "the address of the servers is not known", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
+)
+
+
+def _context_url(url: str | None, context: str | None, given: Mapping[str, Any]) -> str | None:
+    """Return the URL to use. Precedence: --url, --context, environment, current context."""
+    from nsqext.cli.contexts import load_contexts
+
+    if context is not None:
+        if url is not None:
+            raise InvalidSetting("both --url and --context are given", hint="give one of them")
+        return load_contexts().url(context)
+    if url is not None or given or any(os.environ.get(f"NSQEXT_{name}") for name in ("URL", "LOOKUPD", "NSQD")):
+        return url
+    contexts = load_contexts()
+    return contexts.url(contexts.current) if contexts.current is not None else None
+
+
+@define
+class Connection:
+    """Where the servers are and how results are printed: the shared options of a command.
+
+    Attributes:
+        url: settings as a URL, or None.
+        given: addresses that override those of the URL.
+        json: print JSON lines at a terminal too.
+    """
+
+    url: str | None
+    given: dict[str, Any]
+    json: bool = False
+
+    def load(self) -> Loaded[ProducerOptions]:
+        """Return the addresses and the settings of producers.
+
+        Raises:
+            InvalidSetting: no address is given, or a setting is not valid.
+        """
+        from nsqext.client.from_url import load_producer
+
+        found = load_producer(self.url, self.given)
+        if not found.lookupd and not found.nsqd:
+            raise _UNKNOWN_PLACE
+        return found
+
+    def lookupd(self) -> Any:
+        """Return the lookup addresses.
+
+        Raises:
+            InvalidSetting: they are not given.
+        """
+        found = self.load().lookupd
+        if not found:
+            raise InvalidSetting("the lookup service is needed, not nsqd", hint="give --lookupd, or set NSQEXT_LOOKUPD")
+        return found
+
+    def admin(self) -> Admin:
+        """Return an administration client."""
+        from nsqext import Admin
+
+        addresses = self.lookupd()
+        options = self.load().options.lookup
+        return Admin(addresses, options=evolve(options, request_timeout=max(options.request_timeout, _PATIENT)))
+
+    def producer(self, **settings: Any) -> Producer:
+        """Return a producer; ``settings`` override those of the command line."""
+        from nsqext import Producer
+
+        self.load()
+        return Producer.from_url(self.url, **{**self.given, **settings})
+
+    def consumer(self, topic: str, channel: str, **settings: Any) -> Consumer:
+        """Return a consumer; ``settings`` override those of the command line."""
+        from nsqext import Consumer
+
+        self.load()
+        quiet = {"delivery_block_warning": 0.0}  # the warning is for programs with handlers of their own
+        return Consumer.from_url(topic, channel, self.url, **{**self.given, **quiet, **settings})
+
+    async def has_positions(self, topic: str) -> bool:
+        """Return whether channels of a topic have a start position: on the redesigned NSQ, found through lookup.
+
+        It waits for a lookup service that starts later, as consumers do.
+        """
+        if not self.load().lookupd:
+            return False
+        async with self.admin() as admin:
+            with anyio.move_on_after(_STARTUP):
+                while True:
+                    with suppress(LookupUnreachable):
+                        try:
+                            return (await admin.topic(topic)).generation == "ha"
+                        except TopicNotFound:  # it may be created later
+                            return any(node.generation == "ha" for node in await admin.nodes())
+                    await anyio.sleep(0.5)
+        return False  # the consumer raises the error
+
+    async def stop_when_drained(self, consumer: Consumer) -> None:
+        """Stop a consumer when its channel has no messages left: none waits, is in flight or deferred."""
+        async with self.admin() as admin:
+            while True:
+                with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
+                    stats = await admin.stats(consumer.topics[0], consumer.channel)
+                    found = stats.channels.get(consumer.channel)
+                    if found is not None and found.lag == 0 and not stats.unreachable:
+                        consumer.stop()
+                        return
+                await anyio.sleep(_POLL)
+
+    @property
+    def for_people(self) -> bool:
+        """Whether results are printed as text."""
+        return not self.json and sys.stdout.isatty()
+
+    def show(self, record: Mapping[str, Any], text: str) -> None:
+        """Print a result: text at a terminal, a line of JSON everywhere else."""
+        print_record(record, text, json=not self.for_people)
+
+    def table(self, columns: Sequence[str], records: Iterable[Mapping[str, Any]], title: str = "") -> None:
+        """Print records: a table of these columns at a terminal, lines of JSON with every member everywhere else."""
+        if not self.for_people:
+            for record in records:
+                print_record(record, "", json=True)
+            return
+        from rich.console import Console
+
+        Console().print(make_table(columns, records, title))
+
+
+def connected(function: Callable[..., object]) -> Callable[..., object]:
+    """Decorator: add --lookupd, --nsqd, --url, --context and --json; the command receives a `Connection` first."""
+    shared: dict[str, Any] = {"lookupd": Lookupd, "nsqd": Nsqd, "url": Url, "context": Context, "json": Json}
+
+    @functools.wraps(function)
+    def run(**values: Any) -> object:
+        lookupd, nsqd, url, context, json = (values.pop(name) for name in shared)
+        given = {name: value for name, value in (("lookupd", lookupd), ("nsqd", nsqd)) if value}
+        return function(Connection(_context_url(url, context, given), given, json), **values)
+
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [one.replace(kind=keyword) for one in own]
+    for name, annotation in shared.items():
+        default = False if name == "json" else None
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] = ()) -> Sequence[str]:
+    """Return the addresses of the lookup service.
+
+    Args:
+        url: settings as a URL.
+        lookupd: overrides the addresses of the URL.
+        usual: the addresses if none are given.
+
+    Raises:
+        InvalidSetting: no address is given.
+    """
+    from nsqext.client.from_url import load_producer
+
+    found: Sequence[str] = load_producer(url, {"lookupd": lookupd} if lookupd else {}).lookupd or usual
+    if not found:
+        raise InvalidSetting(
+            "the address of lookup is not known", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Recorded messages in files: `record` and `replay`."""

@@ -1,0 +1,115 @@
+"""``nsqext record``: write the messages of a topic to files, at least once."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+from anyio.to_thread import run_sync
+
+from nsqext import Position
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.files.message_files import MessageFiles
+from nsqext.cli.message_record import message_record
+from nsqext.cli.output import counted
+from nsqext.errors import MessageNotInFlight
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nsqext import Consumer, Message
+
+__all__ = ("batches", "run")
+
+_MEGABYTE = 1 << 20
+
+
+@examples(
+    "nsqext record orders --to backup/",
+    "nsqext record orders --to backup/ --until-end",
+    "nsqext replay backup/ --topic orders_copy",
+)
+@connected
+def run(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    to: Annotated[Path, typer.Option(help="Folder of the files; it is created.")],
+    channel: Annotated[str, typer.Option(help="The channel that remembers what was recorded.")] = "record",
+    until_end: Annotated[bool, typer.Option("--until-end", help="End when the channel has no messages left.")] = False,
+    rotate_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes of a file, compressed.")] = 256.0,
+    rotate_seconds: Annotated[float, typer.Option(min=0, help="Age of a file; 0 for no limit.")] = 3600.0,
+    batch: Annotated[int, typer.Option(min=1, help="Messages that are written and synchronized together.")] = 1000,
+    linger: Annotated[float, typer.Option(min=0, help="Seconds that a batch waits for further messages.")] = 0.2,
+) -> None:
+    """Write messages to compressed files with headers, keys, times and partitions, until ^C, SIGTERM or the end.
+
+    A message is finished after its batch is synchronized with the disk: a recorder that is killed loses none, and
+    records those of its last batch again when it is restarted. On the redesigned NSQ a new channel begins with the
+    oldest stored message; on the original one with the next message.
+    """
+    files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
+
+    async def act() -> None:
+        settings: dict[str, Any] = {"max_in_flight": 2 * batch}
+        if await connection.has_positions(topic):
+            settings["start"] = Position.earliest()
+        consumer = connection.consumer(topic, channel, **settings)
+        await _record(connection, consumer, files, batch, linger, until_end=until_end)
+
+    perform(act)
+
+
+async def _record(
+    connection: Connection, consumer: Consumer, files: MessageFiles, size: int, linger: float, *, until_end: bool
+) -> None:
+    count = 0
+
+    async def stop_on_signal() -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                consumer.stop()
+                return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop_on_signal)
+        async with consumer:
+            if until_end:
+                tasks.start_soon(connection.stop_when_drained, consumer)
+            async for messages in batches(consumer, size, linger):
+                await run_sync(files.append, [message_record(message) for message in messages])
+                for message in messages:
+                    try:
+                        await message.finish()
+                    except MessageNotInFlight:
+                        continue  # its connection was lost: it is recorded again
+                count += len(messages)
+        tasks.cancel_scope.cancel()
+    files.close()
+    text = f"{counted(count, 'message')} of {consumer.topics[0]} recorded"
+    connection.show({"topic": consumer.topics[0], "recorded": count}, text)
+
+
+async def batches(consumer: Consumer, size: int, linger: float) -> AsyncIterator[list[Message]]:
+    """Yield received messages in batches, until the consumer is stopped.
+
+    Args:
+        consumer: an open consumer.
+        size: messages of a batch at most.
+        linger: seconds that a batch waits for further messages.
+    """
+    ended = False
+    while not ended:
+        messages: list[Message] = []
+        try:
+            messages.append(await anext(consumer))
+            with anyio.move_on_after(linger):
+                while len(messages) < size:
+                    messages.append(await anext(consumer))
+        except StopAsyncIteration:
+            ended = True
+        if messages:
+            yield messages

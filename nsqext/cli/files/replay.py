@@ -1,0 +1,174 @@
+"""``nsqext replay``: publish the messages of files that `nsqext record` wrote."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import orjson
+import typer
+from anyio.to_thread import run_sync
+from attrs import define, field, frozen
+
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.files.message_files import Entry, files_in, read_entries
+from nsqext.cli.message_record import outgoing_message
+from nsqext.cli.output import counted
+from nsqext.errors import InvalidInput, InvalidSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqext import Producer
+
+__all__ = ("Progress", "run")
+
+
+@define
+class Progress:
+    """How far files were replayed, in a file that is replaced as a whole.
+
+    Attributes:
+        path: the file; None keeps it in memory.
+        lines: lines that are stored, by name of the file.
+    """
+
+    path: Path | None
+    lines: dict[str, int] = field(factory=dict)
+
+    @classmethod
+    def load(cls, path: Path | None) -> Progress:
+        """Read the file; no file is the beginning.
+
+        Raises:
+            InvalidInput: it is not a progress file.
+        """
+        if path is None or not path.exists():
+            return cls(path)
+        try:
+            lines = orjson.loads(path.read_bytes())
+        except ValueError as error:
+            raise InvalidInput(f"{path} is not a progress file: {error}") from error
+        if not isinstance(lines, dict) or not all(isinstance(number, int) for number in lines.values()):
+            raise InvalidInput(f"{path} is not a progress file", hint="delete it to begin again")
+        return cls(path, lines)
+
+    def save(self, last: Entry) -> None:
+        """Note that everything up to a message is stored."""
+        self.lines[last.file] = last.number
+        if self.path is None:
+            return
+        temporary = self.path.with_name(f"{self.path.name}.new")
+        with temporary.open("wb") as file:
+            file.write(orjson.dumps(self.lines))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+
+@frozen
+class _Plan:
+    topic: str | None
+    speed: float
+    batch: int
+    keep_partitions: bool
+
+
+@examples(
+    "nsqext replay backup/ --topic orders_copy --progress copy.progress",
+    "nsqext replay backup/orders.2026-05-01T12-00-00.000000Z.jsonl.gz --speed 0",
+    "nsqext replay backup/ --speed 10 --keep-partitions",
+)
+@connected
+def run(
+    connection: Connection,
+    paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
+    topic: Annotated[str | None, typer.Option(help="Publish to this topic instead of the recorded one.")] = None,
+    speed: Annotated[
+        float, typer.Option(min=0, help="1 for the speed of the recording, 2 for twice as fast, 0 for no pauses.")
+    ] = 1.0,
+    progress: Annotated[
+        Path | None, typer.Option(help="File that remembers what is stored: a later replay continues there.")
+    ] = None,
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="Publish messages without key to the recorded partition.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Messages that are published together.")] = 500,
+) -> None:
+    """Publish recorded messages with headers, tags, keys and trace ids, in their order.
+
+    With --progress, a replay that was killed continues behind the last batch that is noted as stored: it publishes the
+    messages of at most one batch twice, and loses none. Messages without key are distributed over the partitions.
+    """
+    files = files_in(paths)
+    if progress is not None and progress.is_dir():
+        raise InvalidSetting(f"--progress {progress} is a folder", hint="give a file")
+    plan = _Plan(topic, speed, batch, keep_partitions)
+    perform(lambda: _replay(connection, files, plan, Progress.load(progress)))
+
+
+def _entries(files: Sequence[Path], progress: Progress) -> Iterator[Entry]:
+    for path in files:
+        yield from read_entries(path, progress.lines.get(path.name, 0))
+
+
+class _Clock:
+    """Says when a recorded message is due."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._began = time.monotonic()
+        self._first: int | None = None
+
+    def wait(self, entry: Entry) -> float:
+        """Return the seconds until a message is due."""
+        stored = entry.record.get("timestamp")
+        if not self._speed or not isinstance(stored, int):
+            return 0.0
+        if self._first is None:
+            self._first = stored
+        return (stored - self._first) / 1e9 / self._speed - (time.monotonic() - self._began)
+
+
+async def _replay(connection: Connection, files: Sequence[Path], plan: _Plan, progress: Progress) -> None:
+    count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
+    entries = _entries(files, progress)
+    async with connection.producer() as producer:
+        await producer.ping()  # connecting takes no time of the recording
+        clock = _Clock(plan.speed)
+        waiting = await run_sync(next, entries, None)
+        while waiting is not None:
+            if (pause := clock.wait(waiting)) > 0:
+                await anyio.sleep(pause)
+            due: list[Entry] = []
+            file = waiting.file
+            while waiting is not None and waiting.file == file and len(due) < plan.batch and clock.wait(waiting) <= 0:
+                due.append(waiting)
+                waiting = next(entries, None)
+            await _publish(producer, due, plan)
+            await run_sync(progress.save, due[-1])
+            count += len(due)
+    connection.show(
+        {"replayed": count, "skipped": skipped, "files": len(files)},
+        f"{counted(count, 'message')} replayed" + (f", {skipped} were before" if skipped else ""),
+    )
+
+
+async def _publish(producer: Producer, due: Sequence[Entry], plan: _Plan) -> None:
+    """Publish messages in their order, those for one topic and partition together."""
+
+    def target(entry: Entry) -> tuple[str, int | None]:
+        topic = plan.topic or entry.record.get("topic")
+        if not isinstance(topic, str):
+            raise InvalidInput(f"{entry.file}, line {entry.number} has no topic", hint="give --topic")
+        keep = plan.keep_partitions and entry.record.get("key") is None
+        partition = entry.record.get("partition") if keep else None
+        return topic, partition if isinstance(partition, int) and partition >= 0 else None
+
+    for (topic, partition), group in groupby(due, target):
+        await producer.publish_many(topic, [outgoing_message(entry.record) for entry in group], partition=partition)

@@ -1,0 +1,132 @@
+"""``nsqext bench``: how quick publishing and consuming are, here and now."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from secrets import token_hex
+from typing import Annotated
+
+import anyio
+import typer
+from attrs import define, field
+
+from nsqext import Consumer, Message, Producer
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import show
+from nsqext.errors import InvalidSetting
+
+__all__ = ("run",)
+
+_clock = time.perf_counter
+
+
+@define
+class _Load:
+    topic: str
+    channel: str
+    count: int
+    in_flight: int
+    batch: int
+    body: bytes
+    seconds: list[float] = field(factory=list)
+
+
+async def _publish_one_by_one(load: _Load, producer: Producer) -> None:
+    numbers = iter(range(load.count))
+
+    async def worker() -> None:
+        for _ in numbers:
+            started = _clock()
+            await producer.publish(load.topic, load.body)
+            load.seconds.append(_clock() - started)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(load.in_flight):
+            tasks.start_soon(worker)
+
+
+async def _publish_in_batches(load: _Load, producer: Producer) -> None:
+    left = load.count
+    while left:
+        size = min(load.batch, left)
+        started = _clock()
+        await producer.publish_many(load.topic, [load.body] * size)
+        load.seconds.append(_clock() - started)
+        left -= size
+
+
+def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None:
+    rate = count / elapsed
+    record: dict[str, object] = {"mode": what, "messages": count, "seconds": elapsed, "per_second": rate}
+    text = f"{what}: {count} messages in {elapsed:.3f} s, {rate:,.0f} a second"
+    if len(seconds) > 1:
+        cuts = statistics.quantiles(seconds, n=100)
+        record |= {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
+        text += f"; one call {cuts[49] * 1e3:.2f} ms (median), {cuts[98] * 1e3:.2f} ms (99 %)"
+    show(record, text)
+
+
+async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
+    async with producer:
+        await producer.publish(load.topic, load.body)  # connect first
+        started = _clock()
+        if load.batch > 1:
+            await _publish_in_batches(load, producer)
+        else:
+            await _publish_one_by_one(load, producer)
+        _report("publish", load.count, _clock() - started, load.seconds)
+    taken = 0
+    ended = 0.0
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        nonlocal taken, ended
+        taken += 1
+        if taken == load.count + 1:  # the first one opened the connection of the producer
+            ended = _clock()
+            consumer.stop()
+
+    # from before the connection: whole batches are here before the first message is handled, and have cost time
+    begun = _clock()
+    await consumer.run()
+    if ended:
+        _report("consume", load.count, ended - begun, [])
+
+
+@examples("nsqext bench --count 50000", "nsqext bench load --channel c --lookupd 127.0.0.1:4161")
+@connected
+def run(
+    connection: Connection,
+    topic: Annotated[
+        str | None, typer.Argument(help="A topic made for this; a cluster of its own, in this process, without it.")
+    ] = None,
+    channel: Annotated[str, typer.Option(help="Channel to consume through; it has to exist.")] = "bench",
+    count: Annotated[int, typer.Option(min=1, help="Messages.")] = 10_000,
+    size: Annotated[int, typer.Option(min=1, help="Bytes of each.")] = 200,
+    in_flight: Annotated[int, typer.Option(min=1, help="Publishes at the same time.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 1,
+) -> None:
+    """Publish messages, then consume them, and report the rates.
+
+    Consuming is measured from before its connection is made, so take enough messages. A single run tells little on a
+    machine that has other things to do: repeat it.
+    """
+    load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
+
+    def measure(cluster: Connection) -> None:
+        producer = cluster.producer()
+        consumer = cluster.consumer(load.topic, load.channel, max_in_flight=2500)
+        perform(lambda: _measure(load, producer, consumer))
+
+    if topic is not None:
+        measure(connection)
+        return
+    if connection.given or connection.url:
+        raise InvalidSetting("no topic is named", hint="make one (nsqext topic create) and give its name")
+    from nsqext.broker import Cluster
+
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic(load.topic, channels=[channel])
+        measure(Connection(None, {"lookupd": cluster.lookupd}))

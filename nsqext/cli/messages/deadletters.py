@@ -1,0 +1,46 @@
+"""``nsqext deadletters``: publish dead letters to the topics where they were rejected."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.output import counted
+
+__all__ = ("app",)
+
+app: typer.Typer = typer.Typer()
+
+
+@app.callback()
+def _group() -> None:
+    """Keep a single command a command of its own."""
+
+
+@app.command("replay")
+@examples("nsqext deadletters replay orders_dead")
+@connected
+def replay(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
+    channel: Annotated[str, typer.Option(help="The channel that remembers what was replayed.")] = "replay",
+    idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a dead letter until the replay ends.")] = 5.0,
+) -> None:
+    """Publish dead letters to the topics where they were rejected, with headers, tag, trace id and key.
+
+    All channels of these topics receive the messages. A replay that was interrupted continues where it ended, and may
+    publish one message twice.
+    """
+
+    async def act() -> None:
+        from nsqext import Lookup, replay_dead_letters
+
+        options = connection.load().options.lookup
+        lookup = Lookup(connection.lookupd(), options=options)
+        count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle)
+        connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")
+
+    perform(act)

@@ -1,0 +1,297 @@
+"""``nsqext pub``: publish arguments, lines, files, rows of CSV or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import attrs
+import orjson
+import typer
+
+from nsqext import BatchFailed, OutgoingMessage
+from nsqext.cli.arguments import parse_pairs
+from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.message_record import outgoing_message
+from nsqext.cli.output import counted
+from nsqext.errors import InvalidInput, InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext import Batcher
+
+__all__ = ("Format", "Pace", "read_lines", "read_rows", "run")
+
+_CHUNK = 1 << 16
+
+
+class Format(StrEnum):
+    """What the input consists of."""
+
+    LINES = "lines"
+    JSON = "json"
+    CSV = "csv"
+    WHOLE = "whole"
+
+
+async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file, pipe or terminal.
+
+    No thread waits for a terminal or a pipe: the interpreter would wait for that thread when ^C ends it.
+    """
+    watched = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+    while True:
+        if watched:
+            try:
+                await anyio.wait_readable(descriptor)
+            except OSError:  # a device that cannot be watched, such as /dev/null, does not block
+                watched = False
+        chunk = os.read(descriptor, _CHUNK)
+        if not chunk:
+            return
+        yield chunk
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
+    """Yield the lines of a file, pipe or terminal with their ends."""
+    rest = b""
+    async for chunk in read_chunks(descriptor):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:
+    """Yield the rows of CSV; a quoted field may contain newlines."""
+    lines = b""
+    async for line in read_lines(descriptor):
+        lines += line
+        if lines.count(b'"') % 2 == 0:
+            for row in csv.reader(io.StringIO(lines.decode(), newline="")):
+                if row:
+                    yield row
+            lines = b""
+    if lines:
+        raise InvalidInput("the input ends inside of a quoted field")
+
+
+class Pace:
+    """Waits so that no more than a number of messages passes a second; 0 for no limit."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._began = time.monotonic()
+        self._count = 0
+
+    async def wait(self) -> None:
+        """Wait until the next message may pass."""
+        if self._rate:
+            due = self._began + self._count / self._rate
+            self._count += 1
+            if (pause := due - time.monotonic()) > 0:
+                await anyio.sleep(pause)
+
+
+@attrs.frozen
+class Columns:
+    """Which columns of CSV become what.
+
+    Attributes:
+        key_column: column of the key.
+        header_column: columns that become headers.
+        body_column: column of the body; None for the whole row as a JSON object.
+    """
+
+    key_column: Annotated[str | None, typer.Option(help="CSV: column of the key.")] = None
+    header_column: Annotated[list[str] | None, typer.Option(help="CSV: column that becomes a header.")] = None
+    body_column: Annotated[str | None, typer.Option(help="CSV: column of the body; else the row as JSON.")] = None
+
+    def message(self, row: dict[str, str]) -> OutgoingMessage:
+        """Return the message of a row."""
+        body = orjson.dumps(row) if self.body_column is None else row[self.body_column].encode()
+        headers = {name: row[name] for name in self.header_column or () if row[name]}
+        return OutgoingMessage(body, headers or None, key=(row[self.key_column] or None) if self.key_column else None)
+
+    def check(self, names: list[str]) -> None:
+        """Raise where a column is missing.
+
+        Raises:
+            InvalidInput: a column is missing.
+        """
+        for name in (self.key_column, self.body_column, *(self.header_column or ())):
+            if name is not None and name not in names:
+                raise InvalidInput(f"the file has no column {name!r}", hint=f"it has {', '.join(names)}")
+
+
+@attrs.frozen
+class Properties:
+    """What every message is published with.
+
+    Attributes:
+        header: headers, as NAME=VALUE.
+        tag: tag for dispatch.
+        key: the key.
+        trace_id: the trace id.
+        partition: the partition; for arguments only.
+        delay: seconds until it is delivered; for arguments only.
+    """
+
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
+    tag: Annotated[str | None, typer.Option(help="Tag for dispatch.")] = None
+    key: Annotated[str | None, typer.Option(help="Messages of one key go to one partition, in order.")] = None
+    trace_id: Annotated[int | None, typer.Option(help="Trace id; the result then has id and offset.")] = None
+    partition: Annotated[int | None, typer.Option(help="The partition; for arguments only.")] = None
+    delay: Annotated[
+        float | None, typer.Option(help="Seconds until it is delivered; original NSQ and arguments only.")
+    ] = None
+
+    def of_a_batch(self) -> dict[str, Any]:
+        """Return the members of every message, without those that are not given."""
+        headers = parse_pairs(self.header, "--header") or None
+        found = {"headers": headers, "tag": self.tag, "trace_id": self.trace_id, "key": self.key}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIterator[OutgoingMessage]:
+    """Yield the messages of an input."""
+    if form is Format.WHOLE:
+        yield OutgoingMessage(b"".join([chunk async for chunk in read_chunks(descriptor)]))
+    elif form is Format.CSV:
+        names: list[str] = []
+        async for row in read_rows(descriptor):
+            if not names:
+                names = row
+                columns.check(names)
+            elif len(row) != len(names):
+                raise InvalidInput(f"a row has {len(row)} columns and not {len(names)}: {row!r}")
+            else:
+                yield columns.message(dict(zip(names, row, strict=True)))
+    else:
+        number = 0
+        async for line in read_lines(descriptor):
+            number += 1
+            text = line.rstrip(b"\r\n")
+            if not text:
+                continue
+            if form is Format.LINES:
+                yield OutgoingMessage(text)
+                continue
+            try:
+                yield outgoing_message(orjson.loads(text))
+            except ValueError as error:  # bad JSON, or a bad record
+                raise InvalidInput(f"line {number}: {error}") from error
+
+
+@asynccontextmanager
+async def _progress() -> AsyncIterator[Callable[[int], None]]:
+    """Show how many messages are stored on standard error, unless messages are typed at the terminal."""
+    if not sys.stderr.isatty() or sys.stdin.isatty():
+        yield lambda number: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.completed:,.0f} messages"),
+        TextColumn("{task.speed:,.0f}/s"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+        task = progress.add_task("")
+        yield lambda number: progress.update(task, completed=number)
+
+
+@examples(
+    "nsqext pub orders hello",
+    "nsqext pub orders --key 4711 --header user=42 '{\"total\": 12}'",
+    "cat orders.txt | nsqext pub orders --rate 100",
+    "nsqext pub orders --file orders.csv --format csv --key-column customer",
+    "nsqext tail orders --count 10 | nsqext pub copies --format json",
+)
+@connected
+@option_objects
+def run(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    body: Annotated[
+        list[str] | None, typer.Argument(help="Messages; without any, standard input or --file is read.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="Of the input: a message for each line, JSON record or row; or one.")
+    ] = Format.LINES,
+    properties: Properties = Properties(),
+    rate: Annotated[float, typer.Option(min=0, help="Messages a second at most; 0 for no limit.")] = 0.0,
+    columns: Columns = Columns(),
+) -> None:
+    """Publish messages, and print where each was stored, or how many were.
+
+    Empty lines are left out. JSON records are those that `nsqext tail` prints into a pipe: body or body_base64, and
+    headers, tag, key, trace_id.
+    """
+    if columns != Columns() and form is not Format.CSV:
+        raise InvalidSetting("--key-column, --header-column and --body-column are for --format csv")
+    given = properties.of_a_batch()
+    if body:
+        if file is not None or form is not Format.LINES:
+            raise InvalidSetting("--file and --format are for input, not for messages as arguments")
+        options = {**given, "partition": properties.partition, "delay": properties.delay}
+        perform(lambda: _publish_arguments(connection, topic, body, rate, options))
+        return
+    if properties.partition is not None or properties.delay is not None:
+        raise InvalidSetting("lines of standard input take neither --partition nor --delay")
+    descriptor = os.open(file, os.O_RDONLY) if file is not None else sys.stdin.fileno()
+    perform(lambda: _publish_input(connection, topic, _messages(descriptor, form, columns), rate, given))
+
+
+async def _publish_arguments(
+    connection: Connection, topic: str, bodies: list[str], rate: float, options: dict[str, Any]
+) -> None:
+    pace = Pace(rate)
+    async with connection.producer() as producer:
+        for text in bodies:
+            await pace.wait()
+            receipt = await producer.publish(topic, text.encode(), **options)
+            connection.show(attrs.asdict(receipt), f"stored in {receipt.topic}[{receipt.partition}] at {receipt.node}")
+
+
+def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:
+    """Return a message with the options of the command line; headers are added to those of its record."""
+    headers = {**(message.headers or {}), **given.get("headers", {})}
+    return attrs.evolve(message, **{**given, "headers": headers or None})
+
+
+async def _publish_input(
+    connection: Connection, topic: str, messages: AsyncIterator[OutgoingMessage], rate: float, given: dict[str, Any]
+) -> None:
+    pace, count = Pace(rate), 0
+    async with connection.producer() as producer, _progress() as progress:
+        batcher: Batcher
+        try:
+            async with producer.batcher(topic) as batcher:
+                async for message in messages:
+                    await pace.wait()
+                    await batcher.add(_with_options(message, given))
+                    count += 1
+                    progress(count - batcher.pending)
+        except BatchFailed as error:
+            failed = sum(1 for outcome in error.outcomes if isinstance(outcome, Exception))
+            record = {"topic": topic, "published": count - failed, "failed": failed}
+            connection.show(record, f"{failed} of {count} messages failed")
+            raise
+    connection.show({"topic": topic, "published": count}, f"{counted(count, 'message')} stored in {topic}")

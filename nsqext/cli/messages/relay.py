@@ -1,0 +1,173 @@
+"""``nsqext relay``: publish the messages of a topic to another topic, cluster or generation, or send them to a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import httpx
+import typer
+from attrs import frozen
+
+from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.contexts import load_contexts
+from nsqext.cli.output import counted
+from nsqext.errors import InvalidSetting, PublishFailed
+from nsqext.protocol.headers import KEY_HEADER
+
+if TYPE_CHECKING:
+    from nsqext import Consumer, Message, Producer
+
+__all__ = ("run",)
+
+Send = Callable[["Message"], Awaitable[None]]
+
+
+@frozen
+class Cluster:
+    """The cluster to publish to; the one that is consumed from without any.
+
+    Attributes:
+        to_lookupd: lookup addresses.
+        to_nsqd: addresses of nsqd.
+        to_url: settings as a URL.
+        to_context: a context.
+    """
+
+    to_lookupd: Annotated[str | None, typer.Option(help="Lookup addresses of the other cluster.")] = None
+    to_nsqd: Annotated[str | None, typer.Option(help="Addresses of the other nsqd.")] = None
+    to_url: Annotated[str | None, typer.Option(help="Settings of the other cluster as a URL.")] = None
+    to_context: Annotated[str | None, typer.Option(help="Context of the other cluster.")] = None
+
+    def connection(self) -> Connection | None:
+        """Return the connection; None for the cluster that is consumed from.
+
+        Raises:
+            InvalidSetting: both a URL and a context are given.
+        """
+        if self.to_url is not None and self.to_context is not None:
+            raise InvalidSetting("both --to-url and --to-context are given", hint="give one of them")
+        url = load_contexts().url(self.to_context) if self.to_context is not None else self.to_url
+        given = {name: value for name, value in (("lookupd", self.to_lookupd), ("nsqd", self.to_nsqd)) if value}
+        return Connection(url, given) if url or given else None
+
+
+@frozen
+class Hook:
+    """The URL to send to.
+
+    Attributes:
+        to_http: the URL.
+        content_type: of the requests.
+        timeout: seconds for one request.
+    """
+
+    to_http: Annotated[str | None, typer.Option(help="Send each body to this URL with POST instead.")] = None
+    content_type: Annotated[str, typer.Option(help="--to-http: content type.")] = "application/octet-stream"
+    timeout: Annotated[float, typer.Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0
+
+
+@examples(
+    "nsqext relay orders --to orders_copy",
+    "nsqext relay orders --to orders --to-lookupd other:4161 --channel mirror",
+    "nsqext relay orders --to-http https://example.com/hook --concurrency 8",
+)
+@connected
+@option_objects
+def run(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The topic to consume.")],
+    channel: Annotated[str, typer.Option(help="The channel to consume.")] = "relay",
+    to: Annotated[str | None, typer.Option(help="The topic to publish to.")] = None,
+    cluster: Cluster = Cluster(),
+    hook: Hook = Hook(),
+    without_headers: Annotated[
+        bool, typer.Option("--without-headers", help="Leave out headers, tags, keys and trace ids.")
+    ] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Messages that are sent at the same time.")] = 16,
+    until_end: Annotated[bool, typer.Option("--until-end", help="End when the channel has no messages left.")] = False,
+) -> None:
+    """Publish the messages of a topic to another topic, or send them to a URL, at least once.
+
+    A message is finished after it was stored, or after the URL answered with a status of 200 to 299; otherwise it is
+    requeued, and the relay slows down until sending succeeds again. Messages of one key stay in their order. The other
+    topic must support extend headers where messages have them; --without-headers relays to topics that do not.
+    """
+    if (to is None) == (hook.to_http is None):
+        raise InvalidSetting("exactly one of --to and --to-http is needed")
+    settings: dict[str, Any] = {"concurrency": concurrency, "max_in_flight": max(200, 2 * concurrency)}
+    if not without_headers:
+        settings["key"] = KEY_HEADER
+    if to is None:
+        if cluster != Cluster():
+            raise InvalidSetting("--to-http takes no address of another cluster")
+        consumer = connection.consumer(topic, channel, **settings)
+        perform(lambda: _to_http(connection, consumer, hook, until_end=until_end))
+        return
+    target = cluster.connection() or connection
+    if target is connection and to == topic:
+        raise InvalidSetting("the topic would be relayed to itself", hint="give another topic or cluster")
+    consumer, producer = connection.consumer(topic, channel, **settings), target.producer()
+    perform(
+        lambda: _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
+    )
+
+
+async def _to_topic(
+    connection: Connection, consumer: Consumer, producer: Producer, topic: str, *, with_headers: bool, until_end: bool
+) -> None:
+    async def send(message: Message) -> None:
+        if not with_headers:
+            await producer.publish(topic, message.body)
+            return
+        await producer.publish(
+            topic,
+            message.body,
+            headers={name: str(value) for name, value in message.headers.items()} or None,
+            tag=message.tag,
+            trace_id=message.trace_id or None,
+            key=message.key,
+        )
+
+    async with producer:
+        await _relay(connection, consumer, send, until_end=until_end)
+
+
+async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, until_end: bool) -> None:
+    url = str(hook.to_http)
+    async with httpx.AsyncClient(timeout=hook.timeout) as client:
+
+        async def send(message: Message) -> None:
+            headers = {
+                "Content-Type": hook.content_type,
+                "X-NSQ-Message-Id": message.id.hex(),
+                "X-NSQ-Attempts": str(message.attempts),
+            }
+            try:
+                answer = await client.post(url, content=message.body, headers=headers)
+            except httpx.HTTPError as error:
+                raise PublishFailed(f"{url} did not answer: {error!r}") from error
+            if not answer.is_success:
+                raise PublishFailed(f"{url} answered with {answer.status_code}")
+
+        await _relay(connection, consumer, send, until_end=until_end)
+
+
+async def _relay(connection: Connection, consumer: Consumer, send: Send, *, until_end: bool) -> None:
+    count = 0
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        nonlocal count
+        await send(message)
+        count += 1
+
+    async with anyio.create_task_group() as tasks:
+        if until_end:
+            tasks.start_soon(connection.stop_when_drained, consumer)
+        await consumer.run(signals=True)
+        tasks.cancel_scope.cancel()
+    text = f"{counted(count, 'message')} of {consumer.topics[0]} relayed"
+    connection.show({"topic": consumer.topics[0], "relayed": count}, text)

@@ -1,0 +1,247 @@
+"""``nsqext tail``: print the messages of a topic."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+from attrs import field, frozen
+
+from nsqext import Requeue
+from nsqext.cli.arguments import parse_pairs, parse_position, parse_time
+from nsqext.cli.command import examples, option_objects, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.message_record import message_record
+from nsqext.cli.output import printable
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext import Consumer, Message
+
+__all__ = ("Filter", "Output", "Reading", "run")
+
+_NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
+"""Members of a record that a template may name, besides ``headers``."""
+
+
+@frozen
+class Filter:
+    """Which messages are printed: the options of the command.
+
+    Attributes:
+        header: headers with these values, as NAME=VALUE.
+        tag: this tag.
+        key: this key.
+        trace_id: this trace id.
+        since: stored at this time or later.
+        until: stored before this time.
+        partition: of these partitions; consumers subscribe to no other.
+    """
+
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
+    tag: Annotated[str | None, typer.Option(help="Only messages with this tag.")] = None
+    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None
+    trace_id: Annotated[int | None, typer.Option(help="Only messages with this trace id.")] = None
+    since: Annotated[
+        str | None, typer.Option(help="Only messages stored since: ISO time, seconds since 1970, or 30s, 5m, 2h ago.")
+    ] = None
+    until: Annotated[str | None, typer.Option(help="Only messages stored before then.")] = None
+    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None
+    headers: Mapping[str, str] = field(init=False)
+    after: int | None = field(init=False)
+    before: int | None = field(init=False)
+
+    @headers.default
+    def _pairs(self) -> Mapping[str, str]:
+        return parse_pairs(self.header, "--header")
+
+    @after.default
+    def _after(self) -> int | None:
+        return parse_time(self.since) if self.since else None
+
+    @before.default
+    def _before(self) -> int | None:
+        return parse_time(self.until) if self.until else None
+
+    def takes(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record of a message is wanted."""
+        headers = record["headers"]
+        return (
+            (self.after is None or record["timestamp"] >= self.after)
+            and (self.before is None or record["timestamp"] < self.before)
+            and (self.tag is None or record["tag"] == self.tag)
+            and (self.key is None or record["key"] == self.key)
+            and (self.trace_id is None or record["trace_id"] == self.trace_id)
+            and all(str(headers.get(name)) == value for name, value in self.headers.items())
+        )
+
+
+@frozen
+class Reading:
+    """Where reading begins and ends.
+
+    Attributes:
+        count: end after so many messages; 0 for never.
+        until_end: end when the channel has no messages left.
+        start: the position where a new channel begins.
+    """
+
+    count: Annotated[int, typer.Option(min=0, help="End after so many messages; 0 for never.")] = 0
+    until_end: Annotated[bool, typer.Option("--until-end", help="End when the channel has no messages left.")] = False
+    start: Annotated[
+        str | None, typer.Option(help="earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER.")
+    ] = None
+
+
+@frozen
+class Output:
+    """How a message is printed.
+
+    Attributes:
+        raw: the body only.
+        template: with the members of the record in braces.
+    """
+
+    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline.")] = False
+    template: Annotated[
+        str | None, typer.Option("--format", help="Print '{topic} {partition} {key} {headers[NAME]} {body} …'.")
+    ] = None
+
+    def check(self) -> None:
+        """Raise where the options contradict each other, or the template cannot be used.
+
+        Raises:
+            InvalidSetting: see there.
+        """
+        if self.template is None:
+            return
+        if self.raw:
+            raise InvalidSetting("--raw and --format contradict each other")
+        try:
+            self.template.format_map({**dict.fromkeys(_NAMES, ""), "headers": defaultdict(str)})
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            hint = f"use {{headers[NAME]}} and, in braces, {', '.join(_NAMES)}"
+            raise InvalidSetting(f"--format {self.template!r} cannot be used: {error!r}", hint=hint) from None
+
+
+def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[str, Any]], None]:
+    """Return a function that prints a message; at a terminal, control characters are escaped."""
+    terminal = sys.stdout.isatty()
+
+    def print_line(text: str) -> None:
+        print(printable(text) if terminal else text, flush=True)
+
+    def print_raw(message: Message, record: dict[str, Any]) -> None:
+        if terminal:
+            print_line(message.body.decode(errors="backslashreplace"))
+            return
+        sys.stdout.buffer.write(message.body + b"\n")
+        sys.stdout.buffer.flush()
+
+    def print_formatted(message: Message, record: dict[str, Any]) -> None:
+        text = message.body.decode(errors="backslashreplace")
+        headers = defaultdict(str, record["headers"])
+        values = {name: "" if value is None else value for name, value in record.items()}
+        print_line((output.template or "").format_map({**values, "body": text, "headers": headers}))
+
+    def print_message(message: Message, record: dict[str, Any]) -> None:
+        headers = "".join(f" {name}={value}" for name, value in record["headers"].items())
+        marks = "".join(f" {name}={record[name]}" for name in ("key", "tag") if record[name] is not None)
+        text = message.body.decode(errors="backslashreplace")
+        connection.show(record, printable(f"{message.topic}[{message.partition}]{marks}{headers} {text}"))
+
+    if output.raw:
+        return print_raw
+    return print_formatted if output.template is not None else print_message
+
+
+@examples(
+    "nsqext tail orders",
+    "nsqext tail orders --start earliest --until-end --raw > orders.txt",
+    "nsqext tail orders --since 10m --header country=NL --key 4711",
+    "nsqext tail orders --format '{timestamp} {key} {headers[user]} {body}'",
+)
+@connected
+@option_objects
+def run(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    channel: Annotated[
+        str | None, typer.Option(help="Channel to consume; without it an own one, deleted afterwards.")
+    ] = None,
+    reading: Reading = Reading(),
+    wanted: Filter = Filter(),
+    output: Output = Output(),
+) -> None:
+    """Print messages, and finish them, until ^C, SIGTERM or the given end.
+
+    A message that a filter refuses is finished as well: with --channel, other consumers of the channel do not receive
+    it. Only --tag with --channel leaves other messages in the channel.
+    """
+    output.check()
+    settings: dict[str, Any] = {}
+    if reading.count:
+        settings["max_in_flight"] = min(reading.count, 200)
+    if wanted.tag is not None and channel is not None:
+        if reading.until_end:
+            raise InvalidSetting(
+                "--until-end does not go with --tag and --channel", hint="untagged messages stay in the channel"
+            )
+        settings["tag"] = wanted.tag
+    if wanted.partition:
+        settings["partitions"] = tuple(wanted.partition)
+    if reading.start is not None:
+        settings["start"] = parse_position(reading.start)
+    show = _printer(connection, output)
+
+    async def act() -> None:
+        name = channel or f"tail_{token_hex(4)}#ephemeral"
+        fresh = channel is None and reading.start is None
+        if fresh and wanted.after is not None and await connection.has_positions(topic):
+            settings["start"] = parse_position(f"timestamp:{wanted.after // 1_000_000_000}")
+        consumer = connection.consumer(topic, name, **settings)
+        await _follow(connection, consumer, wanted, show, reading)
+
+    perform(act)
+
+
+async def _follow(
+    connection: Connection,
+    consumer: Consumer,
+    wanted: Filter,
+    show: Callable[[Message, dict[str, Any]], None],
+    reading: Reading,
+) -> None:
+    broken: list[BrokenPipeError] = []
+    shown = 0
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        nonlocal shown
+        if broken or (reading.count and shown >= reading.count):
+            raise Requeue(0.0, backoff=False)
+        record = message_record(message)
+        if not wanted.takes(record):
+            return
+        try:
+            show(message, record)
+        except BrokenPipeError as error:
+            broken.append(error)
+            consumer.stop()
+            raise Requeue(0.0, backoff=False) from error
+        shown += 1
+        if shown == reading.count:
+            consumer.stop()
+
+    async with anyio.create_task_group() as tasks:
+        if reading.until_end:
+            tasks.start_soon(connection.stop_when_drained, consumer)
+        await consumer.run(signals=True)
+        tasks.cancel_scope.cancel()
+    if broken:
+        raise broken[0]

@@ -1,0 +1,92 @@
+"""``nsqext trace``: find a message in a topic."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from nsqext.cli.arguments import parse_position, parse_time
+from nsqext.cli.command import examples, perform
+from nsqext.cli.connection import Connection, connected
+from nsqext.cli.message_record import message_record
+from nsqext.cli.output import printable
+from nsqext.errors import OperationNotSupported
+
+if TYPE_CHECKING:
+    from nsqext import Message
+    from nsqext.admin import PartitionStats
+
+__all__ = ("run",)
+
+_OWN = "trace_"  # the begin of the names of its own channels
+
+
+@examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
+@connected
+def run(
+    connection: Connection,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
+    since: Annotated[
+        str | None, typer.Option(help="Search messages stored since: ISO time, seconds since 1970, or 30s, 5m, 2h ago.")
+    ] = None,
+) -> None:
+    """Find the messages with a trace id or message id among those that are stored, and which channels finished them.
+
+    A topic of the redesigned NSQ is read through a channel of its own, which is deleted afterwards; the original NSQ
+    stores no messages that can be read again. Ends with 1 if no message is found.
+    """
+    start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
+    consumer = connection.consumer(
+        topic, f"{_OWN}{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True
+    )
+    found: list[dict[str, Any]] = []
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        if wanted in (str(message.trace_id), message.id.hex()):
+            found.append(message_record(message))
+
+    async def search() -> None:
+        if not await connection.has_positions(topic):
+            raise OperationNotSupported(
+                "the original NSQ stores no messages that can be read again",
+                topic=topic,
+                hint="nsqext tail --trace-id shows those that are published from now on",
+            )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.stop_when_drained, consumer)
+            await consumer.run(signals=True)
+            tasks.cancel_scope.cancel()
+        async with connection.admin() as admin:
+            parts = {part.partition: part for part in (await admin.stats(topic)).partitions} if found else {}
+        for record in found:
+            record["channels"] = states = _channel_states(parts.get(record["partition"]), record["offset"])
+            place = f"{record['topic']}[{record['partition']}] offset {record['offset']}"
+            text = record.get("body", record.get("body_base64"))
+            by_channel = "".join(f"\n  channel {name}: {state}" for name, state in states.items())
+            ids = f"id {record['id']} trace id {record['trace_id']}"
+            connection.show(record, f"{place} {ids}: {printable(str(text))}{by_channel}")
+        if not found:
+            raise typer.Exit(1)
+
+    perform(search)
+
+
+def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
+    """Return by channel whether it finished the message at an offset.
+
+    A channel confirms the messages that are finished without a gap; a message behind them may be finished too.
+    """
+    states = {}
+    for name, channel in part.channels.items() if part is not None else ():
+        if name.startswith(_OWN) or part is None or part.end is None or channel.lag_bytes is None:
+            continue
+        if offset >= part.end - channel.lag_bytes:
+            states[name] = "not finished, or finished before an earlier message"
+        else:
+            states[name] = "finished, or deferred" if channel.deferred else "finished"
+    return states

@@ -1,0 +1,71 @@
+"""How results are printed: text and tables at a terminal, lines of JSON everywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+import typer
+
+__all__ = ("confirm", "counted", "make_table", "print_record", "printable", "show")
+
+
+def show(record: Mapping[str, Any], text: str) -> None:
+    """Print a result: text at a terminal, a line of JSON everywhere else."""
+    print_record(record, text, json=not sys.stdout.isatty())
+
+
+def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
+    """Print a result as a line of JSON, or as text that is safe at terminals."""
+    line = orjson.dumps(record, default=str).decode() if json else "\n".join(map(printable, text.split("\n")))
+    print(line, flush=True)
+
+
+def printable(text: str) -> str:
+    r"""Return text that a terminal only prints: control characters and separators become escapes such as \x1b."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "replace").decode("ascii")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is needed."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def make_table(columns: Sequence[str], records: Iterable[Mapping[str, Any]], title: str = "") -> Any:
+    """Return a table for a terminal; numbers are right-aligned."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [[record.get(column) for column in columns] for record in records]
+    table = Table(title=title or None, title_justify="left", box=SIMPLE, pad_edge=False)
+    for place, column in enumerate(columns):
+        number = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return "yes"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, (list, tuple)):
+        return printable(", ".join(map(str, value)))
+    return printable(str(value))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask at a terminal before something is destroyed; pipes and scripts are not asked."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)

@@ -1,0 +1,217 @@
+"""``nsqext broker``: a cluster on the command line, until SIGTERM or Ctrl+C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from attrs import frozen
+
+from nsqext.cli.command import examples, option_objects
+from nsqext.cli.servers.web import WEB_PORT, web_options
+from nsqext.errors import InvalidSetting
+from nsqext.protocol.names import DEFAULT_CHANNEL
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+    from nsqext.web import WebOptions
+
+__all__ = ("parse_topic", "run")
+
+_FLAGS = ("extend", "ordered")
+_NUMBERS = ("partitions", "replicas")
+_GENERATIONS = {"ha": "redesigned NSQ", "nsq": "original NSQ"}
+
+
+def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
+    """Parse a topic: ``NAME[:OPTION[,OPTION…]]``.
+
+    The options are ``partitions=N``, ``replicas=N``, ``extend``, ``ordered`` and ``channel=NAME``.
+
+    Returns:
+        Its name and the arguments of `nsqext.broker.Cluster.create_topic`.
+
+    Raises:
+        InvalidSetting: an unknown option.
+    """
+    name, _, options = text.partition(":")
+    arguments: dict[str, Any] = {}
+    for option in filter(None, options.split(",")):
+        key, equals, value = option.partition("=")
+        if key in _FLAGS and not equals:
+            arguments[key] = True
+        elif key in _NUMBERS and value.isdecimal():
+            arguments[key] = int(value)
+        elif key == "channel" and value:
+            arguments.setdefault("channels", []).append(value)
+        else:
+            raise InvalidSetting(
+                f"unknown topic option {option!r}",
+                topic=name,
+                hint="use partitions=N, replicas=N, extend, ordered, channel=NAME",
+            )
+    return name, arguments
+
+
+@frozen
+class Addresses:
+    """Where the servers listen.
+
+    Attributes:
+        lookupd_http_address: HTTP of each lookup node.
+        lookupd_tcp_address: TCP of each lookup node.
+        tcp_address: TCP of each nsqd.
+        http_address: HTTP of each nsqd.
+        host: host of all other addresses.
+        broadcast_address: host in the addresses that clients get.
+    """
+
+    lookupd_http_address: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP; repeat for each.")
+    ] = None
+    lookupd_tcp_address: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's TCP; repeat for each.")
+    ] = None
+    tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd; repeat for each.")] = None
+    http_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP; repeat for each.")] = None
+    host: Annotated[str, typer.Option(help="Host of all other addresses.")] = "127.0.0.1"
+    broadcast_address: Annotated[str, typer.Option(help="Host in the addresses that clients get.")] = ""
+
+
+@frozen
+class Protection:
+    """Who can use the servers.
+
+    Attributes:
+        tls_cert: certificate.
+        tls_key: its key.
+        http_guard: refuse HTTP requests that a foreign web page caused.
+        http_host: further host names that HTTP clients use.
+    """
+
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that use TLS.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None
+    http_guard: Annotated[
+        bool, typer.Option(help="Refuse HTTP requests that a foreign web page caused: by Host and Origin.")
+    ] = True
+    http_host: Annotated[
+        list[str] | None, typer.Option(help="A further host name that HTTP clients use; once for each.")
+    ] = None
+
+    def files(self) -> tuple[Path, Path] | None:
+        """Return certificate and key; None without TLS.
+
+        Raises:
+            InvalidSetting: only one of them is given.
+        """
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidSetting("--tls-cert and --tls-key go together", hint="give both or none")
+        return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+
+
+@examples(
+    "nsqext broker --topic orders:partitions=2,extend,channel=billing",
+    "nsqext broker --web --nodes 1 --data-path data",
+    "nsqext broker --generation nsq",
+)
+@option_objects
+def run(
+    nodes: Annotated[int, typer.Option(help="Number of nsqd.")] = 3,
+    lookupds: Annotated[int, typer.Option(help="Number of nsqlookupd.")] = 1,
+    generation: Annotated[str, typer.Option(help="ha (redesigned) or nsq (original).")] = "ha",
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A topic to create: NAME, or NAME: and partitions=N, replicas=N, extend, ordered, channel=NAME."
+        ),
+    ] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="Folder of messages and topics; without it they are kept in memory.")
+    ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")
+    ] = False,
+    web_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Its port on 127.0.0.1; 0 for a free one.")
+    ] = WEB_PORT,
+    addresses: Addresses = Addresses(),
+    protection: Protection = Protection(),
+    lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
+) -> None:
+    """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
+
+    ^C or SIGTERM ends it gracefully, a second one at once.
+    """
+    from nsqext.broker import Cluster, ClusterOptions
+    from nsqext.broker.standalone import TlsFiles
+
+    tls = protection.files()
+    topics = dict(parse_topic(text) for text in topic or ())
+    for arguments in topics.values():
+        if generation == "ha":  # which refuses publishes to a topic without channels
+            arguments.setdefault("channels", [DEFAULT_CHANNEL])
+    options = ClusterOptions(
+        host=addresses.host,
+        broadcast_address=addresses.broadcast_address,
+        lookupd_http=tuple(addresses.lookupd_http_address or ()),
+        lookupd_tcp=tuple(addresses.lookupd_tcp_address or ()),
+        nsqd_tcp=tuple(addresses.tcp_address or ()),
+        nsqd_http=tuple(addresses.http_address or ()),
+        lease=lease,
+        http_guard=protection.http_guard,
+        http_hosts=tuple(protection.http_host or ()),
+        tls=TlsFiles(*tls).context() if tls else None,
+    )
+    page_options = web_options("127.0.0.1", write=True) if web else None
+    ending = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        ending.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster:
+        for name, arguments in topics.items():
+            cluster.create_topic(name, **arguments)
+        kept = f"messages in {data_path}" if data_path else "messages in memory"
+        with _page(cluster, page_options, web_port) as page:
+            print(_banner(cluster, f"{_GENERATIONS[generation]}, {kept}", topics, page), flush=True)
+            ending.wait()
+            print("ending", flush=True)
+
+
+@contextmanager
+def _page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[str]:
+    """Serve the page of the cluster, and give its URL; without options nothing is served."""
+    if options is None:
+        yield ""
+        return
+    from nsqext.web import WebPage
+    from nsqext.web.server import served
+
+    with served(WebPage(cluster.lookupd, options, cluster=cluster), Address("127.0.0.1", port)) as address:
+        yield f"http://{address}/"
+
+
+def _banner(cluster: Cluster, about: str, topics: dict[str, dict[str, Any]], page: str) -> str:
+    """Return the addresses, commands to copy, and ``ready`` as the last line."""
+    from nsqext._version import __version__
+
+    lines = [f"nsqext {__version__} broker: {about}"]
+    lines += [f"page: {page}"] if page else []
+    lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]
+    lines += [f"nsqd {node.name}: TCP {node.tcp}, HTTP {node.http}" for node in cluster.nodes.values()]
+    lines += [f"topic {name}: channels {', '.join(options.get('channels', ()))}" for name, options in topics.items()]
+    name, options = next(iter(topics.items()), ("orders", {}))
+    channel = options.get("channels", [DEFAULT_CHANNEL])[0]
+    lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
+    lines += [] if topics else [f"  nsqext topic create {name}"]
+    lines += [f"  nsqext pub {name} hello", f"  nsqext tail {name} --channel {channel}", ""]
+    return "\n".join([*lines, "ready"])

@@ -1,0 +1,54 @@
+"""``nsqext nsqlookupd``: replaces the original nsqlookupd, or a redesigned one without a cluster, with its flags."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from nsqext.broker.listeners import listen_early
+from nsqext.cli.servers.program import read_program, run_program
+from nsqext.cli.servers.startup_checks import check_nsqlookupd
+
+__all__ = ("FLAGS", "main")
+
+FLAGS = {
+    "version": "bool",
+    "config": "str",
+    "log-level": "str",
+    "log-prefix": "str",
+    "log-dir": "str",
+    "alsologtostderr": "bool",
+    "generation": "str",
+    "http-guard": "bool",
+    "http-host": "list",
+    "verbose": "bool",
+    "tcp-address": "str",
+    "http-address": "str",
+    "broadcast-address": "str",
+    "inactive-producer-timeout": "duration",
+    "tombstone-lifetime": "duration",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        arguments: the words after the program's name.
+    """
+    defaults = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161"}
+    flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults)
+    listen_early((flags["tcp-address"], flags["http-address"]))
+    from nsqext.broker.standalone import LookupdSettings, run_lookupd
+
+    settings = LookupdSettings(
+        generation=flags.get("generation", "nsq"),
+        tcp=flags["tcp-address"],
+        http=flags["http-address"],
+        broadcast_address=flags.get("broadcast-address") or socket.gethostname(),
+        inactive_producer_timeout=flags.get("inactive-producer-timeout", 300.0),
+        tombstone_lifetime=flags.get("tombstone-lifetime", 45.0),
+        http_guard=flags.get("http-guard", False),
+        http_hosts=tuple(flags.get("http-host", ())),
+    )
+    run_program("nsqlookupd", flags, lambda: run_lookupd(settings))

@@ -1,0 +1,118 @@
+"""What `nsqext nsqd` and `nsqext nsqlookupd` share: log lines in the original's form, signals, exit statuses."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from nsqext.cli.servers.flags import FlagError, read_flags
+
+__all__ = ("read_program", "run_program")
+
+_LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
+_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
+_log = logging.getLogger("nsqext.broker")
+
+
+class _Format(logging.Formatter):
+    """Lines of the original programs: prefix, time with microseconds, level, text."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        from datetime import datetime
+
+        moment = datetime.fromtimestamp(record.created).strftime("%Y/%m/%d %H:%M:%S.%f")
+        text = record.getMessage()
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return f"{self._prefix}{moment} {_NAMES.get(record.levelno, record.levelname)}: {text}"
+
+
+def _start_log(name: str, flags: Mapping[str, Any]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Format(flags.get("log-prefix", f"[{name}] ")))
+    _log.addHandler(handler)
+    _log.setLevel(_LEVELS.get(str(flags.get("log-level", "info")).lower(), logging.INFO))
+    _log.propagate = False
+
+
+def read_program(
+    name: str,
+    arguments: Sequence[str],
+    kinds: Mapping[str, str],
+    check: Callable[[dict[str, Any]], None],
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Read the command line and the configuration file of a program; ends the program when they are invalid.
+
+    Args:
+        name: of the program.
+        arguments: the words after it.
+        kinds: see `nsqext.cli.servers.flags.parse_flags`.
+        check: see `nsqext.cli.servers.flags.read_flags`.
+        defaults: values of flags that are not given.
+    """
+    flags = read_flags(name, arguments, kinds, check)
+    if flags.get("version"):
+        from nsqext.broker.standalone import version_of
+
+        print(f"{name} v{version_of(flags.get('generation', 'nsq'))}")
+        raise SystemExit(0)
+    if not flags.get("config"):
+        return {**defaults, **flags}
+    from nsqext.cli.servers.config_file import with_config_file
+    from nsqext.errors import InvalidSetting
+
+    try:
+        flags = with_config_file(flags, kinds)
+        check(flags)
+    except (FlagError, InvalidSetting) as error:
+        _start_log(name, {})
+        _log.critical("%s", error)
+        raise SystemExit(1) from None
+    return {**defaults, **flags}
+
+
+def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a program until SIGTERM or SIGINT; it ends with status 1 when it cannot start.
+
+    Args:
+        name: of the program.
+        flags: its command line.
+        serve: runs until it is cancelled.
+    """
+    import anyio
+
+    from nsqext.broker.standalone import version_of
+    from nsqext.client.tasks import first_error
+    from nsqext.errors import NsqError
+
+    _start_log(name, flags)
+    _log.info("%s v%s", name, version_of(flags.get("generation", "nsq")))
+
+    async def until_signal() -> None:
+        async with anyio.create_task_group() as tasks:
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                tasks.start_soon(serve)
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    return
+
+    try:
+        anyio.run(until_signal)
+    except (NsqError, OSError, ModuleNotFoundError, BaseExceptionGroup) as group:
+        # one error of a group: `except*` of Python before 3.11.4 wraps the SystemExit that is raised in it
+        error = first_error(group) if isinstance(group, BaseExceptionGroup) else group
+        if not isinstance(error, (NsqError, OSError, ModuleNotFoundError)):
+            raise
+        hint = ": pip install 'nsqext[broker]'" if isinstance(error, ModuleNotFoundError) else ""
+        _log.critical("failed to instantiate %s - %s%s", name, error, hint)
+        sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal does not change the exit status

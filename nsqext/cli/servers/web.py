@@ -1,0 +1,116 @@
+"""``nsqext web``: the web page of a cluster, until SIGTERM or Ctrl+C."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from nsqext.cli.command import examples
+from nsqext.cli.connection import Url, lookup_addresses
+from nsqext.errors import InvalidSetting
+from nsqext.lookup.options import is_loopback
+from nsqext.types import Address
+
+if TYPE_CHECKING:
+    from nsqext.web import WebOptions
+
+__all__ = ("AUTH_VARIABLE", "WEB_PORT", "run", "web_options")
+
+WEB_PORT = 8171
+AUTH_VARIABLE = "NSQEXT_WEB_BASIC_AUTH"
+
+_USUAL = ("127.0.0.1:4161",)
+
+
+@examples("nsqext web --lookupd 127.0.0.1:4161", "nsqext web --write --port 8000")
+def run(
+    lookupd: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD, or 127.0.0.1:4161."
+        ),
+    ] = None,
+    url: Url = None,
+    write: Annotated[bool, typer.Option("--write", help="Offer actions; without it the page only reads.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a sign-in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = WEB_PORT,
+    http_host: Annotated[
+        list[str] | None, typer.Option(help="A host name under which browsers reach the page; once for each.")
+    ] = None,
+    basic_auth_file: Annotated[
+        Path | None, typer.Option(help=f"File with user:password; or the variable {AUTH_VARIABLE}.")
+    ] = None,
+    proxy_header: Annotated[
+        str | None, typer.Option(help="Header in which a reverse proxy names the signed-in user, X-Forwarded-User say.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the cluster.")] = 1.0,
+) -> None:
+    """Serve the web page of a cluster: topics, channels, consumers and nodes with live numbers.
+
+    Example: nsqext web --lookupd 127.0.0.1:4161 --write
+    """
+    options = web_options(
+        host,
+        write=write,
+        http_hosts=tuple(http_host or ()),
+        basic_auth_file=basic_auth_file,
+        proxy_header=proxy_header,
+        interval=interval,
+    )
+    addresses = lookup_addresses(url, lookupd, _USUAL)
+    anyio.run(_serve_until_signal, addresses, options, Address(host, port))
+
+
+def web_options(
+    host: str,
+    *,
+    write: bool,
+    http_hosts: tuple[str, ...] = (),
+    basic_auth_file: Path | None = None,
+    proxy_header: str | None = None,
+    interval: float = 1.0,
+) -> WebOptions:
+    """Return the page's options.
+
+    Raises:
+        InvalidSetting: a setting is invalid, or the address is not loopback and no sign-in is required.
+    """
+    try:
+        from nsqext.web import WebOptions
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(f"the page needs {error.name}", hint="pip install 'nsqext[web]'") from error
+    auth = os.environ.get(AUTH_VARIABLE)
+    if basic_auth_file is not None:
+        auth = basic_auth_file.read_text(encoding="utf-8").strip()
+        if not auth:
+            raise InvalidSetting(f"{basic_auth_file} is empty", hint="write user:password into it")
+    if not is_loopback(host) and not auth and not proxy_header:
+        raise InvalidSetting(
+            f"{host} can be reached from other machines, and the page shows message bodies",
+            hint=f"set {AUTH_VARIABLE} or give --basic-auth-file or --proxy-header",
+        )
+    return WebOptions(
+        write=write, interval=interval, http_hosts=http_hosts, basic_auth=auth or None, proxy_header=proxy_header
+    )
+
+
+async def _serve_until_signal(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
+    from nsqext.web import WebPage
+    from nsqext.web.server import listen, serve
+
+    page = WebPage(lookupd, options)
+    with listen(address) as listener:
+        bound = Address(address.host, listener.getsockname()[1])
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(serve, page, listener)
+                print(f"http://{bound}/ ({'write' if options.write else 'read only'})", flush=True)
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    return

@@ -1,0 +1,1 @@
+"""`nsqext run`: an app in worker processes."""

@@ -1,0 +1,228 @@
+"""``nsqext run MODULE:APP``: run an app in several worker processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from nsqext.cli.command import examples
+from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anyio.abc import Process
+
+__all__ = ("Supervisor", "run")
+
+logger: logging.Logger = logging.getLogger("nsqext.run")
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_STABLE = 60.0
+"""Seconds after which a worker that dies is restarted with the first pause again."""
+_SCAN = 0.5
+"""Seconds between two looks at the source files."""
+
+
+class Supervisor:
+    """Keeps worker processes running, which share the topics of an app.
+
+    A worker that dies is restarted, after a pause that doubles while it dies early. One that ends by itself with status
+    0 (`App.stop`) is not. Workers end when this process is killed.
+
+    Args:
+        command: command of a worker; its number and the descriptor for readiness are inserted for ``{number}`` and
+            ``{ready}``.
+        workers: how many there are.
+        close_timeout: seconds that workers have to drain; then they are killed.
+        ready_file: exists while all workers are ready.
+    """
+
+    def __init__(
+        self, command: Sequence[str], workers: int, *, close_timeout: float = 40.0, ready_file: Path | None = None
+    ) -> None:
+        self._command = command
+        self._workers = workers
+        self._close_timeout = close_timeout
+        self._ready_file = ready_file
+        self._processes: dict[int, Process] = {}
+        self._ready: set[int] = set()
+        self._stopping = False
+        self._wake = anyio.Event()
+        self._status = 0
+
+    async def run(self, watch: Path | None = None) -> int:
+        """Run until a signal, or until all workers have ended by themselves; returns the exit status.
+
+        Args:
+            watch: restart the workers when a Python file below this folder changes.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._receive_signals)
+                if watch is not None:
+                    tasks.start_soon(self._watch, watch)
+                async with anyio.create_task_group() as workers:
+                    for number in range(1, self._workers + 1):
+                        workers.start_soon(self._keep_running, number, watch is not None)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._set_ready(None, ready=False)
+        return self._status
+
+    async def _keep_running(self, number: int, reload: bool) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stopping:
+            started = time.monotonic()
+            status = await self._run_once(number)
+            if self._stopping or (status == 0 and not reload):
+                return
+            if status == CANNOT_START and not reload:
+                self._status = CANNOT_START
+                self.stop()
+                return
+            if status in (0, -signal.SIGTERM):
+                continue  # the source files changed
+            pause = _FIRST_PAUSE if time.monotonic() - started > _STABLE else pause
+            logger.error("worker %d ended with status %d, it is restarted in %g s", number, status, pause)
+            with anyio.move_on_after(pause):
+                await self._wake.wait()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _run_once(self, number: int) -> int:
+        """Run one worker process to its end; returns its status."""
+        reading, writing = os.pipe()
+        try:
+            words = [word.format(number=number, ready=writing) for word in self._command]
+            # a session of its own: ^C reaches this process only
+            process = await anyio.open_process(
+                words, stdin=subprocess.PIPE, stdout=None, stderr=None, pass_fds=[writing], start_new_session=True
+            )
+            os.close(writing)
+            writing = -1
+            self._processes[number] = process
+            if self._stopping:
+                process.terminate()
+            async with process, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._wait_ready, number, reading)
+                status = await process.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            os.close(reading)
+            if writing >= 0:
+                os.close(writing)
+            self._processes.pop(number, None)
+            self._set_ready(number, ready=False)
+        return status
+
+    async def _wait_ready(self, number: int, reading: int) -> None:
+        await anyio.wait_readable(reading)
+        if os.read(reading, 16):
+            logger.info("worker %d is ready, pid %d", number, self._processes[number].pid)
+            self._set_ready(number, ready=True)
+
+    def _set_ready(self, number: int | None, *, ready: bool) -> None:
+        if number is None:
+            self._ready.clear()
+        elif ready:
+            self._ready.add(number)
+        else:
+            self._ready.discard(number)
+        complete = len(self._ready) == self._workers
+        if complete and ready:
+            logger.info("all %d workers are ready", self._workers)
+        if self._ready_file is not None:
+            if complete:
+                self._ready_file.touch()
+            else:
+                self._ready_file.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Let all workers drain and end."""
+        self._stopping = True
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        self._signal_workers(signal.SIGTERM)
+        self._wake.set()
+        self._wake = anyio.Event()
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _receive_signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                logger.info("stopping on %s", number.name)
+                self.stop()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._kill_late)
+                    async for again in signals:
+                        logger.warning("killing the workers on a second %s", again.name)
+                        self._signal_workers(signal.SIGKILL)
+
+    async def _kill_late(self) -> None:
+        await anyio.sleep(self._close_timeout)
+        logger.error("killing workers that did not end within %g s", self._close_timeout)
+        self._signal_workers(signal.SIGKILL)
+
+    async def _watch(self, folder: Path) -> None:
+        known = _modified(folder)
+        while True:
+            await anyio.sleep(_SCAN)
+            found = await anyio.to_thread.run_sync(_modified, folder)
+            if found != known:
+                changed = sorted(str(path) for path, _ in known.items() ^ found.items())
+                logger.info("restarting the workers: %s changed", changed[0])
+                known = found
+                self._end_workers()
+
+
+def _modified(folder: Path) -> Mapping[Path, int]:
+    """Return the modification times of all Python files, without hidden folders and environments."""
+    found: dict[Path, int] = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name != "__pycache__" and not Path(place, name, "pyvenv.cfg").exists()
+        ]
+        for name in files:
+            if name.endswith(".py"):
+                with suppress(FileNotFoundError):
+                    found[Path(place, name)] = Path(place, name).stat().st_mtime_ns
+    return found
+
+
+@examples("nsqext run shop:app --workers 4", "nsqext run shop:app --reload")
+def run(
+    app: Annotated[str, typer.Argument(help="MODULE:APP, found from the current folder.")],
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    reload: Annotated[
+        bool, typer.Option(help="Restart the workers when a Python file of this folder changes.")
+    ] = False,
+    backend: Annotated[str, typer.Option(help="asyncio or trio.")] = "asyncio",
+    close_timeout: Annotated[float, typer.Option(help="Seconds until workers that drain are killed.")] = 40.0,
+    ready_file: Annotated[Path | None, typer.Option(help="A file that exists while all workers are ready.")] = None,
+) -> None:
+    """Run an app in worker processes until SIGTERM or Ctrl+C; they drain, a second signal kills them.
+
+    Workers that die are restarted. All of them log to standard error.
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
+    command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend]
+    supervisor = Supervisor(command, workers, close_timeout=close_timeout, ready_file=ready_file)
+    raise typer.Exit(anyio.run(supervisor.run, Path.cwd() if reload else None))

@@ -1,0 +1,136 @@
+"""`nsqext doctor`, `check` and `top`, as programs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.cli.admin.top import View
+from tests.support.command_line import Terminal, lines, run
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A redesigned cluster of two nodes."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+def make_topic(cluster: Cluster, *channels: str) -> str:
+    """Return a topic with channels."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, channels=channels)
+    return name
+
+
+def test_the_doctor_says_what_to_do(cluster: Cluster) -> None:
+    waiting, empty = make_topic(cluster, "billing"), make_topic(cluster)
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", waiting, "one", *where)
+    lines("channel", "create", waiting, "audit", *where)
+    lines("channel", "pause", waiting, "audit", *where)
+    findings = {one["subject"]: one for one in lines("doctor", *where)}
+    assert findings["lookup"]["status"] == "ok"
+    assert findings["client without TLS"]["status"] == "ok"
+    assert {findings[f"nsqd {node.tcp}"]["status"] for node in cluster.nodes.values()} == {"ok"}
+    assert findings[f"channel {waiting}/billing"]["hint"].endswith(f"nsqext channel delete {waiting} billing")
+    assert findings[f"channel {waiting}/audit"]["hint"] == f"nsqext channel unpause {waiting} audit"
+    assert findings[f"topic {empty}"]["hint"].endswith(f"nsqext channel create {empty} default")
+
+
+def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, replicas=1, channels=["ch"])
+        where = ("--lookupd", cluster.lookupd[0])
+        assert lines("check", *where) == [{"healthy": True, "problems": []}]
+        dead = cluster.nodes[cluster.leader("orders", 1)]
+        cluster.kill(dead.name)
+        found = run("doctor", *where)
+        assert (found.returncode, b'"status":"error"' in found.stdout) == (1, True)
+        unhealthy = run("check", "orders", *where)
+        assert (unhealthy.returncode, b'"healthy":false' in unhealthy.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [("nohost.invalid:4161", "is unknown"), ("127.0.0.1:1", "refuses connections")],
+)
+def test_the_doctor_explains_wrong_addresses(address: str, text: str) -> None:
+    done = run("doctor", "--lookupd", address)
+    assert (done.returncode, text in done.stdout.decode()) == (1, True)
+
+
+def test_the_doctor_recognizes_a_tcp_port(cluster: Cluster) -> None:
+    node = next(iter(cluster.nodes.values()))
+    done = run("doctor", "--lookupd", node.tcp)
+    assert (done.returncode, "is it the HTTP port" in done.stdout.decode()) == (1, True)
+
+
+def test_check_of_a_channel(cluster: Cluster) -> None:
+    topic, where = make_topic(cluster, "billing"), ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", "two", *where)
+    assert lines("check", topic, "billing", "--max-lag", "2", *where) == [{"healthy": True, "problems": []}]
+    late = run("check", topic, "billing", "--max-lag", "1", "--min-consumers", "1", *where)
+    assert late.returncode == 1
+    assert b"2 messages are unfinished, more than 1" in late.stdout
+    assert b"0 consumers, less than 1" in late.stdout
+    missing = run("check", topic, "nothing", *where)
+    assert (missing.returncode, b"no channel nothing" in missing.stdout) == (1, True)
+    refused = run("check", topic, "--max-lag", "1", *where)
+    assert (refused.returncode, b"need a channel" in refused.stderr) == (2, True)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_check_ends_in_time(silent: str) -> None:
+    done = run("check", "--lookupd", silent, "--timeout", "0.5")
+    assert (done.returncode, b"not answered within 0.5 s" in done.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("words", [("topic", "list"), ("record", "t", "--to", "/nonexistent"), ("pub", "t", "body")])
+def test_ctrl_c_ends_a_command_that_waits_for_an_answer(silent: str, words: tuple[str, ...]) -> None:
+    with Terminal(*words, "--url", f"nsq://{silent}?lookup_request_timeout=40") as terminal:
+        time.sleep(2)  # importing takes less; ^C during it ends the process by the signal
+        terminal.type("\x03")
+        assert terminal.end(20) != 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_top_is_sorted_by_key_press_and_quit(cluster: Cluster) -> None:
+    topic, where = make_topic(cluster, "billing"), ("--lookupd", cluster.lookupd[0])
+    with Terminal("top", topic, *where, "--interval", "0.2") as terminal:
+        terminal.wait_for("sorted by lag")
+        terminal.wait_for("billing")
+        terminal.type("m")
+        terminal.wait_for("sorted by messages")
+        terminal.type("q")
+        assert terminal.end() == 0
+    with Terminal("top", *where) as terminal:
+        terminal.wait_for("sorted by lag")
+        terminal.type("\x03")
+        assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown
+    piped = run("top", *where)
+    assert (piped.returncode, b"top needs a terminal" in piped.stderr) == (2, True)
+
+
+def test_keys_choose_column_and_direction() -> None:
+    view = View([{"topic": "a", "lag": 1}, {"topic": "b", "lag": 2}, {"topic": "c"}])
+    assert [one["topic"] for one in view.sorted()] == ["b", "a", "c"]
+    assert view.press("l")
+    assert [one["topic"] for one in view.sorted()] == ["c", "a", "b"]
+    assert view.press("t")
+    assert [one["topic"] for one in view.sorted()] == ["a", "b", "c"]
+    assert view.press("t")
+    assert [one["topic"] for one in view.sorted()] == ["c", "b", "a"]
+    assert not view.press("q")

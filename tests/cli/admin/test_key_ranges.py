@@ -1,0 +1,116 @@
+"""``nsqext key-ranges`` on a cluster, and its table."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import anyio
+import httpx
+import pytest
+from rich.console import Console
+
+from nsqext import Admin, Consumer, ConsumerOptions, OutgoingMessage, Producer
+from nsqext.admin import KeyRange
+from nsqext.broker import Cluster
+from nsqext.cli import main
+from nsqext.cli.admin.key_ranges import PartitionRanges, look, make_table
+from nsqext.errors import InvalidSetting
+from nsqext.errors.server import BadChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module", params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The event loop of the tests: commands run on asyncio."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes."""
+    with Cluster(nodes=2) as cluster:
+        for topic in ("plain", "once"):
+            cluster.create_topic(topic, channels=["ch"])
+        yield cluster
+
+
+async def test_ranges_reported_by_the_leaders(cluster: Cluster) -> None:
+    topic = "seen"
+    cluster.create_topic(topic, partitions=2, extend=True, channels=["ch"])
+
+    def make(most: int) -> Consumer:
+        options = ConsumerOptions(initial_ready=most)  # nothing reads the messages, so that RDY would not grow
+        return Consumer(
+            topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", max_in_flight=most, options=options
+        )
+
+    async with Admin(cluster.lookupd) as admin:
+        assert {one.error for one in await look(admin, topic, "ch")} == {"no consumer, and no type yet"}
+        async with make(2), make(200), Producer(cluster.lookupd) as producer:
+            await producer.publish_many(
+                topic, [OutgoingMessage(b"x", key=f"k{number}") for number in range(50)], partition=0
+            )
+            with anyio.fail_after(10):
+                while not (found := await look(admin, topic, "ch"))[0].replay:  # noqa: ASYNC110 - there is no event
+                    await anyio.sleep(0.01)
+    assert [(line.low, line.high) for line in found[1].ranges] == [(0.0, 0.5), (0.5, 1.0)]
+    assert found[0].depth == 50
+    assert found[0].held_keys > 1
+    assert sum(line.waiting for line in found[0].ranges) == found[0].replay
+
+
+async def test_other_channels_are_refused(cluster: Cluster) -> None:
+    async with Admin(cluster.lookupd) as admin:
+        with pytest.raises(BadChannel, match="no partition has the channel nothing"):
+            await look(admin, "plain", "nothing")
+        async with Consumer("plain", "ch", lookupd=cluster.lookupd):
+            with pytest.raises(InvalidSetting, match="is not of type key_failover"):
+                await look(admin, "plain", "ch")
+
+
+async def test_a_partition_without_leader_is_shown() -> None:
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, replicas=1, channels=["ch"])
+        async with Admin(cluster.lookupd) as admin:
+            node = cluster.nodes[cluster.leader("orders", 1)]
+            cluster.kill(node.name)
+            with anyio.fail_after(10):
+                while not (found := await look(admin, "orders", "ch"))[1].error:  # noqa: ASYNC110 - there is no event
+                    await anyio.sleep(0.01)
+    assert (found[0].error, found[1].error in ("no leader", "no answer")) == ("no consumer, and no type yet", True)
+
+
+def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    node = cluster.nodes[cluster.leader("once")]
+    created = httpx.post(f"http://{node.http}/channel/create?topic=once&channel=ch&dispatch=key_failover")
+    assert created.status_code == 200
+    with pytest.raises(SystemExit) as end:
+        main(["key-ranges", "once", "ch", "--lookupd", cluster.lookupd[0], "--once"])
+    assert not end.value.code
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (found["partition"], found["ranges"], found["error"]) == (0, [], "")
+    with pytest.raises(SystemExit) as end:
+        main(["key-ranges", "missing", "ch", "--lookupd", cluster.lookupd[0], "--once"])
+    assert end.value.code
+
+
+def test_the_table() -> None:
+    ranges = (
+        KeyRange(0.0, 0.5, "127.0.0.1:1", None, 12.34, 0),
+        KeyRange(0.5, 1.0, "127.0.0.1:2", "canary", 1.0, 7),
+    )
+    out = io.StringIO()
+    console = Console(file=out, width=140)
+    console.print(
+        make_table("t / ch", [PartitionRanges(0, ranges=ranges, replay=7), PartitionRanges(1, error="no leader")], 106)
+    )
+    text = out.getvalue()
+    for piece in ("t / ch", "█" * 20 + "·" * 20, "·" * 20 + "█" * 20, "12.3", "127.0.0.1:2 (tag canary)", "no leader"):
+        assert piece in text
+    assert "2 in all" in text

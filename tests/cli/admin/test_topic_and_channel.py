@@ -1,0 +1,174 @@
+"""`nsqext topic`, `channel`, `lookup` and `stats` on both generations, as programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from nsqext.broker import Cluster
+from tests.support.command_line import Terminal, lines, run, started
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A redesigned cluster of two nodes."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def original() -> Iterator[Cluster]:
+    """An original cluster of one node."""
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        yield cluster
+
+
+def fresh() -> str:
+    """Return an unused topic name."""
+    return f"t_{token_hex(4)}"
+
+
+def test_a_topic_from_creation_to_deletion(cluster: Cluster) -> None:
+    name, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    assert lines("topic", "create", name, "--partitions", "2", "--channel", "c", *where) == [
+        {"topic": name, "created": True},
+        {"topic": name, "channel": "c", "created": True},
+    ]
+    refused = run("topic", "create", name, *where)
+    assert (refused.returncode, b"the topic exists" in refused.stderr) == (2, True)
+    assert lines("topic", "create", name, "--if-not-exists", *where) == [{"topic": name, "created": True}]
+    lines("topic", "upgrade", name, *where)
+    (shown,) = lines("topic", "show", name, *where)
+    assert (shown["partitions"], shown["extend"], shown["channels"]) == (2, True, ["c"])
+    assert sorted(shown["in_sync"]) == ["0", "1"]
+    lines("pub", name, "one", "two", *where)
+    lines("topic", "empty", name, *where)
+    (stats,) = lines("stats", name, *where)
+    assert (stats["channel"], stats["lag"], stats["messages"]) == ("c", 0, 2)
+    assert name in [one["topic"] for one in lines("topic", "list", *where)]
+    assert lines("topic", "delete", name, *where) == [{"topic": name, "deleted": True}]
+    assert lines("topic", "delete", name, "--if-exists", *where) == [{"topic": name, "deleted": True}]
+    gone = run("topic", "show", name, *where)
+    assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
+
+
+def test_a_topic_created_without_channels_can_be_published_to(cluster: Cluster) -> None:
+    name, address = fresh(), cluster.lookupd[0]
+    assert lines("topic", "create", name, "--lookupd", address) == [
+        {"topic": name, "created": True},
+        {"topic": name, "channel": "default", "created": True},
+    ]
+    assert len(lines("pub", name, "hello", "--lookupd", address)) == 1
+
+
+def test_too_few_nodes_are_explained(cluster: Cluster) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    for words, text in (
+        (("--partitions", "3"), b"3 partitions need 3 nodes, and the cluster has 2"),
+        (("--partitions", "2", "--replicas", "2"), b"2 partitions with 2 replicas need 4 nodes"),
+        (("--replicas", "3"), b"3 replicas need as many nodes, and the cluster has 2"),
+    ):
+        refused = run("topic", "create", fresh(), *words, *where)
+        assert (refused.returncode, text in refused.stderr) == (2, True), refused.stderr
+    assert b"--multipart" in run("topic", "create", fresh(), "--partitions", "3", *where).stderr
+    assert lines("topic", "create", fresh(), "--partitions", "3", "--multipart", *where)
+
+
+def test_a_topic_of_the_original_nsq_is_paused(original: Cluster) -> None:
+    name, where = fresh(), ("--lookupd", original.lookupd[0])
+    assert lines("topic", "create", name, *where) == [{"topic": name, "created": True}]
+    lines("topic", "pause", name, *where)
+    (paused,) = lines("stats", name, *where)
+    lines("topic", "unpause", name, *where)
+    (resumed,) = lines("stats", name, *where)
+    assert (paused["paused"], resumed["paused"]) == (True, False)
+    refused = run("topic", "upgrade", name, *where)
+    assert (refused.returncode, b"not supported" in refused.stderr) == (2, True)
+
+
+def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, channels=["c"])
+    assert [one["channel"] for one in lines("channel", "create", topic, "a", "b", *where)] == ["a", "b"]
+    lines("pub", topic, "one", "two", *where)
+    lines("channel", "pause", topic, "a", *where)
+    lines("channel", "skip", topic, "b", *where)
+    lines("channel", "empty", topic, "c", *where)
+    by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
+    assert (by_name["a"]["paused"], by_name["a"]["lag"]) == (True, 2)
+    assert (by_name["b"]["skipped"], by_name["c"]["lag"]) == (True, 0)
+    lines("channel", "unpause", topic, "a", *where)
+    lines("channel", "unskip", topic, "b", *where)
+    lines("channel", "seek", topic, "c", "earliest", "--partition", "0", *where)
+    lines("channel", "delete", topic, "a", *where)
+    by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
+    assert (sorted(by_name), by_name["b"]["skipped"], by_name["c"]["lag"]) == (["b", "c"], False, 2)
+
+
+def test_lookup_shows_nodes_topics_and_partitions(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, partitions=2, extend=True, channels=["c"])
+    everything = lines("lookup", *where)
+    assert {"lookupd": cluster.lookupd[0], "leader": True} in everything
+    assert {"topic": topic} in everything
+    assert {one["nsqd"] for one in everything if "nsqd" in one} == {node.tcp for node in cluster.nodes.values()}
+    meta, *partitions = lines("lookup", topic, *where)
+    assert (meta["meta"]["partition_num"], meta["meta"]["extend_support"]) == (2, True)
+    leaders = {one["partition"]: one["leader"] for one in partitions}
+    assert leaders == {number: cluster.nodes[cluster.leader(topic, number)].tcp for number in (0, 1)}
+
+
+def test_text_at_a_terminal(cluster: Cluster) -> None:
+    topic, address = fresh(), cluster.lookupd[0]
+    cluster.create_topic(topic, channels=["billing"])
+    with Terminal("topic", "show", topic, "--lookupd", address) as terminal:
+        assert terminal.end() == 0
+    assert f"{topic}: 1 partition, 1 replica; channels: billing" in terminal.shown
+    with Terminal("topic", "list", "--lookupd", address) as terminal:
+        assert terminal.end() == 0
+    assert "partitions" in terminal.shown
+    assert topic in terminal.shown
+    with Terminal("topic", "show", topic, "--json", "--lookupd", address) as terminal:
+        assert terminal.end() == 0
+    assert json.loads(terminal.shown)["topic"] == topic
+
+
+def test_deleting_at_a_terminal_asks_first(cluster: Cluster) -> None:
+    topic, address = fresh(), cluster.lookupd[0]
+    cluster.create_topic(topic, channels=["billing"])
+    with Terminal("topic", "delete", topic, "--lookupd", address) as terminal:
+        terminal.wait_for("[y/N]")
+        terminal.type("n\n")
+        assert terminal.end() == 1
+    with Terminal("channel", "delete", topic, "billing", "--lookupd", address) as terminal:
+        terminal.wait_for("[y/N]")
+        terminal.type("y\n")
+        assert terminal.end() == 0
+    (shown,) = lines("topic", "show", topic, "--lookupd", address)
+    assert shown["channels"] == []
+
+
+def test_statistics_are_watched_with_rates(cluster: Cluster) -> None:
+    topic, address = fresh(), cluster.lookupd[0]
+    cluster.create_topic(topic, channels=["c"])
+    with started("stats", topic, "--watch", "--interval", "0.1", "--count", "2", "--lookupd", address) as watching:
+        output, errors = watching.communicate(timeout=30)
+    first, second = map(json.loads, output.splitlines())
+    assert (errors, "per_second" in first, second["per_second"]) == (b"", False, 0.0)
+
+
+@pytest.mark.parametrize("words", [("stats", "--watch"), ("stats", "--watch", "--json")])
+def test_ctrl_c_ends_a_watch_at_once(cluster: Cluster, words: tuple[str, ...]) -> None:
+    topic = fresh()
+    cluster.create_topic(topic, channels=["c"])
+    with Terminal(*words, "--lookupd", cluster.lookupd[0]) as terminal:
+        terminal.wait_for(topic)
+        began = time.monotonic()
+        terminal.type("\x03")
+        assert terminal.end() == 130
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in terminal.shown

@@ -1,0 +1,133 @@
+"""`nsqext record` and `replay`: everything is kept; both continue after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import orjson
+import pytest
+
+from nsqext.broker import Cluster, ClusterOptions
+from nsqext.cli.files.message_files import MessageFiles, files_in, read_entries
+from nsqext.cli.files.replay import Progress
+from nsqext.cli.message_record import outgoing_message
+from nsqext.errors import InvalidInput
+from nsqext.sync import Producer
+from tests.support.command_line import lines, run, started
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A redesigned cluster of one node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+def make_topic(cluster: Cluster, channel: str = "ch") -> str:
+    """Return an extend topic of two partitions with a channel."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, extend=True, channels=[channel])
+    return name
+
+
+def recorded(folder: Path) -> list[str]:
+    """Return the recorded bodies."""
+    return [entry.record["body"] for path in files_in([folder]) for entry in read_entries(path)]
+
+
+def test_messages_are_recorded_and_replayed(cluster: Cluster, tmp_path: Path) -> None:
+    topic, copy = make_topic(cluster, "record"), make_topic(cluster)
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", "--key", "k", "--header", "user=42", "--trace-id", "7", *where)
+    lines("pub", topic, stdin=b"\xff\n", NSQEXT_LOOKUPD=cluster.lookupd[0])
+    assert lines("record", topic, "--to", str(tmp_path), "--until-end", *where) == [{"topic": topic, "recorded": 2}]
+    (done,) = lines("replay", str(tmp_path), "--topic", copy, "--speed", "0", *where)
+    assert done == {"replayed": 2, "skipped": 0, "files": 1}
+    found = {one.get("body"): one for one in lines("tail", copy, "--channel", "ch", "--until-end", *where)}
+    assert (found["one"]["key"], found["one"]["headers"], found["one"]["trace_id"]) == ("k", {"user": "42"}, 7)
+    assert found[None]["body_base64"] == "/w=="
+
+
+def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) -> None:
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        where = ("--lookupd", cluster.lookupd[0])
+        lines("topic", "create", "orders", "--channel", "record", *where)
+        lines("pub", "orders", "one", *where)
+        assert lines("record", "orders", "--to", str(tmp_path), "--until-end", *where)[0]["recorded"] == 1
+        (done,) = lines("replay", str(tmp_path), "--speed", "0", *where)
+        assert done["replayed"] == 1
+        (found,) = lines("tail", "orders", "--channel", "record", "--since", "1h", "--until-end", *where)
+    assert found["body"] == "one"
+
+
+def test_a_recorder_waits_for_a_cluster_that_starts_later(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with started("record", "t", "--to", str(tmp_path), "--until-end", "--lookupd", address) as recorder:
+        assert recorder.poll() is None
+        with Cluster(nodes=1, options=ClusterOptions(lookupd_http=(address,))) as cluster:
+            cluster.create_topic("t", channels=["record"])
+            with Producer(cluster.lookupd) as producer:
+                producer.publish("t", b"one")
+            output, errors = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0, errors
+    assert (json.loads(output)["recorded"], recorded(tmp_path)) == (1, ["one"])
+
+
+def test_replay_keeps_the_pace_of_the_recording(cluster: Cluster, tmp_path: Path) -> None:
+    copy = make_topic(cluster)
+    file = tmp_path / "messages.jsonl"
+    stamps = [5_000_000_000, 7_000_000_000, 9_000_000_000]
+    file.write_bytes(b"".join(orjson.dumps({"body": str(at), "timestamp": at}) + b"\n" for at in stamps))
+    began = time.monotonic()
+    lines("replay", str(file), "--topic", copy, "--speed", "2", "--lookupd", cluster.lookupd[0])
+    found = lines("tail", copy, "--channel", "ch", "--until-end", "--lookupd", cluster.lookupd[0])
+    assert time.monotonic() - began >= 1.0
+    first, *_, last = sorted(one["timestamp"] for one in found)
+    assert last - first >= 0.9e9
+
+
+def test_files_are_rotated_and_read_in_order(tmp_path: Path) -> None:
+    files = MessageFiles(tmp_path, "orders#ephemeral", max_bytes=1, max_age=0)
+    for number in range(5):
+        files.append([{"body": str(number)}])
+    assert len(files_in([tmp_path])) == 5
+    assert recorded(tmp_path) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("kept", [1, 15, -1])
+def test_an_incomplete_member_at_the_end_is_left_out(tmp_path: Path, kept: int) -> None:
+    whole, cut = (gzip.compress(orjson.dumps({"body": text}) + b"\n") for text in ("whole", "cut"))
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(whole + cut[:kept])
+    assert recorded(tmp_path) == ["whole"]
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"body": "a"}\n') + b"garbage")
+    with pytest.raises(InvalidInput, match="damaged"):
+        list(read_entries(path))
+    path.write_bytes(b"[1]\n")
+    with pytest.raises(InvalidInput, match="line 1 is not a record"):
+        list(read_entries(path))
+
+
+@pytest.mark.parametrize("record", [[], {}, {"body": 1}, {"body_base64": "?"}, {"body": "a", "headers": []}])
+def test_records_are_checked(record: object) -> None:
+    with pytest.raises(InvalidInput):
+        outgoing_message(record)
+
+
+def test_mistakes_of_replay(tmp_path: Path) -> None:
+    missing = run("replay", str(tmp_path), "--lookupd", "h:1")
+    assert (missing.returncode, b"no file of messages" in missing.stderr) == (2, True)
+    (tmp_path / "progress").write_text(json.dumps([]))
+    with pytest.raises(InvalidInput, match="is not a progress file"):
+        Progress.load(tmp_path / "progress")

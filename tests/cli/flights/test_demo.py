@@ -1,0 +1,332 @@
+"""``nsqext demo``: its data, its book, and the whole command on a cluster of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.lowlevel import checkpoint
+from attrs import define, field
+
+from nsqext import Producer, Receipt
+from nsqext.cli import main
+from nsqext.cli.flights import journey as flights_journey
+from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Parcel, find_flights, read_parcels
+from nsqext.cli.flights.tally import Side, Tally
+from nsqext.errors import InvalidSetting
+
+PEOPLE = "name,home town,age\nAda,London,36\nNA,Turing,41\n,Princeton,53\n"
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """A small table that has nothing to do with flights."""
+    path = tmp_path / "people.csv"
+    path.write_text(PEOPLE, encoding="utf-8")
+    return path
+
+
+def run_demo(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run the command in this process; returns its exit code and everything that it printed."""
+    code: Any = 0
+    try:
+        main(["demo", *arguments])
+    except SystemExit as end:
+        code = end.code or 0
+    printed = capsys.readouterr()
+    assert isinstance(code, int)
+    return code, printed.out + printed.err
+
+
+def counts(output: str) -> dict[str, int]:
+    """Read the table of what may go wrong."""
+    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in output.splitlines()]
+    return {row[0]: int(row[1]) for row in cells if len(row) == 2 and row[1].isdigit()}
+
+
+# The data
+
+
+def test_a_day_of_flights() -> None:
+    parcels = read_parcels(find_flights(), FLIGHTS)
+    assert [parcel.number for parcel in parcels] == list(range(1, 843))
+    assert sum(parcel.tag == CANARY for parcel in parcels) == 94
+    first = parcels[0]
+    assert (first.key, first.headers, first.tag) == (
+        "N14228",
+        {"carrier": "UA", "origin": "EWR", "dest": "IAH"},
+        None,
+    )
+    assert json.loads(first.body)["time_hour"] == "2013-01-01T10:00:00Z"
+
+
+def test_an_aircraft_without_tail_number_gives_the_flight_number_as_key(tmp_path: Path) -> None:
+    path = tmp_path / "flights.csv"
+    path.write_text("carrier,flight,tailnum\nUA,1545,NA\nUA,7,\nAA,8,N1\n", encoding="utf-8")
+    assert [parcel.key for parcel in read_parcels(path, FLIGHTS)] == ["1545", "7", "N1"]
+
+
+def test_columns_that_are_not_requested_may_be_missing(people: Path) -> None:
+    parcels = read_parcels(people, FLIGHTS)
+    assert {(parcel.key, parcel.tag, len(parcel.headers)) for parcel in parcels} == {(None, None, 0)}
+
+
+def test_a_row_without_a_value_has_no_key_and_column_names_become_header_names(people: Path) -> None:
+    columns = Columns(keys=("name",), headers=("home town",), tag="age", tag_value="41")
+    parcels = read_parcels(people, columns)
+    assert [parcel.key for parcel in parcels] == ["Ada", None, None]
+    assert parcels[0].headers == {"home_town": "London"}
+    assert [parcel.tag for parcel in parcels] == [None, CANARY, None]
+
+
+def test_a_byte_order_mark_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"\xef\xbb\xbfname,age\r\n\r\nAda,36\r\n")
+    assert [json.loads(parcel.body) for parcel in read_parcels(path, Columns())] == [{"name": "Ada", "age": "36"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "does not name the columns"),
+        (b"a,a\n1,2\n", "does not name the columns"),
+        (b"a,b\n", "has no rows"),
+        (b"a,b\n1\n", "row 1 of .* has 1 cells, the first line names 2"),
+        (b"a,b\n1,\xff\n", "is no CSV file in UTF-8"),
+        (b'a,b\n1,"2\n', "is no CSV file in UTF-8"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(InvalidSetting, match=complaint):
+        read_parcels(path, FLIGHTS)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="cannot be read: No such file"):
+        read_parcels(tmp_path / "nowhere.csv", FLIGHTS)
+
+
+def test_a_requested_column_must_exist(people: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"no column 'shoe size'.*: it has name, home town, age"):
+        read_parcels(people, Columns(keys=("shoe size",), required=frozenset({"shoe size"})))
+
+
+# The book
+
+
+@define
+class FakeMessage:
+    """What the book looks at."""
+
+    trace_id: int
+    body: bytes = b"x"
+    tag: str | None = None
+    headers: Mapping[str, Any] = field(factory=dict)
+    internal_id: int = 2
+    partition: int = 0
+    offset: int = 0
+    size: int = 31
+
+
+def book(*parcels: Parcel) -> tuple[Tally, Side, Side]:
+    """Return the book of these parcels, which were published to partition 0, and its two consumers."""
+    tagged, untagged = Side("tagged", CANARY), Side("untagged", None)
+    tally = Tally(parcels, [tagged, untagged])
+    for parcel in parcels:
+        receipt = Receipt("t", 0, "n1", parcel.number + 1, parcel.number, (parcel.number - 1) * 31, 31)
+        tally.published(parcel, receipt)
+    return tally, tagged, untagged
+
+
+def parcel(number: int, tag: str | None = None, key: str | None = None) -> Parcel:
+    """Return a parcel."""
+    return Parcel(number, b"x", {}, key, tag)
+
+
+def arrival(number: int, **changes: Any) -> FakeMessage:
+    """Return the message of a parcel as it should arrive."""
+    values: dict[str, Any] = {"internal_id": number + 1, "offset": (number - 1) * 31, **changes}
+    return FakeMessage(number, **values)
+
+
+def wrong(tally: Tally) -> dict[str, int]:
+    """Return what the book has to complain about."""
+    return {what: count for what, count in tally.verdict().items() if count}
+
+
+def test_a_good_run_leaves_nothing_to_complain_about() -> None:
+    tally, tagged, untagged = book(parcel(1), parcel(2, CANARY), parcel(3))
+    assert not tally.complete
+    tally.arrived(untagged, arrival(3))
+    tally.arrived(untagged, arrival(1))
+    tally.arrived(tagged, arrival(2, tag=CANARY))
+    assert tally.complete
+    assert wrong(tally) == {}
+    assert (tagged.total, untagged.total, tally.total) == (1, 2, 3)
+    line = tally.partitions(1)[0]
+    assert (line.partition, line.nodes, line.receipts, line.received, line.last_offset) == (0, ("n1",), 3, 3, 62)
+
+
+def test_what_never_arrives_is_lost() -> None:
+    tally, _, untagged = book(parcel(1), parcel(2))
+    tally.arrived(untagged, arrival(2))
+    assert wrong(tally) == {"lost": 1}
+
+
+def test_messages_delivered_twice_are_reported() -> None:
+    tally, _, untagged = book(parcel(1))
+    tally.arrived(untagged, arrival(1))
+    tally.arrived(untagged, arrival(1))
+    assert wrong(tally) == {"duplicated": 1}
+
+
+@pytest.mark.parametrize("tag", [CANARY, None])
+def test_messages_at_the_wrong_consumer_are_reported(tag: str | None) -> None:
+    tally, tagged, untagged = book(parcel(1, tag))
+    tally.arrived(untagged if tag else tagged, arrival(1, tag=tag))
+    assert wrong(tally) == {"at the wrong consumer": 1}
+
+
+@pytest.mark.parametrize("changes", [{"body": b"y"}, {"tag": CANARY}, {"headers": {"a": "b"}}, {"trace_id": 9}])
+def test_what_is_not_what_was_published_does_not_count_as_arrived(changes: dict[str, Any]) -> None:
+    tally, _, untagged = book(parcel(1))
+    message = arrival(1)
+    for name, value in changes.items():
+        setattr(message, name, value)
+    tally.arrived(untagged, message)
+    assert wrong(tally) == {"lost": 1, "not what was published": 1}
+
+
+def test_messages_of_one_key_have_to_keep_their_order_at_each_consumer() -> None:
+    tally, tagged, untagged = book(parcel(1, key="k"), parcel(2, key="k"), parcel(3, key="l"), parcel(4, CANARY, "k"))
+    tally.arrived(tagged, arrival(4, tag=CANARY))
+    tally.arrived(untagged, arrival(3))
+    tally.arrived(untagged, arrival(2))
+    assert wrong(tally) == {"lost": 1}
+    tally.arrived(untagged, arrival(1))
+    assert wrong(tally) == {"out of order": 1}
+
+
+@pytest.mark.parametrize("name", ["partition", "internal_id", "offset", "size"])
+def test_a_message_is_delivered_from_the_position_of_its_receipt(name: str) -> None:
+    tally, _, untagged = book(parcel(1))
+    tally.arrived(untagged, arrival(1, **{name: 7}))
+    assert wrong(tally) == {"elsewhere than their receipt tells": 1}
+    assert [line.partition for line in tally.partitions(1)] == ([0, 7] if name == "partition" else [0])
+
+
+def test_a_publish_without_receipt_and_an_unfinished_message_are_reported() -> None:
+    tally = Tally([parcel(1)], [Side("untagged", None)])
+    tally.arrived(tally.sides[None], arrival(1))
+    tally.unfinished += 1
+    assert wrong(tally) == {"not confirmed": 1, "not finished": 1}
+
+
+# The command
+
+
+def test_all_flights_arrive_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = run_demo(capsys)
+    assert "842 rows, 842 with a key, 94 with the tag canary" in output
+    assert "all is well" in output
+    assert len(counts(output)) == 8
+    assert set(counts(output).values()) == {0}
+    assert code == 0
+
+
+def test_another_table_can_be_published(capsys: pytest.CaptureFixture[str], people: Path) -> None:
+    code, output = run_demo(
+        capsys,
+        *("--csv", str(people), "--key-column", "name", "--tag-column", "home town", "--tag-value", "London"),
+        *("--header-columns", "home town, age", "--partitions", "2", "--nodes", "1"),
+    )
+    assert "people.csv: 3 rows, 1 with a key, 1 with the tag canary" in output
+    assert code == 0, output
+
+
+class RepeatingProducer(Producer):
+    """Publishes one row twice."""
+
+    async def publish(self, *arguments: Any, **options: Any) -> Receipt:
+        """Publish."""
+        if options["trace_id"] == 2:
+            await super().publish(*arguments, **options)
+        return await super().publish(*arguments, **options)
+
+
+class LosingProducer(Producer):
+    """Says that it published one row, and did not."""
+
+    async def publish(self, *arguments: Any, **options: Any) -> Receipt:
+        """Publish."""
+        if options["trace_id"] == 2:
+            await checkpoint()
+            return Receipt(arguments[0], 0, "nowhere", 2, 2, 0, 31)
+        return await super().publish(*arguments, **options)
+
+
+class ForgetfulProducer(Producer):
+    """Forgets a tag."""
+
+    async def publish(self, *arguments: Any, **options: Any) -> Receipt:
+        """Publish."""
+        return await super().publish(*arguments, **{**options, "tag": None})
+
+
+@pytest.mark.parametrize(
+    ("producer", "expected"),
+    [
+        (RepeatingProducer, {"duplicated": 1}),
+        (LosingProducer, {"lost": 1}),
+        (ForgetfulProducer, {"lost": 1, "not what was published": 1}),
+    ],
+)
+def test_a_failed_run_prints_the_violation_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    people: Path,
+    producer: Callable[..., Producer],
+    expected: dict[str, int],
+) -> None:
+    monkeypatch.setattr(flights_journey, "Producer", producer)
+    monkeypatch.setattr(flights_journey, "_PATIENCE", 0.5)
+    arguments = ("--csv", str(people), "--tag-column", "name", "--tag-value", "Ada", "--partitions", "2")
+    code, output = run_demo(capsys, *arguments)
+    assert "something is wrong" in output
+    assert counts(output).items() >= expected.items()
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--lookupd", "127.0.0.1:4161", "--nodes", "2"), "--nodes is for a cluster of its own"),
+        (("--tag-column", "carrier"), "--tag-column needs --tag-value"),
+        (("--key-column", "shoe"), "no column 'shoe'"),
+        (("--lookupd", "nonsense:"), "'nonsense:' is not an address"),
+        (("--partitions", "300"), "254"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
+) -> None:
+    code, output = run_demo(capsys, *arguments)
+    assert complaint in output
+    assert code == 2
+
+
+def test_a_missing_lookup_service_is_reported(capsys: pytest.CaptureFixture[str], free_tcp_port: int) -> None:
+    code, output = run_demo(capsys, "--lookupd", f"127.0.0.1:{free_tcp_port}")
+    assert "no lookup node returned a usable response" in output or "no response" in output
+    assert code == 2
+
+
+def test_the_file_in_examples_is_the_one_that_is_published() -> None:
+    with find_flights().open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 842

@@ -1,0 +1,182 @@
+"""`nsqext pub` and `tail`: inputs, filters, output formats, ^C, safe text at terminals."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.cli.arguments import parse_time
+from nsqext.cli.messages.tail import Filter
+from nsqext.cli.output import printable
+from nsqext.errors import InvalidSetting
+from tests.support.command_line import Terminal, lines, run
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A redesigned cluster of one node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """An extend topic of two partitions."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
+    return name
+
+
+END = ("--start", "earliest", "--until-end")
+
+
+def test_messages_survive_tail_and_pub(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", "--key", "k", "--tag", "canary", "--header", "user=42", "--trace-id", "7", *where)
+    lines("pub", topic, stdin=b"\xff\n", NSQEXT_LOOKUPD=cluster.lookupd[0])
+    copied = run("tail", topic, *END, *where).stdout
+    other = f"t_{token_hex(4)}"
+    cluster.create_topic(other, extend=True, channels=["ch"])
+    assert lines("pub", other, "--format", "json", *where, stdin=copied) == [{"topic": other, "published": 2}]
+    tagged, plain = sorted(lines("tail", other, *END, *where), key=lambda one: one["tag"] is None)
+    assert (tagged["body"], tagged["key"], tagged["tag"], tagged["headers"], tagged["trace_id"]) == (
+        "one",
+        "k",
+        "canary",
+        {"user": "42"},
+        7,
+    )
+    assert plain["body_base64"] == "/w=="
+
+
+def test_tags_are_filtered(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "tagged", "--tag", "canary", *where)
+    lines("pub", topic, "plain", *where)
+    for options in (END, ("--channel", "ch", "--count", "1")):
+        (found,) = lines("tail", topic, *options, "--tag", "canary", *where)
+        assert found["body"] == "tagged"
+
+
+def test_rows_of_csv_with_key_and_headers(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    file = tmp_path / "orders.csv"
+    file.write_text('customer,country,note\n4711,NL,"two\nlines"\n4712,DE,\n')
+    columns = ("--format", "csv", "--key-column", "customer", "--header-column", "country")
+    assert lines("pub", topic, "--file", str(file), *columns, *where) == [{"topic": topic, "published": 2}]
+    found = {one["key"]: one for one in lines("tail", topic, *END, *where)}
+    assert json.loads(found["4711"]["body"]) == {"customer": "4711", "country": "NL", "note": "two\nlines"}
+    assert found["4712"]["headers"] == {"country": "DE"}
+    missing = run("pub", topic, "--file", str(file), "--format", "csv", "--key-column", "name", *where)
+    assert (missing.returncode, b"has no column 'name'" in missing.stderr) == (2, True)
+
+
+def test_a_whole_file_is_one_message(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    (tmp_path / "body").write_bytes(b"first\nsecond\n")
+    lines("pub", topic, "--file", str(tmp_path / "body"), "--format", "whole", *where)
+    (found,) = lines("tail", topic, *END, *where)
+    assert found["body"] == "first\nsecond\n"
+
+
+def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    for number in range(4):
+        options = ("--key", f"k{number % 2}", "--header", f"user={number}")
+        lines("pub", topic, f"m{number}", *options, *where)
+    by_key = lines("tail", topic, *END, "--key", "k1", *where)
+    assert {one["body"] for one in by_key} == {"m1", "m3"}
+    (by_header,) = lines("tail", topic, *END, "--header", "user=2", "--since", "1h", *where)
+    assert by_header["body"] == "m2"
+    assert lines("tail", topic, *END, "--until", "1h", *where) == []
+    one_partition = {one["partition"] for one in lines("tail", topic, *END, "--partition", "1", *where)}
+    assert one_partition <= {1}
+    formatted = run("tail", topic, *END, "--header", "user=3", "--format", "{key}:{headers[user]}:{body}", *where)
+    assert formatted.stdout == b"k1:3:m3\n"
+    raw = run("tail", topic, *END, "--raw", *where)
+    assert sorted(raw.stdout.splitlines()) == [b"m0", b"m1", b"m2", b"m3"]
+
+
+def test_the_rate_is_limited(cluster: Cluster, topic: str) -> None:
+    began = time.monotonic()
+    lines("pub", topic, "--rate", "20", stdin=b"a\n" * 21, NSQEXT_LOOKUPD=cluster.lookupd[0])
+    assert time.monotonic() - began >= 1.0
+
+
+def test_control_characters_are_escaped_at_a_terminal(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "\x1b]0;owned\x07", "--header", "user=\x1b[2J", *where)
+    for options in ((), ("--raw",), ("--format", "{body} {headers[user]}")):
+        with Terminal("tail", topic, *END, *options, *where) as terminal:
+            assert terminal.end() == 0
+        assert "\\x1b]0;owned\\x07" in terminal.shown
+        assert "\x1b" not in terminal.shown
+
+
+@pytest.mark.parametrize("text", ["a\x1bb", "\x9b", "\r", "\u202e", "\u2028", "\x7f"])
+def test_printable_text(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable("žluťoučký kůň 🐎") == "žluťoučký kůň 🐎"
+
+
+def test_ctrl_c_ends_pub_that_waits_for_typed_lines(cluster: Cluster, topic: str) -> None:
+    with Terminal("pub", topic, "--lookupd", cluster.lookupd[0]) as terminal:
+        terminal.type("typed\n")
+        (found,) = lines("tail", topic, "--channel", "ch", "--count", "1", "--lookupd", cluster.lookupd[0])
+        terminal.type("\x03")
+        assert terminal.end() == 130
+    assert found["body"] == "typed"
+    assert "Fatal Python error" not in terminal.shown
+    assert "Traceback" not in terminal.shown
+
+
+def test_ctrl_c_ends_tail(cluster: Cluster, topic: str) -> None:
+    lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
+    with Terminal("tail", topic, "--channel", "ch", "--lookupd", cluster.lookupd[0]) as terminal:
+        terminal.wait_for("one")
+        terminal.type("\x03")
+        assert terminal.end(10) == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_mistakes_in_the_input_name_the_line(cluster: Cluster, topic: str) -> None:
+    address = cluster.lookupd[0]
+    bad = run("pub", topic, "--format", "json", stdin=b'{"body": "a"}\n{"boby": "b"}\n', NSQEXT_LOOKUPD=address)
+    assert (bad.returncode, b"line 2: a record of a message needs body" in bad.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("tail", "t", "--raw", "--format", "{body}"), "contradict each other"),
+        (("tail", "t", "--format", "{colour}"), "cannot be used"),
+        (("tail", "t", "--since", "yesterday"), "cannot be parsed"),
+        (("tail", "t", "--tag", "a", "--channel", "c", "--until-end"), "does not go with"),
+        (("pub", "t", "--key-column", "a"), "are for --format csv"),
+        (("pub", "t", "body", "--format", "json"), "are for input"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], reason: str) -> None:
+    done = run(*words, "--lookupd", "h:1")
+    assert (done.returncode, reason in done.stderr.decode()) == (2, True), done.stderr
+
+
+def test_times() -> None:
+    assert parse_time("1.5") == 1_500_000_000
+    assert parse_time("1970-01-01T00:00:02+00:00") == 2_000_000_000
+    assert abs(parse_time("1m") - (time.time() - 60) * 1e9) < 5e9
+    with pytest.raises(InvalidSetting):
+        parse_time("soon")
+
+
+def test_a_filter_without_conditions_passes_everything() -> None:
+    record = {"headers": {}, "timestamp": 5, "tag": None, "key": None, "trace_id": 0}
+    assert Filter().takes(record)
+    assert not Filter(until="0.000000005").takes(record)
+    assert not Filter(header=["a=b"]).takes(record)

@@ -1,0 +1,173 @@
+"""`nsqext relay`, `deadletters`, `trace` and `config`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from nsqext.broker import Cluster
+from tests.support.command_line import Terminal, lines, run
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A redesigned cluster of one node."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster
+
+
+def make_topic(cluster: Cluster, *channels: str) -> str:
+    """Return an extend topic with channels."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, extend=True, channels=channels or ["ch"])
+    return name
+
+
+def test_a_topic_is_relayed_to_another_one(cluster: Cluster) -> None:
+    source, target, where = make_topic(cluster, "relay"), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", source, "one", "two", "--key", "k", "--header", "user=42", *where)
+    assert lines("relay", source, "--to", target, "--until-end", *where) == [{"topic": source, "relayed": 2}]
+    found = lines("tail", target, "--channel", "ch", "--until-end", *where)
+    assert [(one["body"], one["key"], one["headers"]) for one in found] == [
+        ("one", "k", {"user": "42"}),
+        ("two", "k", {"user": "42"}),
+    ]
+
+
+def test_a_topic_is_relayed_to_the_original_generation(cluster: Cluster) -> None:
+    source = make_topic(cluster, "relay")
+    lines("pub", source, "one", "--header", "user=42", "--lookupd", cluster.lookupd[0])
+    with Cluster(nodes=1, generation="nsq") as original:
+        other = ("--lookupd", original.lookupd[0])
+        lines("topic", "create", "copy", "--channel", "ch", *other)
+        lines(
+            *("relay", source, "--to", "copy", "--without-headers", "--until-end"),
+            *("--to-lookupd", original.lookupd[0], "--lookupd", cluster.lookupd[0]),
+        )
+        (found,) = lines("tail", "copy", "--channel", "ch", "--until-end", *other)
+    assert found["body"] == "one"
+
+
+@contextmanager
+def web_hook(answers: list[int]) -> Iterator[tuple[str, list[bytes]]]:
+    """Run an HTTP server that answers with these statuses, then 200; yields its URL and the bodies it accepted."""
+    accepted: list[bytes] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status = answers.pop(0) if answers else 200
+            if status == 200:
+                accepted.append(body)
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook", accepted
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
+    topic = make_topic(cluster, "relay")
+    lines("pub", topic, "one", "two", "--lookupd", cluster.lookupd[0])
+    url = f"nsq://{cluster.lookupd[0]}?failure_requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
+    with web_hook([503, 500]) as (hook, accepted):
+        done = run("relay", topic, "--to-http", hook, "--until-end", "--url", url)
+    assert (done.returncode, sorted(accepted)) == (0, [b"one", b"two"])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("relay", "t"), "exactly one of --to and --to-http"),
+        (("relay", "t", "--to", "t"), "relayed to itself"),
+        (("relay", "t", "--to-http", "http://h", "--to-lookupd", "h:1"), "takes no address"),
+    ],
+)
+def test_mistakes_of_relay(words: tuple[str, ...], reason: str) -> None:
+    done = run(*words, "--lookupd", "h:1")
+    assert (done.returncode, reason in done.stderr.decode()) == (2, True), done.stderr
+
+
+def test_dead_letters_return_to_their_topic(cluster: Cluster) -> None:
+    dead, origin, where = make_topic(cluster, "replay"), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", dead, "one", "--header", f"dead-letter-topic={origin}", *where)
+    headers = lines("tail", dead, "--start", "earliest", "--until-end", *where)[0]["headers"]
+    assert headers == {"dead-letter-topic": origin}
+    done = lines("deadletters", "replay", dead, "--idle", "1", *where)
+    assert done == [{"topic": dead, "replayed": 1}]
+    (found,) = lines("tail", origin, "--channel", "ch", "--until-end", *where)
+    assert (found["body"], found["headers"]) == ("one", {})
+
+
+def test_messages_are_found_by_trace_id_and_message_id(cluster: Cluster) -> None:
+    topic, where = make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", "--trace-id", "7", *where)
+    lines("pub", topic, "two", "--trace-id", "8", *where)
+    (found,) = lines("trace", topic, "8", *where)
+    assert (found["body"], found["offset"] > 0) == ("two", True)
+    assert found["channels"] == {"ch": "not finished, or finished before an earlier message"}
+    lines("tail", topic, "--channel", "ch", "--count", "1", *where)
+    assert lines("trace", topic, "7", *where)[0]["channels"] == {"ch": "finished"}
+    assert lines("trace", topic, "8", *where)[0]["channels"] == found["channels"]
+    (again,) = lines("trace", topic, found["id"], *where)
+    assert again["body"] == "two"
+    missing = run("trace", topic, "9", *where)
+    assert (missing.returncode, missing.stdout) == (1, b"")
+
+
+def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    topic = make_topic(cluster)
+    (made,) = lines("config", "set", "here", f"nsq://{cluster.lookupd[0]}?connection_auth_secret=s3cret")
+    assert "s3cret" not in made["url"]
+    lines("config", "set", "there", "nsq://127.0.0.1:1")
+    listed = lines("config", "list")
+    assert [(one["context"], one["current"]) for one in listed] == [("here", True), ("there", False)]
+    assert topic in [one["topic"] for one in lines("topic", "list")]
+    lines("config", "use", "there")
+    assert run("topic", "list").returncode == 2
+    assert lines("topic", "list", "--context", "here")
+    assert lines("topic", "list", NSQEXT_LOOKUPD=cluster.lookupd[0])
+    lines("config", "delete", "there")
+    unknown = run("topic", "list", "--context", "there")
+    assert (unknown.returncode, b"there is no context 'there': known: here" in unknown.stderr) == (2, True)
+    stored = tmp_path / "nsqext" / "contexts.toml"
+    assert stored.stat().st_mode & 0o077 == 0
+    stored.write_text("contexts = 1")
+    broken = run("topic", "list")
+    assert (broken.returncode, b"is not a file of contexts" in broken.stderr) == (2, True)
+    refused = run("config", "set", "x", "nsq://h?colour=red")
+    assert (refused.returncode, b"unknown setting 'colour'" in refused.stderr) == (2, True)
+
+
+def test_ctrl_c_ends_a_relay(cluster: Cluster) -> None:
+    source, target, where = make_topic(cluster, "relay"), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", source, "one", *where)
+    with Terminal("relay", source, "--to", target, *where) as terminal:
+        lines("tail", target, "--channel", "ch", "--count", "1", *where)
+        terminal.type("\x03")
+        assert terminal.end(20) == 0
+    assert "1 messages" not in terminal.shown
+    assert "1 message of" in terminal.shown
+
+
+def test_trace_needs_stored_messages() -> None:
+    with Cluster(nodes=1, generation="nsq") as original:
+        original.create_topic("orders", channels=["ch"])
+        done = run("trace", "orders", "7", "--lookupd", original.lookupd[0])
+    assert (done.returncode, b"nsqext tail --trace-id" in done.stderr) == (2, True)

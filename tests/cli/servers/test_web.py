@@ -1,0 +1,72 @@
+"""`nsqext web` and `nsqext broker --web` as processes."""
+
+from __future__ import annotations
+
+import signal
+
+import httpx
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.cli.servers.web import AUTH_VARIABLE
+from tests.support.command_line import Process, started
+
+
+def line_with(process: Process, text: str) -> str:
+    """Read lines of standard output until one holds a text."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line.decode():
+            return line.decode()
+    raise AssertionError(f"no line with {text!r}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
+    with (
+        Cluster(nodes=1) as cluster,
+        started(
+            "web", "--lookupd", cluster.lookupd[0], "--port", "0", cwd=None, **{AUTH_VARIABLE: "ann:secret"}
+        ) as process,
+    ):
+        url, _, mode = line_with(process, "http://").partition(" ")
+        assert mode.strip() == "(read only)"
+        assert httpx.get(url, trust_env=False).status_code == 401
+        answer = httpx.get(url, auth=("ann", "secret"), trust_env=False)
+        assert cluster.nodes["n1"].tcp in answer.text
+        with httpx.stream(
+            "GET", url, auth=("ann", "secret"), headers={"accept": "text/event-stream"}, trust_env=False
+        ) as events:  # an open page does not keep the program alive
+            assert next(events.iter_lines()).startswith("retry:")
+            process.send_signal(number)
+            assert process.wait(timeout=10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_the_broker_serves_a_page_that_changes_it() -> None:
+    with started("broker", "--nodes", "2", "--web", "--web-port", "0", "--topic", "orders") as process:
+        url = line_with(process, "page: ").partition(" ")[2].strip()
+        line_with(process, "ready")
+        text = httpx.get(url, trust_env=False).text
+        assert "/topics/orders" in text
+        assert "/actions/kill" in text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--host", "192.0.2.1"), "can be reached from other machines"),
+        (("--proxy-header", "X: y"), "not the name of a header"),
+        (("--basic-auth-file", "/dev/null"), "/dev/null is empty"),
+    ],
+)
+def test_bad_settings_are_refused(words: tuple[str, ...], text: str) -> None:
+    with started("web", "--lookupd", "127.0.0.1:1", "--port", "0", *words) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 2
+    assert text in errors.decode() and len(errors.splitlines()) == 1

@@ -1,0 +1,200 @@
+"""Every command as a process: once in a pipe, where it prints JSON lines, and once under a pseudo terminal, as text."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from subprocess import CompletedProcess
+
+import pytest
+from attrs import frozen
+
+from docs.commands_table import commands
+from nsqext.broker import Cluster
+from nsqext.cli import PROGRAMS
+from nsqext.sync import Producer
+from tests.support.command_line import Terminal, run, started
+
+
+@frozen
+class Place:
+    """What the words of a command may name.
+
+    Attributes:
+        lookupd: of a redesigned cluster.
+        original: of an original cluster.
+        topic: an extend topic with the channel ``ch`` and one message.
+        other: a topic with the channel ``ch``.
+        folder: an empty folder.
+    """
+
+    lookupd: str
+    original: str
+    topic: str
+    other: str
+    folder: Path
+
+
+ENDING = {
+    "topic list": ("topic list", "partitions"),
+    "topic show": ("topic show {topic}", "1 partition, 1 replica"),
+    "topic create": ("topic create {topic}_made", "_made is created"),
+    "topic delete": ("topic delete {topic} --yes", "is deleted"),
+    "topic upgrade": ("topic upgrade {topic}", "is upgraded"),
+    "topic expand": ("topic expand {topic} --partitions 1", "is expanded"),
+    "topic empty": ("topic empty {topic} --yes", "is emptied"),
+    "topic pause": ("topic pause orders --lookupd {original}", "is paused"),
+    "topic unpause": ("topic unpause orders --lookupd {original}", "is unpaused"),
+    "channel list": ("channel list {topic}", "in flight"),
+    "channel create": ("channel create {topic} more", "is created"),
+    "channel delete": ("channel delete {topic} ch --yes", "is deleted"),
+    "channel pause": ("channel pause {topic} ch", "is paused"),
+    "channel unpause": ("channel unpause {topic} ch", "is unpaused"),
+    "channel empty": ("channel empty {topic} ch --yes", "is emptied"),
+    "channel skip": ("channel skip {topic} ch", "is skipped"),
+    "channel unskip": ("channel unskip {topic} ch", "is unskipped"),
+    "channel seek": ("channel seek {topic} ch earliest", "is moved"),
+    "pub": ("pub {topic} hello", "stored in {topic}[0]"),
+    "tail": ("tail {topic} --channel ch --count 1", "{topic}[0] key=k"),
+    "record": ("record {topic} --to {folder} --channel ch --until-end", "1 message of {topic} recorded"),
+    "replay": ("replay {folder}/one.jsonl --topic {topic}", "1 message replayed"),
+    "stats": ("stats {topic}", "per second"),
+    "doctor": ("doctor", "accepts connections"),
+    "check": ("check {topic} ch", "healthy"),
+    "lookup": ("lookup {topic}", "partition 0:"),
+    "relay": ("relay {topic} --channel ch --to {other} --until-end", "1 message of {topic} relayed"),
+    "trace": ("trace {topic} 7", "trace id 7: one"),
+    "deadletters replay": ("deadletters replay {other} --channel ch --idle 0.1", "0 dead letters of {other}"),
+    "config set": ("config set made nsq://127.0.0.1:1", "context made is nsq://127.0.0.1:1"),
+    "config list": ("config list", "current"),
+    "config use": ("config use here", "here is the current context"),
+    "config delete": ("config delete here", "context here is deleted"),
+    "key-ranges": ("key-ranges {topic} keyed --once", "no consumer"),
+    "bench": ("bench {topic} --channel ch --count 20", "consume: 20 messages"),
+    "spark": ("spark anchors list {topic}", "{topic}[0] ch: at"),
+}
+"""Words of commands that end by themselves, and what they print at a terminal."""
+
+TABLES = {"demo": ("demo --csv {folder}/one.csv --nodes 1 --partitions 1", "all is well")}
+"""Words of commands that print tables everywhere."""
+
+RUNNING = {
+    "top": ("top {topic} --interval 0.1", "sorted by lag", 130),
+    "broker": ("broker --nodes 1", "ready", 0),
+    "web": ("web --port 0", "http://127.0.0.1:", 0),
+    "run": ("run service:app", "all 1 workers are ready", 0),
+    "nsqd": ("nsqd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on 127.0.0.1:", 0),
+    "nsqlookupd": ("nsqlookupd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on", 0),
+}
+"""Words of commands that run until a signal, what they print once they do, and their exit code."""
+
+SERVICE = """
+import nsqext
+
+app = nsqext.App.from_url()
+
+@app.handler({topic!r}, "ch")
+async def handle(body: str) -> None:
+    pass
+"""
+
+
+def test_the_tables_name_every_command() -> None:
+    assert {*ENDING, *TABLES, *RUNNING} == {*(name for name, _ in commands()), *PROGRAMS}
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[tuple[Cluster, Cluster]]:
+    """A redesigned cluster, and an original one with the topic ``orders``."""
+    with Cluster(nodes=1) as cluster, Cluster(nodes=1, generation="nsq") as original:
+        original.create_topic("orders", channels=["ch"])
+        yield cluster, original
+
+
+@pytest.fixture
+def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
+    """Fresh topics and files."""
+    cluster, original = clusters
+    topic, other = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
+    cluster.create_topic(topic, extend=True, channels=["ch", "keyed"])
+    cluster.create_topic(other, extend=True, channels=["ch"])
+    with Producer(cluster.lookupd) as producer:
+        producer.publish(topic, b"one", key="k", trace_id=7)
+    (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
+    (tmp_path / "one.csv").write_text("name\nAda\n")
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
+    (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
+    return Place(cluster.lookupd[0], original.lookupd[0], topic, other, tmp_path)
+
+
+def prepared(text: str, place: Place) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the environment of a command."""
+    variables = {"NSQEXT_LOOKUPD": place.lookupd, "NSQEXT_CONTEXTS_FILE": str(place.folder / "contexts.toml")}
+    return [word.format(**_members(place)) for word in text.split()], variables
+
+
+def _members(place: Place) -> dict[str, object]:
+    return {name: getattr(place, name) for name in ("lookupd", "original", "topic", "other", "folder")}
+
+
+def piped(text: str, place: Place) -> CompletedProcess[bytes]:
+    """Run a command to its end, in pipes."""
+    words, variables = prepared(text, place)
+    return run(*words, stdin=b"", cwd=place.folder, limit=50.0, **variables)
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_a_command_prints_json_lines_into_a_pipe(name: str, place: Place) -> None:
+    done = piped(ENDING[name][0], place)
+    assert (done.returncode, done.stderr) == (0, b"")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert records
+    assert all(isinstance(record, dict) for record in records)
+
+
+@pytest.mark.parametrize("name", ENDING | TABLES)
+def test_a_command_prints_text_at_a_terminal(name: str, place: Place) -> None:
+    text, shown = (ENDING | TABLES)[name]
+    words, variables = prepared(text, place)
+    with Terminal(*words, cwd=place.folder, **variables) as terminal:
+        assert terminal.end() == 0, terminal.shown
+    assert shown.format(**_members(place)) in terminal.shown
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_command_prints_tables_into_a_pipe(name: str, place: Place) -> None:
+    text, shown = TABLES[name]
+    done = piped(text, place)
+    assert (done.returncode, done.stderr, shown in done.stdout.decode()) == (0, b"", True)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_command_runs_at_a_terminal_until_ctrl_c(name: str, place: Place) -> None:
+    text, shown, code = RUNNING[name]
+    words, variables = prepared(text, place)
+    with Terminal(*words, cwd=place.folder, **variables) as terminal:
+        terminal.wait_for(shown)
+        terminal.type("\x03")
+        assert terminal.end() == code
+    assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.parametrize("name", [name for name in RUNNING if name != "top"])
+def test_a_command_runs_in_a_pipe_until_sigterm(name: str, place: Place) -> None:
+    text, shown, code = RUNNING[name]
+    words, variables = prepared(text, place)
+    with started(*words, cwd=place.folder, **variables) as process:
+        stream = process.stdout if name in ("broker", "web") else process.stderr
+        assert stream is not None
+        assert any(shown in line.decode() for line in stream)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate()
+    assert (process.wait(), b"Traceback" in output + errors) == (code, False)
+
+
+def test_top_refuses_a_pipe(place: Place) -> None:
+    done = piped("top", place)
+    assert (done.returncode, b"top needs a terminal: use nsqext stats --watch" in done.stderr) == (2, True)

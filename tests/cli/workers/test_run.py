@@ -1,0 +1,193 @@
+"""`nsqext run`: worker processes that are restarted, drained and reloaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from nsqext import sync
+from nsqext.broker import Cluster
+from nsqext.cli.workers.worker import CANNOT_START, load_app
+from nsqext.errors import InvalidSetting
+from tests.support.blocking_client import eventually
+from tests.support.command_line import started
+
+SERVICE = """
+import os
+import anyio
+import nsqext
+
+app = nsqext.App.from_url()
+
+@app.handler({topic!r}, "ch", concurrency=4)
+async def handle(body: str) -> None:
+    if body == "stop":
+        app.stop()
+    await anyio.sleep(0.05)
+    with open("handled", "a") as file:
+        file.write(f"{prefix}{{body}} {{os.getpid()}}\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes."""
+    with Cluster(nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A fresh topic with two partitions."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, channels=["ch"])
+    return name
+
+
+class Program:
+    """A running ``nsqext run``."""
+
+    def __init__(self, folder: Path, cluster: Cluster, *words: str) -> None:
+        self.log = ""
+        self._folder = folder
+        self.process = started("run", *words, cwd=folder, NSQEXT_LOOKUPD=cluster.lookupd[0])
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line.decode()
+
+    def wait_log(self, text: str, count: int = 1) -> None:
+        """Wait until the log contains a text so often."""
+        eventually(lambda: self.log.count(text) >= count, seconds=30.0)
+
+    def ready(self) -> dict[int, int]:
+        """Return the process ids of the workers that were reported as ready last."""
+        return {int(worker): int(pid) for worker, pid in re.findall(r"worker (\d+) is ready, pid (\d+)", self.log)}
+
+    def handled(self) -> list[str]:
+        """Return body and process id of all handled messages."""
+        file = self._folder / "handled"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def end(self) -> int:
+        """Wait for the end and return the exit status."""
+        status = self.process.wait(30)
+        self._reader.join(10)
+        return status
+
+
+@contextmanager
+def program(folder: Path, cluster: Cluster, *words: str) -> Iterator[Program]:
+    """Run the command, and kill it afterwards."""
+    running = Program(folder, cluster, *words)
+    with running.process:
+        try:
+            yield running
+        finally:
+            running.process.kill()
+            running.end()
+
+
+def publish(cluster: Cluster, topic: str, *bodies: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish_many(topic, [body.encode() for body in bodies])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, tmp_path: Path, backend: str) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
+    words = ("service:app", "--workers", "2", "--ready-file", "ready", "--backend", backend)
+    with program(tmp_path, cluster, *words) as running:
+        running.wait_log("all 2 workers are ready")
+        assert (tmp_path / "ready").exists()
+        before = running.ready()
+        with sync.Producer(cluster.lookupd) as producer:
+            for number in range(40):
+                producer.publish(topic, b"%d" % number)
+        eventually(lambda: len(running.handled()) >= 40, seconds=30.0)
+        assert {int(line.split()[1]) for line in running.handled()} == set(before.values())
+        os.kill(before[1], signal.SIGKILL)
+        running.wait_log("worker 1 ended with status -9, it is restarted in 0.5 s")
+        eventually(lambda: not (tmp_path / "ready").exists() or running.log.count("all 2 workers") == 2, seconds=10.0)
+        running.wait_log("all 2 workers are ready", 2)
+        after = running.ready()
+        assert after[1] != before[1]
+        assert after[2] == before[2]
+        publish(cluster, topic, *map(str, range(40, 80)))
+        running.process.send_signal(signal.SIGTERM)
+        assert running.end() == 0
+        assert not (tmp_path / "ready").exists()
+    handled = [int(line.split()[0]) for line in running.handled()]
+    assert set(range(40)) <= set(handled)
+    assert "[worker 2] nsqext.consumer: drained and closed" in running.log
+    assert "Traceback" not in running.log
+
+
+def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
+    with program(tmp_path, cluster, "service") as running:
+        running.wait_log("all 1 workers are ready")
+        publish(cluster, topic, "stop")
+        assert running.end() == 0
+    assert [line.split()[0] for line in running.handled()] == ["stop"]
+
+
+def test_workers_are_restarted_when_their_source_changes(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
+    with program(tmp_path, cluster, "service:app", "--reload") as running:
+        running.wait_log("all 1 workers are ready")
+        (tmp_path / "service.py").write_text("def")
+        running.wait_log("SyntaxError")
+        (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="new "))
+        running.wait_log("all 1 workers are ready", 2)
+        publish(cluster, topic, "x")
+        eventually(lambda: [line.rpartition(" ")[0] for line in running.handled()] == ["new x"], seconds=20.0)
+        running.process.send_signal(signal.SIGINT)
+        assert running.end() == 0
+
+
+def test_workers_end_when_their_supervisor_is_killed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
+    with program(tmp_path, cluster, "service:app") as running:
+        running.wait_log("all 1 workers are ready")
+        running.process.kill()
+        running.wait_log("stopping: the supervisor has ended")
+        running.wait_log("drained and closed")
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "reason"),
+    [
+        ("", "absent:app", "no module 'absent'"),
+        ("app = 1", "service:app", "is not an nsqext.App"),
+        ("import absent", "service:app", "cannot be imported"),
+        ("import nsqext\napp = nsqext.App('127.0.0.1:1')", "service:app", "the app has no handler"),
+    ],
+)
+def test_a_program_that_cannot_start_ends(
+    cluster: Cluster, tmp_path: Path, source: str, place: str, reason: str
+) -> None:
+    (tmp_path / "service.py").write_text(source)
+    with program(tmp_path, cluster, place, "--workers", "2") as running:
+        assert running.end() == CANNOT_START
+    assert reason in running.log
+
+
+def test_apps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"service_{token_hex(4)}"
+    (tmp_path / f"{name}.py").write_text("import nsqext\nclass Space:\n    other = nsqext.App('127.0.0.1:1')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_app(f"{name}:Space.other") is not None
+    with pytest.raises(InvalidSetting, match="module:app"):
+        load_app(name)

@@ -1,0 +1,157 @@
+"""`nsqext record` and `nsqext replay` are killed in the middle: no flight is lost, and few are repeated.
+
+``NSQEXT_TEST_FLIGHTS`` sets the number of flights: 336776 for those of a year, as in the data set of which the project
+has one day.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from attrs import frozen
+
+from nsqext import Admin, OutgoingMessage
+from nsqext.broker import Cluster
+from nsqext.cli.files.message_files import files_in, read_entries
+from nsqext.cli.files.replay import Progress
+from nsqext.cli.flights.rows import FLIGHTS, Parcel, find_flights, read_parcels
+from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name
+from nsqext.sync import Producer
+from tests.support.cluster import REAL
+from tests.support.command_line import lines, started
+
+COUNT = int(os.environ.get("NSQEXT_TEST_FLIGHTS", "2500"))
+BATCH = max(COUNT // 100, 20)
+"""Messages that are written, or published, together; so many may be repeated by each kill."""
+
+_LIMIT = 60.0 + COUNT / 500  # seconds for one command
+_REAL_ORIGINAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
+
+
+@frozen
+class Servers:
+    """A cluster.
+
+    Attributes:
+        lookupd: lookup addresses.
+        extend: its topics have headers and keys.
+    """
+
+    lookupd: str
+    extend: bool
+
+
+@pytest.fixture(scope="module", params=["redesigned", "original"])
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """An embedded cluster of each generation, or the real ones that the environment names."""
+    extend = request.param == "redesigned"
+    real = REAL if extend else _REAL_ORIGINAL
+    if real:
+        yield Servers(real, extend)
+        return
+    with Cluster(nodes=1, generation="ha" if extend else "nsq") as cluster:
+        yield Servers(cluster.lookupd[0], extend)
+
+
+@pytest.fixture
+def topics(servers: Servers) -> Iterator[tuple[str, str]]:
+    """Two topics of two partitions with the channel ``record``."""
+    plans = [TopicPlan(fresh_name("flights"), 2, extend=servers.extend, channels=("record",)) for _ in range(2)]
+
+    async def each(act: Callable[[Admin, TopicPlan], Any]) -> None:
+        async with Admin(servers.lookupd) as admin, anyio.create_task_group() as tasks:
+            for plan in plans:
+                tasks.start_soon(act, admin, plan)
+
+    anyio.run(each, lambda admin, plan: plan.create(admin))
+    yield plans[0].name, plans[1].name
+    anyio.run(each, lambda admin, plan: admin.delete_topic(plan.name))
+
+
+def publish(servers: Servers, topic: str) -> None:
+    """Publish the flights, numbered in their bodies; with headers and keys where there are any."""
+
+    def message(number: int, parcel: Parcel) -> OutgoingMessage:
+        body = b'{"row":%d,' % number + parcel.body[1:]
+        return OutgoingMessage(body, parcel.headers, key=parcel.key) if servers.extend else OutgoingMessage(body)
+
+    flights = enumerate(islice(cycle(read_parcels(find_flights(), FLIGHTS)), COUNT))
+    with Producer(servers.lookupd) as producer:
+        while some := [message(number, parcel) for number, parcel in islice(flights, 1000)]:
+            producer.publish_many(topic, some)
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a folder."""
+    return [entry.record for path in files_in([folder]) for entry in read_entries(path)]
+
+
+def kill_once(words: tuple[str, ...], half: Callable[[], bool]) -> None:
+    """Run a command, and kill it when it is in the middle of its work."""
+    with started(*words) as process:
+        deadline = time.monotonic() + _LIMIT
+        while not half():
+            assert process.poll() is None, "the command was done before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def rows(records: list[dict[str, Any]]) -> Counter[int]:
+    """Return how often each flight was recorded."""
+    return Counter(orjson.loads(record["body"])["row"] for record in records)
+
+
+@pytest.mark.timeout(240 + COUNT / 200)
+def test_kills_lose_no_flight(
+    servers: Servers, topics: tuple[str, str], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    topic, copy = topics
+    where = ("--lookupd", servers.lookupd)
+    publish(servers, topic)
+    first, second = tmp_path / "first", tmp_path / "second"
+    record = ("record", topic, "--to", str(first), "--batch", str(BATCH), *where)
+    # a row takes about 50 bytes of a file
+    kill_once(record, lambda: sum(path.stat().st_size for path in first.glob("*.gz")) > 25 * COUNT)
+    before = len(recorded(first))
+    (done,) = lines(*record, "--until-end", limit=_LIMIT)
+    found = recorded(first)
+    assert 0 < before < COUNT
+    assert done["recorded"] == len(found) - before
+    assert rows(found).keys() == set(range(COUNT))
+    assert len(found) - COUNT <= BATCH
+
+    progress = tmp_path / "progress"
+    replay = (
+        *("replay", str(first), "--topic", copy, "--speed", "0", "--batch", str(BATCH)),
+        *("--progress", str(progress), *where),
+    )
+    kill_once(replay, lambda: progress.exists() and sum(Progress.load(progress).lines.values()) > len(found) // 2)
+    stored = sum(Progress.load(progress).lines.values())
+    (rest,) = lines(*replay, limit=_LIMIT)
+    assert 0 < stored < len(found)
+    assert (rest["replayed"], rest["skipped"]) == (len(found) - stored, stored)
+    assert lines(*replay)[0]["replayed"] == 0
+    (copied,) = lines("record", copy, "--to", str(second), "--until-end", *where, limit=_LIMIT)
+    again = recorded(second)
+    assert copied["recorded"] == len(again)
+    assert rows(again).keys() == set(range(COUNT))
+    assert len(again) - len(found) <= BATCH
+    record_property("recorded twice", len(found) - COUNT)
+    record_property("replayed twice", len(again) - len(found))
+    if servers.extend:
+        by_row = {orjson.loads(record["body"])["row"]: record for record in found}
+        for one in again:
+            origin = by_row[orjson.loads(one["body"])["row"]]
+            assert (one["body"], one["key"], one["headers"]) == (origin["body"], origin["key"], origin["headers"])

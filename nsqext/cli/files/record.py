@@ -49,7 +49,8 @@ def run(
 
     A message is finished after its batch is synchronized with the disk: a recorder that is killed loses none, and
     records those of its last batch again when it is restarted. On the redesigned NSQ a new channel begins with the
-    oldest stored message; on the original one with the next message.
+    oldest stored message. On the original one it begins with the next message, and messages that a killed recorder had
+    received are delivered again after msg_timeout, 60 seconds by default.
     """
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
 

@@ -448,13 +448,26 @@ class Admin:
         await self._at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
 
     async def _change_channel(self, action: str, topic: str, channel: str, *, ha_only: bool = False) -> None:
+        changed, missing = 0, None
+
         async def change(where: PartitionMap, number: int, node: Address) -> None:
+            nonlocal changed, missing
             params: dict[str, str | int] = {"topic": topic, "channel": channel}
             if number >= 0:
                 params["partition"] = number
-            await self._requests.post(_http(where, node), f"/channel/{action}", params)
+            try:
+                await self._requests.post(_http(where, node), f"/channel/{action}", params)
+            except InvalidInput as error:
+                # partitions that were added later lack the channel until a consumer subscribes to them
+                if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
+                    raise
+                missing = error
+            else:
+                changed += 1
 
         await self._at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
+        if missing is not None and not changed:
+            raise missing
 
     async def _at_leaders(
         self,

@@ -84,7 +84,7 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
     except BrokenPipeError:
         _leave_the_pipe()
     except BaseExceptionGroup as group:
-        matching, rest = group.split((NsqError, BrokenPipeError, typer.Exit, SystemExit))
+        matching, rest = group.split((NsqError, OSError, typer.Exit, SystemExit))
         if matching is None or rest is not None:
             raise
         first = first_error(matching)

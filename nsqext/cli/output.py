@@ -19,8 +19,19 @@ def show(record: Mapping[str, Any], text: str) -> None:
 
 def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     """Print a result as a line of JSON, or as text that is safe at terminals."""
-    line = orjson.dumps(record, default=str).decode() if json else "\n".join(map(printable, text.split("\n")))
+    if not json:
+        print("\n".join(map(printable, text.split("\n"))), flush=True)
+        return
+    line = orjson.dumps(record, default=str).decode()
+    if sys.stdout.isatty() and not line.isprintable():
+        line = "".join(one if one.isprintable() else _json_escape(one) for one in line)
     print(line, flush=True)
+
+
+def _json_escape(character: str) -> str:
+    """Return a character that a terminal may act on as an escape of JSON."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
 
 def printable(text: str) -> str:

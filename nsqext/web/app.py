@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +39,24 @@ __all__ = ("WebPage",)
 
 _HERE = Path(__file__).parent
 _MOST_STREAMS = 64
+_UNREAD = 20.0  # seconds
 _MOST_FORM = 4 * 1024 * 1024  # bytes; a message of 1 MiB triples when a form encodes it
 _RETRY = "check that the cluster is up, then reload the page"
 _ADMIN = LookupOptions(request_timeout=15.0)
 
 _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Page]]
+
+
+class _EventStream(StreamingResponse):
+    """Events that end when the browser does not read them: it connects again when it does."""
+
+    async def stream_response(self, send: Any) -> None:
+        async def send_in_time(message: Any) -> None:
+            with anyio.fail_after(_UNREAD):
+                await send(message)
+
+        with suppress(TimeoutError):
+            await super().stream_response(send_in_time)
 
 
 def _environment() -> Environment:
@@ -157,7 +171,7 @@ class WebPage:
     def _events(self, request: Request, build: _Build) -> Response:
         if self._streams >= _MOST_STREAMS:
             return Response("too many pages are open\n", 503, media_type="text/plain")
-        return StreamingResponse(self._stream(request, build), media_type="text/event-stream")
+        return _EventStream(self._stream(request, build), media_type="text/event-stream")
 
     async def _stream(self, request: Request, build: _Build) -> AsyncIterator[bytes]:
         """Send the part of a page that changes, whenever it has changed."""

@@ -140,6 +140,7 @@ class Monitor:
         self._published: dict[str, _Counter] = {}
         self._finished: dict[tuple[str, str], _Counter] = {}
         self._sampled = float("-inf")
+        self._begun = float("-inf")
         self._viewed = float("-inf")
         self._sampling = anyio.Lock()
         self._wanted = anyio.Event()
@@ -196,11 +197,15 @@ class Monitor:
         self._wanted.set()
 
     async def _sample(self) -> None:
-        """Take a sample; several callers at the same time share one."""
-        begun = time.monotonic()
+        """Take a sample; callers that wait for one at the same time share the next one.
+
+        A sample that began before the call is not shared: it may miss a change that the caller made.
+        """
+        called = time.monotonic()
         async with self._sampling:
-            if self._sampled >= begun:
+            if self._begun >= called:
                 return
+            self._begun = time.monotonic()
             try:
                 self._latest = await self._read()
             except NsqError as error:

@@ -115,11 +115,12 @@ class Security:
     def _user(self, headers: Headers) -> str:
         user = ""
         if self._options.proxy_header is not None:
-            user = headers.get(self._options.proxy_header, "")
+            users = headers.getlist(self._options.proxy_header)
+            user = users[0] if len(users) == 1 else ""  # a second one may be the browser's own
             if not user:
                 raise Refused(
                     403,
-                    f"the request has no header {self._options.proxy_header}",
+                    f"the request has not exactly one header {self._options.proxy_header}",
                     "open the page through the reverse proxy that signs users in",
                 )
         if self._options.basic_auth is not None:

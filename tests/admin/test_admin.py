@@ -366,3 +366,20 @@ async def test_an_error_of_one_of_several_requests_is_not_wrapped(ha: Cluster, m
         monkeypatch.setattr(admin, "topic", fail)
         with pytest.raises(ConnectionFailed, match="no answer"):
             await admin.topics()
+
+
+async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(ha: Cluster) -> None:
+    topic = fresh()
+    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+        await admin.create_topic(topic, channels=["old"])
+        await producer.publish(topic, b"one")
+        await admin.expand_topic(topic, 2)
+        with anyio.fail_after(10):
+            while len((await admin.topic(topic)).leaders) != 2:  # noqa: ASYNC110 - the broker has no event
+                await anyio.sleep(0.02)
+        await admin.empty_topic(topic)
+        assert (await admin.stats(topic)).channels["old"].lag == 0
+        with pytest.raises(InvalidInput, match="CHANNEL_NOT_FOUND"):
+            await admin.empty_channel(topic, "never")
+        await admin.delete_channel(topic, "old")
+        assert await admin.channels(topic) == ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from nsqext.web import WebOptions
+from nsqext.web import WebOptions, WebPage
 from tests.support.web_pages import browsing, press, token_of
 
 if TYPE_CHECKING:
@@ -139,3 +140,38 @@ async def test_actions_are_posts(cluster: Cluster) -> None:
         assert (await press(browser, "nothing")).status_code == 404
         large = await press(browser, "create-topic", topic="x" * 5_000_000)
     assert large.status_code == 413
+
+
+async def test_a_second_proxy_header_is_refused(cluster: Cluster) -> None:
+    async with browsing(cluster, proxy_header="X-User") as browser:
+        answer = await browser.get("/", headers=[("x-user", "admin"), ("x-user", "ann")])
+    assert answer.status_code == 403
+
+
+async def test_a_browser_that_does_not_read_events_is_disconnected(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.web.app._UNREAD", 0.05)
+    page = WebPage(cluster.lookupd, WebOptions(interval=0.1))
+    scope = {
+        **{"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": ""},
+        **{"http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "client": ("127.0.0.1", 1)},
+        "headers": [(b"host", b"localhost"), (b"accept", b"text/event-stream")],
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+    }
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:  # the buffers are full
+            await anyio.sleep_forever()
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(page.run)
+        with anyio.fail_after(10):
+            await page(scope, receive, send)
+        tasks.cancel_scope.cancel()
+    assert [message["type"] for message in sent] == ["http.response.start", *["http.response.body"] * 2]

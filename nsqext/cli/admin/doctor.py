@@ -14,7 +14,7 @@ from attrs import asdict, frozen
 
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
-from nsqext.cli.output import counted
+from nsqext.cli.output import counted, printable
 from nsqext.errors import NsqError
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import is_loopback, parse_lookup_addresses, url_of
@@ -62,8 +62,9 @@ def run(connection: Connection) -> None:
     async def act() -> None:
         findings = await examine(connection)
         for finding in findings:
-            hint = f"\n    {finding.hint}" if finding.hint else ""
-            connection.show(asdict(finding), f"{_MARKS[finding.status]} {finding.subject}: {finding.text}{hint}")
+            hint = f"\n    {printable(finding.hint)}" if finding.hint else ""
+            found = printable(f"{finding.subject}: {finding.text}")
+            connection.show(asdict(finding), f"{_MARKS[finding.status]} {found}{hint}")
         if any(finding.status == "error" for finding in findings):
             raise typer.Exit(1)
 

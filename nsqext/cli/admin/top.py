@@ -17,7 +17,7 @@ from attrs import define
 from nsqext.cli.admin.stats import COLUMNS, Rates, look, stats_records
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
-from nsqext.cli.output import make_table
+from nsqext.cli.output import make_table, printable
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class View:
 
         help_line = "  ".join(f"{key}: {column.replace('_', ' ')}" for key, column in KEYS.items())
         found = make_table(COLUMNS, self.sorted()[: max(height - 6, 1)], f"sorted by {self.column.replace('_', ' ')}")
-        return Group(found, Text(self.error, style="red"), Text(f"{help_line}  q: quit", style="dim"))
+        return Group(found, Text(printable(self.error), style="red"), Text(f"{help_line}  q: quit", style="dim"))
 
 
 @contextmanager

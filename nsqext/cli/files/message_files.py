@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,7 +42,7 @@ class MessageFiles:
         self._topic = topic.replace("#", "_")
         self._max_bytes = max_bytes
         self._max_age = max_age
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._began = 0.0
         self._size = 0
         self.path: Path | None = None
@@ -50,17 +51,19 @@ class MessageFiles:
         """Write records and synchronize the file with the disk; they survive a power loss when it returns."""
         file = self._file or self._open()
         data = gzip.compress(b"".join(orjson.dumps(record) + b"\n" for record in records), compresslevel=6)
-        file.write(data)
+        written = 0
+        while written < len(data):  # a disk that is almost full takes a part
+            written += file.write(data[written:])
         os.fsync(file.fileno())
         self._size += len(data)
         if self._size >= self._max_bytes or (self._max_age and time.monotonic() - self._began >= self._max_age):
             self.close()
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         self._folder.mkdir(parents=True, exist_ok=True)
         moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         self.path = self._folder / f"{self._topic}.{moment}Z{SUFFIX}"
-        self._file = self.path.open("xb", buffering=0)
+        self._file = FileIO(self.path, "xb")
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)  # the name of the file

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ("Format", "Pace", "read_lines", "read_rows", "run")
 
 _CHUNK = 1 << 16
+_LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
 
 
 class Format(StrEnum):
@@ -64,13 +65,19 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
     """Yield the lines of a file, pipe or terminal with their ends."""
-    rest = b""
+    waiting: list[bytes] = []  # of a line that is longer than a chunk
+    size = 0
     async for chunk in read_chunks(descriptor):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
+        first, *others = chunk.split(b"\n")
+        waiting.append(first)
+        size += len(first)
+        if size > _LONGEST_LINE:
+            raise InvalidInput(f"a line is longer than {_LONGEST_LINE >> 20} MiB", hint="use --format whole")
+        for line in others:
+            yield b"".join(waiting) + b"\n"
+            waiting, size = [line], len(line)
+    if size:
+        yield b"".join(waiting)
 
 
 async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:

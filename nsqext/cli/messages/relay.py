@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ("run",)
 
+_KEPT = 32  # idle connections
+_LONGEST_ANSWER = 1 << 16  # bytes
+
 Send = Callable[["Message"], Awaitable[None]]
 
 
@@ -137,7 +140,18 @@ async def _to_topic(
 
 async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, until_end: bool) -> None:
     url = str(hook.to_http)
-    async with httpx.AsyncClient(timeout=hook.timeout) as client:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT)
+    async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
+
+        async def post(body: bytes, headers: dict[str, str]) -> int:
+            """Return the status of the answer; its body is read to keep the connection, if it is short."""
+            size = 0
+            async with client.stream("POST", url, content=body, headers=headers) as answer:
+                async for chunk in answer.aiter_raw():
+                    size += len(chunk)
+                    if size > _LONGEST_ANSWER:
+                        break
+                return answer.status_code
 
         async def send(message: Message) -> None:
             headers = {
@@ -146,11 +160,12 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
                 "X-NSQ-Attempts": str(message.attempts),
             }
             try:
-                answer = await client.post(url, content=message.body, headers=headers)
-            except httpx.HTTPError as error:
-                raise PublishFailed(f"{url} did not answer: {error!r}") from error
-            if not answer.is_success:
-                raise PublishFailed(f"{url} answered with {answer.status_code}")
+                with anyio.fail_after(hook.timeout):  # httpx limits the wait for each chunk only
+                    status = await post(message.body, headers)
+            except (httpx.HTTPError, TimeoutError) as error:
+                raise PublishFailed(f"{url} did not answer within {hook.timeout:g} s: {error!r}") from error
+            if not 200 <= status < 300:
+                raise PublishFailed(f"{url} answered with {status}")
 
         await _relay(connection, consumer, send, until_end=until_end)
 

@@ -369,6 +369,7 @@ async def test_a_type_refused_by_one_partition_is_set_on_no_partition() -> None:
         assert list(leader.channels) == ["ch"]
 
 
+@pytest.mark.anyio
 async def test_metrics_in_the_format_of_prometheus() -> None:
     async with talk() as (coordinator, client):
         await create(client, "a", "partition_num=2&replicator=1")

@@ -152,6 +152,7 @@ async def test_what_is_shown_can_be_wrong_on_purpose() -> None:
         assert (await client.get("/topics")).json() == {"topics": []}
 
 
+@pytest.mark.anyio
 async def test_metrics_in_the_format_of_prometheus() -> None:
     async with talk() as (_, time, client):
         await client.post("/topic/tombstone?topic=t1&node=b:5151")

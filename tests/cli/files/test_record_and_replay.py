@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import orjson
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
+from nsqext.cli.files import message_files
 from nsqext.cli.files.message_files import MessageFiles, files_in, read_entries
 from nsqext.cli.files.replay import Progress
 from nsqext.cli.message_record import outgoing_message
@@ -131,3 +135,30 @@ def test_mistakes_of_replay(tmp_path: Path) -> None:
     (tmp_path / "progress").write_text(json.dumps([]))
     with pytest.raises(InvalidInput, match="is not a progress file"):
         Progress.load(tmp_path / "progress")
+
+
+def test_a_write_that_stores_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NearlyFull(FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:7])
+
+    monkeypatch.setattr(message_files, "FileIO", NearlyFull)
+    files = MessageFiles(tmp_path, "orders", max_bytes=1 << 20, max_age=0)
+    files.append([{"body": str(number)} for number in range(50)])
+    files.close()
+    assert recorded(tmp_path) == [str(number) for number in range(50)]
+
+
+def test_a_full_disk_ends_the_recorder_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    topic = make_topic(cluster, "record")
+    with Producer(cluster.lookupd) as producer:
+        producer.publish_many(topic, [token_hex(500).encode() for _ in range(200)])
+    words = ("record", topic, "--to", str(tmp_path), "--batch", "10", "--until-end", "--lookupd", cluster.lookupd[0])
+    with started(*words) as recorder:
+        resource.prlimit(recorder.pid, resource.RLIMIT_FSIZE, (30_000, 30_000))
+        _, errors = recorder.communicate()
+    assert (recorder.wait(), b"File too large" in errors, b"Traceback" in errors) == (2, True, False), errors
+    kept = len(recorded(tmp_path))
+    assert 0 < kept < 200
+    lines(*words)
+    assert len(set(recorded(tmp_path))) == 200

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
+import anyio
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.cli.arguments import parse_time
+from nsqext.cli.messages.pub import read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.cli.output import printable
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting
 from tests.support.command_line import Terminal, lines, run
 
 
@@ -180,3 +182,29 @@ def test_a_filter_without_conditions_passes_everything() -> None:
     assert Filter().takes(record)
     assert not Filter(until="0.000000005").takes(record)
     assert not Filter(header=["a=b"]).takes(record)
+
+
+def test_json_at_a_terminal_has_no_control_characters(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    body = "\x9b2J\x1b[2J\u202e\U000e0001\x7f"
+    lines("pub", topic, body, *where)
+    with Terminal("tail", topic, *END, "--json", *where) as terminal:
+        assert terminal.end() == 0
+    (line,) = terminal.shown.splitlines()
+    assert line.isprintable()
+    assert json.loads(line)["body"] == body
+
+
+def test_lines_are_read_whatever_the_chunks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(path: Path) -> list[bytes]:
+        with path.open("rb") as file:
+            return [line async for line in read_lines(file.fileno())]
+
+    monkeypatch.setattr("nsqext.cli.messages.pub._CHUNK", 3)
+    for content in (b"", b"\n", b"a\nbb\n\nccccccc\nd", b"abc", b"abc\n", b"\n\nabcdef\n"):
+        (tmp_path / "lines").write_bytes(content)
+        assert anyio.run(read, tmp_path / "lines") == content.splitlines(keepends=True)
+    monkeypatch.setattr("nsqext.cli.messages.pub._LONGEST_LINE", 5)
+    (tmp_path / "lines").write_bytes(b"short\nlonger\n")
+    with pytest.raises(InvalidInput, match="--format whole"):
+        anyio.run(read, tmp_path / "lines")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_hex
 
 import pytest
 
 from nsqext.broker import Cluster
-from tests.support.command_line import Terminal, lines, run
+from tests.support.blocking_client import eventually
+from tests.support.command_line import Terminal, lines, run, started
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +172,41 @@ def test_trace_needs_stored_messages() -> None:
         original.create_topic("orders", channels=["ch"])
         done = run("trace", "orders", "7", "--lookupd", original.lookupd[0])
     assert (done.returncode, b"nsqext tail --trace-id" in done.stderr) == (2, True)
+
+
+def test_a_url_that_never_ends_its_answer_is_given_up(cluster: Cluster) -> None:
+    topic = make_topic(cluster, "relay")
+    lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
+    url = f"nsq://{cluster.lookupd[0]}?failure_requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
+    with slow_hook() as (hook, asked), started("relay", topic, "--to-http", hook, "--timeout", "0.3", "--url", url):
+        eventually(lambda: len(asked) >= 2, seconds=20.0)  # the message was requeued after the first attempt
+    assert set(asked) == {b"one"}
+
+
+@contextmanager
+def slow_hook() -> Iterator[tuple[str, list[bytes]]]:
+    """Run an HTTP server that sends a byte of its answer each 50 ms, without end; yields its URL and the bodies."""
+    asked: list[bytes] = []
+    ended = threading.Event()
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while not ended.wait(0.05):
+                    self.wfile.write(b".")
+
+        def log_message(self, *words: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook", asked
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
 __all__ = ("Schedule", "Scheduled")
@@ -16,14 +18,22 @@ class Scheduled(Protocol):
         """Process what is due; return the clock time of the next deadline, None for none."""
 
 
+def _nothing() -> None:
+    """Stand in for a callback that is not set."""
+
+
 class Schedule:
     """The deadlines of all partitions of a node.
 
     A partition whose deadlines may have changed is added with `add` and ticked by the next `run`; afterwards it is
     ticked when its own next deadline passes.
+
+    Attributes:
+        on_change: called when the first item was added since the last `run`.
     """
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = _nothing
         self._changed: dict[Scheduled, None] = {}
         self._deadlines: dict[Scheduled, float] = {}
         self._heap: list[tuple[float, int, Scheduled]] = []
@@ -31,7 +41,16 @@ class Schedule:
 
     def add(self, item: Scheduled) -> None:
         """Tick an item with the next `run`."""
+        if not self._changed:
+            self.on_change()
         self._changed[item] = None
+
+    @property
+    def next_deadline(self) -> float:
+        """Clock time at which `run` has something to do; -infinity if it has now, infinity if nothing is due."""
+        if self._changed:
+            return -inf
+        return self._heap[0][0] if self._heap else inf
 
     def remove(self, item: Scheduled) -> None:
         """Tick an item no more."""

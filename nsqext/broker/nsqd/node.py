@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.server.connection_state import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
 
-__all__ = ("ConnectedClient", "Hosted", "Node", "Switches")
+__all__ = ("SHORTEST_TICK", "ConnectedClient", "Hosted", "Node", "Switches")
 
 _log = logging.getLogger("nsqext.broker.nsqd")
 
@@ -109,6 +109,10 @@ _COORDINATOR_ERRORS = (
     "LocalErr",
 )
 
+
+SHORTEST_TICK = 0.05
+"""Seconds between two ticks of a node with deadlines that have changed."""
+_LONGEST_TICK = 0.25
 
 _EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
 _ID_SHIFT = 22
@@ -395,3 +399,10 @@ class Node:
             self._flush(now)
         for session in list(self.sessions.values()):
             session.tick(now)
+
+    def seconds_to_tick(self) -> float:
+        """Return when `tick` has to be called again: when a deadline passes, and often enough for heartbeats."""
+        if self.faults.frozen:
+            return SHORTEST_TICK
+        due = self.schedule.next_deadline - self.options.clock()
+        return min(max(due, SHORTEST_TICK), _LONGEST_TICK)

@@ -18,6 +18,7 @@ from nsqext.broker.nsqd.classic.commands import CLASSIC
 from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.http.routes import application
+from nsqext.broker.nsqd.node import SHORTEST_TICK
 from nsqext.broker.nsqd.session import Dialect, Session
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = ("NsqdServer", "dialect_of")
 
 _log = logging.getLogger("nsqext.broker.nsqd")
 
-_TICK = 0.05
 _DRAIN = 1.0
 _ACCEPTS = 64
 _ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
@@ -77,6 +77,8 @@ class NsqdServer:
         self._tasks: TaskGroup | None = None
         self._loop: Any = None
         self._output_timer: Any = None
+        self._tick_timer: Any = None
+        self._tick_due = 0.0
         self._output_due = 0.0
 
     @property
@@ -111,7 +113,8 @@ class NsqdServer:
                     self._tasks = tasks
                     self._loop = current_token().native_token
                     self._loop.add_reader(listeners["tcp"], partial(self._accept, listeners["tcp"]))
-                    tasks.start_soon(self._tick)
+                    self.node.schedule.on_change = self._tick_soon
+                    self._plan_tick(SHORTEST_TICK)
                     tasks.start_soon(self._flush_late)
                     for name in self._addresses.keys() - {"tcp"}:
                         await self._start_http(name, listeners[name], tasks)
@@ -119,8 +122,10 @@ class NsqdServer:
         finally:
             if self._loop is not None:
                 self._loop.remove_reader(listeners["tcp"])
-            if self._output_timer is not None:
-                self._output_timer.cancel()
+            for timer in (self._output_timer, self._tick_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._tick_timer = None
             for connection in list(self._connections.values()):
                 connection.close()
             for listener in listeners.values():
@@ -220,12 +225,24 @@ class NsqdServer:
         self.node.expire_output()
         self.flush()
 
-    async def _tick(self) -> None:
-        while True:
-            await anyio.sleep(_TICK)
-            self.busy = True
+    def _plan_tick(self, delay: float) -> None:
+        self._tick_due = self._loop.time() + delay
+        self._tick_timer = self._loop.call_at(self._tick_due, self._tick)
+
+    def _tick_soon(self) -> None:
+        """Call `Node.tick` soon, because a deadline may have changed."""
+        if self._tick_timer is not None and self._tick_due > self._loop.time() + SHORTEST_TICK:
+            self._tick_timer.cancel()
+            self._plan_tick(SHORTEST_TICK)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        self.busy = True
+        try:
             self.node.tick()
+        finally:
             self.flush()
+            self._plan_tick(self.node.seconds_to_tick())
 
     def _accept(self, listener: socket.socket) -> None:
         faults = self.node.faults

@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
     Args:
         path: the file.
         data: the new content.
-        sync: wait until the medium has it.
+        sync: wait until the medium has it, under its name.
     """
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:
@@ -50,3 +50,16 @@ def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
             out.flush()
             os.fsync(out.fileno())
     fresh.replace(path)
+    if sync:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the medium has the names in a folder: without this, a loss of power can undo a rename."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -31,12 +31,12 @@ class DelayedRequeues:
     """
 
     def __init__(self) -> None:
-        self.waiting: set[Message] = set()
+        self.waiting: dict[Message, None] = {}
         self._due: list[tuple[float, Message]] = []
 
     def add(self, message: Message, due: float) -> None:
         """Requeue a message at a time of the monotonic clock."""
-        self.waiting.add(message)
+        self.waiting[message] = None
         self._due.append((due, message))
 
     def tick(self, now: float) -> None:
@@ -46,7 +46,7 @@ class DelayedRequeues:
         ready = [message for due, message in self._due if due <= now]
         self._due = [entry for entry in self._due if entry[0] > now]
         for message in ready:
-            self.waiting.discard(message)
+            self.waiting.pop(message, None)
             if not message.answered:
                 message.requeue_now(0.0, backoff=False)
 

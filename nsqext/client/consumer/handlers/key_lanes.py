@@ -217,7 +217,7 @@ class KeyLanes:
         owner = self._owner(messages[0].owner)
         order = owner.order
         order.note_ready(owner.ready)
-        woken: set[MessageQueue] = set()
+        woken: dict[MessageQueue, None] = {}
         for message in messages:
             message.owner = owner
             known = order.unfinished.get(message.id)
@@ -251,7 +251,7 @@ class KeyLanes:
                         wait.due = due
         return found
 
-    def _accept(self, message: Message, woken: set[MessageQueue]) -> None:
+    def _accept(self, message: Message, woken: dict[MessageQueue, None]) -> None:
         key = self._read(message)
         order = _order_of(message)
         order.unfinished[message.id] = message
@@ -263,7 +263,7 @@ class KeyLanes:
         lane = self._lane(key)
         if not lane.stopped:
             lane.messages.append(message)
-            woken.add(lane)
+            woken[lane] = None
 
     def _read(self, message: Message) -> bytes:
         try:
@@ -414,8 +414,17 @@ class KeyLanes:
             self._make_room(order)
 
     def _end_gap(self, order: PartitionOrder) -> None:
-        woken: set[MessageQueue] = set()
-        for message in order.end_gap():
+        woken: dict[MessageQueue, None] = {}
+        settling = order.settling
+        messages = order.end_gap()
+        if messages and not settling:
+            logger.warning(
+                "messages before this one were not received within %g s, later ones are handled first: %r",
+                self._gap_wait,
+                messages[0],
+                extra={"topic": messages[0].topic, "partition": messages[0].partition},
+            )
+        for message in messages:
             self._accept(message, woken)
         for lane in woken:
             lane.wake()

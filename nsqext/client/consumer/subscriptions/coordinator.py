@@ -204,8 +204,8 @@ class SubscriptionGroup:
         )
         return max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
 
-    def _backoffs(self) -> set[Backoff]:
-        return {self.backoff, *(subscription.backoff for subscription in self.live)}
+    def _backoffs(self) -> list[Backoff]:
+        return list(dict.fromkeys((self.backoff, *(subscription.backoff for subscription in self.live))))
 
     def _until_probe(self, now: float) -> float:
         """Return the seconds until the pause of a backoff ends."""

@@ -92,7 +92,7 @@ class RdyDistributor(Generic[K]):
         self._max_bytes = max_bytes
         self._initial = initial_ready
         self._members: dict[K, _Member] = {}
-        self._exhausted: set[_Member] = set()
+        self._exhausted: dict[_Member, None] = {}
         self._turns = 0
         self._extra = 0
 
@@ -134,7 +134,7 @@ class RdyDistributor(Generic[K]):
         """Remove a connection; one that is unknown is ignored."""
         found = self._members.pop(member, None)
         if found is not None:
-            self._exhausted.discard(found)
+            self._exhausted.pop(found, None)
 
     def widen(self, held: int) -> bool:
         """Exempt messages that wait for their key, up to ``max_in_flight`` of them; returns whether this changes."""
@@ -168,7 +168,7 @@ class RdyDistributor(Generic[K]):
         if found.window < self.concurrency:
             _grow(found)
             return True
-        self._exhausted.add(found)
+        self._exhausted[found] = None
         return changed
 
     def grow(self) -> bool:

@@ -238,6 +238,7 @@ class Runtime(ABC):
             await self.kill(name)
         if isinstance(running, ManagedNode):
             running.member.node.faults.thaw()  # a new process is not frozen
+            running.member.isolated = False
         await running.start(self._tasks)
         if isinstance(running, ManagedLookupd):
             running.lookupd.alive = True
@@ -258,7 +259,7 @@ class Runtime(ABC):
         """Thaw a frozen node."""
         member = self.node(name).member
         member.node.faults.thaw()
-        if member.alive:
+        if member.reachable:
             self.node_changed(member, NodeChange.THAWED)
 
     def heal(self) -> None:

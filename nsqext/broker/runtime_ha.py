@@ -160,6 +160,21 @@ class RuntimeHa(Runtime):
         """Pass the change to the coordinator."""
         _ON_CHANGE[change](self.coordinator, member)
 
+    def isolate(self, name: str) -> None:
+        """Cut a node off from the coordinator and from other nodes; clients still reach it."""
+        member = self.node(name).member
+        if not member.isolated:
+            member.isolated = True
+            self.node_changed(member, NodeChange.SILENT)
+
+    def rejoin(self, name: str) -> None:
+        """Connect a node that was cut off."""
+        member = self.node(name).member
+        if member.isolated:
+            member.isolated = False
+            if member.reachable:
+                self.node_changed(member, NodeChange.THAWED)
+
     def lookupd_changed(self, lookupd: LookupNode) -> None:
         """Elect the leader of the lookup nodes."""
         self.group.elect()

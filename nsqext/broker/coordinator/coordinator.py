@@ -82,6 +82,7 @@ class Coordinator:
         watchers: called after each change of a topic or of roles in it, with its name.
         catching_up: topic, partition and node of each replica that catches up now.
         leases: what cancels the lease of each silent node.
+        separated: pairs of nodes that do not reach each other.
     """
 
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
@@ -93,6 +94,7 @@ class Coordinator:
         self.watchers: list[Callable[[str], None]] = []
         self.catching_up: set[tuple[str, int, str]] = set()
         self.leases: dict[str, anyio.CancelScope] = {}
+        self.separated: set[frozenset[str]] = set()
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
         self._leads: Counter[str] = Counter()
@@ -121,6 +123,10 @@ class Coordinator:
         """Tell whether a node answers."""
         member = self.members.get(name)
         return member is not None and member.reachable
+
+    def connected(self, source: str, target: str) -> bool:
+        """Tell whether a node answers another one."""
+        return self.reachable(target) and frozenset((source, target)) not in self.separated
 
     def present(self) -> set[str]:
         """Return the nodes that are alive or whose lease has not expired."""
@@ -211,7 +217,7 @@ class Coordinator:
         Raises:
             InvalidSetting: the disk of one of them cannot be used; no node hosts the partition then.
         """
-        replicas = ReplicaSet(topic.name, partition, state, self.reachable)
+        replicas = ReplicaSet(topic.name, partition, state, self.connected)
         try:
             for name in state.replicas:
                 self.host(replicas, name)
@@ -330,13 +336,42 @@ class Coordinator:
         state = replicas.state
         if len(replicas.hosts) > 1 and self.reachable(state.leader):
             for name in state.in_sync:
-                if name != state.leader and name in replicas.hosts and self.reachable(name):
+                if name != state.leader and name in replicas.hosts and self.connected(state.leader, name):
                     replicas.mirror_to(name)
 
     def notify_watchers(self, topic: str) -> None:
         """Call the watchers after a change of a topic."""
         for watcher in list(self.watchers):
             watcher(topic)
+
+    # --- links between nodes --------------------------------------------------------------------------------------
+
+    def separate(self, first: str, second: str) -> None:
+        """Cut the link between two nodes; a leader drops the follower when a lease has passed."""
+        pair = frozenset((first, second))
+        if pair not in self.separated:
+            self.separated.add(pair)
+            self.spawn(self._drop_separated, pair)
+
+    async def _drop_separated(self, pair: frozenset[str]) -> None:
+        await anyio.sleep(self.options.lease)
+        for replicas in list(self.replica_sets.values()) if pair in self.separated else ():
+            state = replicas.state
+            dropped = [name for name in pair if name != state.leader and name in state.in_sync and state.leader in pair]
+            for name in dropped:
+                policy.drop_from_in_sync(state, name, self.topics[replicas.topic].spec)
+                replicas.forget(name)
+            if dropped:
+                self.apply_roles(replicas)
+
+    def connect(self, first: str, second: str) -> None:
+        """Restore the link between two nodes; followers that were dropped catch up."""
+        pair = frozenset((first, second))
+        if pair in self.separated:
+            self.separated.discard(pair)
+            for replicas in list(self.replica_sets.values()):
+                if pair <= set(replicas.state.replicas):
+                    self.apply_roles(replicas)
 
     # --- catch-up -------------------------------------------------------------------------------------------------
 
@@ -348,7 +383,7 @@ class Coordinator:
             return
         for name in state.replicas:
             key = (replicas.topic, replicas.partition, name)
-            if name not in state.in_sync and self.reachable(name) and key not in self.catching_up:
+            if name not in state.in_sync and self.connected(state.leader, name) and key not in self.catching_up:
                 self.catching_up.add(key)
                 self.spawn(self._catch_up, replicas, name)
 
@@ -365,7 +400,7 @@ class Coordinator:
                 self.exists(replicas)
                 and state.epoch == epoch
                 and name in state.replicas
-                and self.reachable(name)
+                and self.connected(state.leader, name)
                 and self.reachable(state.leader)
             )
 

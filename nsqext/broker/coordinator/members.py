@@ -24,6 +24,7 @@ class Member:
         http: address of its HTTP API.
         number: its position among the nodes, from 1.
         alive: its process runs.
+        isolated: it serves clients, and neither the coordinator nor other nodes reach it.
         present: it is alive, or its lease has not expired.
         removing: its partitions are being moved to other nodes.
     """
@@ -34,13 +35,14 @@ class Member:
     http: Address
     number: int
     alive: bool = True
+    isolated: bool = False
     present: bool = True
     removing: bool = False
 
     @property
     def reachable(self) -> bool:
         """Whether it answers other nodes."""
-        return self.alive and not self.node.faults.frozen
+        return self.alive and not self.isolated and not self.node.faults.frozen
 
     @property
     def peer_id(self) -> str:

@@ -113,13 +113,13 @@ class ReplicaSet:
     Attributes:
         state: leader, replicas and in-sync replicas, as the coordinator decided.
         hosts: the replica of each node.
-        reachable: tells whether a node of this name answers.
+        reachable: tells whether a node answers another one; both are given by name, first the one that asks.
     """
 
     topic: str
     partition: int
     state: PartitionState
-    reachable: Callable[[str], bool]
+    reachable: Callable[[str, str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
@@ -152,7 +152,7 @@ class ReplicaSet:
         for name in self.state.in_sync:
             if name == self.state.leader:
                 continue
-            if not self.reachable(name):
+            if not self.reachable(self.state.leader, name):
                 complete = False
                 continue
             target = self.hosts[name].partition

@@ -121,7 +121,7 @@ class Snapshot:
 
     def __init__(self, view: ClusterView | None = None) -> None:
         self._peers = dict(view.peers()) if view else {}
-        self._topics = {name: view.topic(name) for name in view.names()} if view else {}
+        self._topics: dict[str, TopicView | None] = {name: view.topic(name) for name in view.names()} if view else {}
 
     def peers(self) -> Mapping[str, Peer]:
         """Return the nodes that were connected."""
@@ -134,3 +134,7 @@ class Snapshot:
     def topic(self, name: str) -> TopicView | None:
         """Return a topic; None if it is unknown."""
         return self._topics.get(name)
+
+    def put(self, topic: TopicView) -> None:
+        """Replace a topic."""
+        self._topics[topic.name] = topic

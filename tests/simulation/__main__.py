@@ -24,6 +24,10 @@ NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
 MOST_TURNS = 200_000
 """A schedule takes 10,000 to 20,000."""
+DISK = 0.4
+"""Share of the schedules in which nodes store messages on a disk."""
+REAL_HTTP = 0.03
+"""Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
 OPTIONS = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
 
 
@@ -63,8 +67,12 @@ def say(text: str) -> None:
 
 
 def quiet() -> None:
-    """Log nothing: clients report each injected fault."""
-    logging.disable(logging.CRITICAL)
+    """Show no log: clients report each injected fault. Schedules read the warnings of consumers."""
+    for name in ("nsqext", "asyncio", "uvicorn", "httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    consumers = logging.getLogger("nsqext.consumer")
+    consumers.setLevel(logging.WARNING)
+    consumers.propagate = False
     warnings.simplefilter("ignore")  # tasks of killed servers that never started
 
 
@@ -74,7 +82,16 @@ def run_one(seed: int, faults: Sequence[Fault] | None = None, *, keep_trace: boo
     chosen = draw_faults(seed, OPTIONS, NODES, LOOKUPDS) if faults is None else faults
     slowest = Random(f"latency {seed}").choice((0.0015, 0.0015, 0.02, 0.1))
     network = NetworkOptions(latency=(0.00005, slowest))
-    return run_seed(run_schedule, seed, chosen, network=network, keep_trace=keep_trace, most_turns=MOST_TURNS)
+    settings = Random(f"settings {seed}")
+    disk, real_http = settings.random() < DISK, settings.random() < REAL_HTTP
+    return run_seed(
+        *(run_schedule, seed, chosen),
+        network=network,
+        keep_trace=keep_trace,
+        most_turns=MOST_TURNS,
+        disk=disk,
+        real_http=real_http,
+    )
 
 
 def text_of(error: BaseException | None) -> str:

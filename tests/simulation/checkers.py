@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 
-from tests.simulation.history import Delivery, History, Publish
+from tests.simulation.history import Channel, Delivery, History, Publish
 
 __all__ = ("CHECKERS", "judge")
 
 _CLOSE = 45.0
 """Longest close: ``close_timeout`` of consumers is 30 s."""
+
+_MOMENT = 0.01
+_DELIVERED = 100.0
+"""Longest time from the end of the faults to the delivery of everything: timeouts of messages are 60 s."""
+_TASKS, _SOCKETS, _SESSIONS = 600, 600, 200
 
 Checker = Callable[[History], Iterator[str]]
 
@@ -73,32 +79,72 @@ def reordered(history: History) -> Iterator[str]:
                 key = publish.key if channel.order == "key" else ""
                 rows[publish.partition, key].append(publish)
         for (partition, key), row in rows.items():
-            yield from _overtaken(row, first, f"{channel.topic}[{partition}]/{channel.name} key {key!r}")
+            where = f"{channel.topic}[{partition}]/{channel.name} key {key!r}"
+            if channel.order == "key" and not channel.shared:
+                beginning = _beginning(history, channel, partition)
+                row = [publish for publish in row if first[publish.body].message_id >= beginning]
+            given_up = [
+                when for topic, number, when in history.order_given_up if (topic, number) == (channel.topic, partition)
+            ]
+            yield from _overtaken(row, first, where, given_up)
 
 
-def _overtaken(row: list[Publish], first: dict[bytes, Delivery], where: str) -> Iterator[str]:
-    """Compare publishes of which one ended before the other began, or that are of one batch."""
-    row = sorted(row, key=lambda publish: (publish.begin, publish.number))
-    for index, earlier in enumerate(row):
-        for later in row[index + 1 :]:
-            ordered = earlier.end <= later.begin or (earlier.begin == later.begin and earlier.number < later.number)
-            if ordered and first[later.body].begin < first[earlier.body].begin:
+def _beginning(history: History, channel: Channel, partition: int) -> int:
+    """Return the first message id that lanes received: *the guarantee begins with the first message*."""
+    return next(
+        (
+            found.message_id
+            for found in history.deliveries
+            if (found.topic, found.channel, found.partition) == (channel.topic, channel.name, partition)
+        ),
+        0,
+    )
+
+
+def _overtaken(row: list[Publish], first: dict[bytes, Delivery], where: str, given_up: list[float]) -> Iterator[str]:
+    """Compare publishes of which one ended before the other began, or that are of one batch.
+
+    Inversions that a warning announced are excused: *then a warning is logged, and the later messages are handled*.
+    """
+    row = sorted(row, key=lambda publish: (publish.begin, publish.batch, publish.number))
+    ended: list[tuple[float, int, Publish]] = []
+    latest: Publish | None = None  # of what ended before, the one that was handled last
+    batch: Publish | None = None  # the same for the batch of ``later``
+    for later in row:
+        if batch is not None and batch.batch != later.batch:
+            batch = None
+        while ended and ended[0][0] <= later.begin:
+            latest = _handled_last(latest, heappop(ended)[2], first)
+        for earlier in (latest, batch):
+            if earlier is None or first[later.body].begin >= first[earlier.body].begin:
+                continue
+            if not any(earlier.begin <= when <= first[later.body].begin + _MOMENT for when in given_up):
                 yield (
                     f"{where}: {later.body!r} was handled at {first[later.body].begin:.3f} s, before the earlier "
                     f"{earlier.body!r} at {first[earlier.body].begin:.3f} s"
                 )
                 return
+        batch = _handled_last(batch, later, first) if later.batch else None
+        heappush(ended, (later.end, later.number, later))
+
+
+def _handled_last(one: Publish | None, other: Publish, first: dict[bytes, Delivery]) -> Publish:
+    return other if one is None or first[other.body].begin >= first[one.body].begin else one
 
 
 def receipts(history: History) -> Iterator[str]:
-    """Receipts are unique, name the stored message, and offsets grow with time."""
+    """Receipts are unique, name the stored message, and offsets grow with time, unless the topic was created again."""
     owners: dict[tuple[str, int, int], bytes] = {}
     ids: dict[tuple[str, bytes], set[int]] = defaultdict(set)
     for delivery in history.deliveries:
         ids[delivery.topic, delivery.body].add(delivery.message_id)
     last: dict[tuple[str, int], Publish] = {}
     stored = [
-        publish for publish in history.publishes if publish.outcome == "stored" and publish.message_id is not None
+        publish
+        for publish in history.publishes
+        if publish.outcome == "stored"
+        and publish.message_id is not None
+        and not (history.recreated and publish.topic == "recreated")
     ]
     for publish in sorted(stored, key=lambda publish: publish.end):
         place = publish.topic, publish.partition
@@ -162,6 +208,62 @@ def unbounded_waits(history: History) -> Iterator[str]:
         yield f"closing took {history.close_seconds:.3f} s"
 
 
+def late_deliveries(history: History) -> Iterator[str]:
+    """Everything stored is handled within a bounded time after the faults ended."""
+    if history.healed is None:
+        return
+    ends: dict[tuple[str, str, bytes], float] = {}
+    for delivery in history.deliveries:
+        if delivery.outcome == "returned":
+            ends.setdefault((delivery.topic, delivery.channel, delivery.body), delivery.begin)
+    for channel in history.channels:
+        for publish in history.publishes:
+            begin = ends.get((channel.topic, channel.name, publish.body))
+            due = max(history.healed, publish.end) + _DELIVERED
+            if publish.topic == channel.topic and publish.outcome == "stored" and begin is not None and begin > due:
+                late = begin - due + _DELIVERED
+                yield f"{publish.body!r} was handled on {channel.name} {late:.3f} s after all faults"
+
+
+def two_owners_of_a_key(history: History) -> Iterator[str]:
+    """*key_failover*: the messages of a key are handled by one consumer at a time, unless a consumer was lost."""
+    keys = {publish.body: publish.key for publish in history.publishes}
+    for channel in history.channels:
+        if not channel.shared:
+            continue
+        running: dict[tuple[int, str], Delivery] = {}
+        for delivery in history.deliveries:
+            if (delivery.topic, delivery.channel) != (channel.topic, channel.name):
+                continue
+            place = delivery.partition, keys.get(delivery.body, "")
+            other = running.get(place)
+            if (
+                other is not None
+                and other.consumer != delivery.consumer
+                and other.end > delivery.begin
+                and not _disturbed(history, other.begin, delivery.begin)
+            ):
+                yield (
+                    f"{delivery.body!r} began on {delivery.consumer} at {delivery.begin:.3f} s, while {other.consumer} "
+                    f"handled {other.body!r} of the same key"
+                )
+            if other is None or delivery.end > other.end:
+                running[place] = delivery
+
+
+def rdy_exceeded(history: History) -> Iterator[str]:
+    """A node never has more messages in flight on a connection than its RDY count."""
+    yield from history.rdy_exceeded
+
+
+def unbounded_memory(history: History) -> Iterator[str]:
+    """Tasks, sockets and sessions stay bounded, whatever happens."""
+    for when, tasks, sockets, sessions in history.samples:
+        if tasks > _TASKS or sockets > _SOCKETS or sessions > _SESSIONS:
+            yield f"{tasks} tasks, {sockets} sockets and {sessions} sessions at {when:.3f} s"
+            return
+
+
 def undocumented_errors(history: History) -> Iterator[str]:
     """Publishes raise documented errors only."""
     for publish in history.publishes:
@@ -186,6 +288,10 @@ CHECKERS: dict[str, Checker] = {
         redelivered_without_cause,
         too_many_at_once,
         unbounded_waits,
+        late_deliveries,
+        two_owners_of_a_key,
+        rdy_exceeded,
+        unbounded_memory,
         undocumented_errors,
         left_over,
     )

@@ -30,6 +30,7 @@ class Publish:
         partition: of its receipt.
         message_id: of its receipt; None if the receipt has none.
         offset: of its receipt; None if the receipt has none.
+        batch: number of its batch; 0 if it was published alone.
     """
 
     body: bytes
@@ -43,6 +44,7 @@ class Publish:
     partition: int = -1
     message_id: int | None = None
     offset: int | None = None
+    batch: int = 0
 
 
 @define(eq=False)
@@ -82,11 +84,13 @@ class Channel:
         topic: its topic.
         name: its name.
         order: ``key`` within a key and partition, ``partition``, or empty for none.
+        shared: consumers share it, and the server gives each key to one of them.
     """
 
     topic: str
     name: str
     order: Literal["", "key", "partition"] = ""
+    shared: bool = False
 
 
 @define(eq=False)
@@ -106,6 +110,11 @@ class History:
         paused: seconds for which the machine did nothing.
         close_seconds: longest time that closing a client took.
         left_over: sockets and tasks that existed after everything was closed.
+        order_given_up: topic, partition and time of each warning that lanes do not wait for messages any longer.
+        rdy_exceeded: messages that a node sent beyond the RDY count of a connection.
+        samples: time, and numbers of tasks, sockets and sessions, while clients ran.
+        recreated: the topic ``recreated`` was deleted and created again, its messages were lost.
+        due: topic, channel and body of the messages that were stored and not handled so far.
     """
 
     on_unknown: Literal["retry", "raise"] = "retry"
@@ -120,15 +129,22 @@ class History:
     paused: float = 0.0
     close_seconds: float = 0.0
     left_over: list[str] = field(factory=list)
+    order_given_up: list[tuple[str, int, float]] = field(factory=list)
+    rdy_exceeded: list[str] = field(factory=list)
+    samples: list[tuple[float, int, int, int]] = field(factory=list)
+    recreated: bool = False
+    due: dict[tuple[str, str, bytes], None] = field(factory=dict)
+    _handled: set[tuple[str, str, bytes]] = field(factory=set)
 
-    def missing(self) -> int:
-        """Return how many deliveries are due."""
-        returned = {
-            (found.topic, found.channel, found.body) for found in self.deliveries if found.outcome == "returned"
-        }
-        return sum(
-            (channel.topic, channel.name, publish.body) not in returned
-            for channel in self.channels
-            for publish in self.publishes
-            if publish.topic == channel.topic and publish.outcome == "stored"
-        )
+    def stored(self, publish: Publish) -> None:
+        """Note that a publish returned: every channel of its topic has to handle it."""
+        for channel in self.channels:
+            place = channel.topic, channel.name, publish.body
+            if channel.topic == publish.topic and place not in self._handled:
+                self.due[place] = None
+
+    def handled(self, delivery: Delivery) -> None:
+        """Note that a handler returned."""
+        place = delivery.topic, delivery.channel, delivery.body
+        self._handled.add(place)
+        self.due.pop(place, None)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.checkers import CHECKERS, judge
 from tests.simulation.history import Channel, Delivery, History, Publish
+from tests.simulation.wire import RdyWatch
 
 
 def good() -> History:
@@ -51,7 +52,7 @@ def _store_twice(history: History) -> None:
 
 
 def _reorder(history: History) -> None:
-    first, second = history.deliveries[:2]
+    first, second = history.deliveries[1:]
     first.begin, second.begin = second.begin, first.begin
     first.end, second.end = second.end, first.end
     history.deliveries.sort(key=lambda delivery: delivery.begin)
@@ -101,6 +102,24 @@ def _leave_socket(history: History) -> None:
     history.left_over.append("open socket")
 
 
+def _handle_late(history: History) -> None:
+    history.deliveries[2].begin = history.deliveries[2].end = 200.0
+
+
+def _give_key_to_two(history: History) -> None:
+    history.channels[0].shared = True
+    history.deliveries[0].end = 2.5
+    history.deliveries[1].consumer = "d"
+
+
+def _exceed_rdy(history: History) -> None:
+    history.rdy_exceeded.append("3 messages in flight, RDY 2")
+
+
+def _leak(history: History) -> None:
+    history.samples.append((1.0, 5000, 10, 10))
+
+
 BAD: list[tuple[str, Callable[[History], None]]] = [
     ("lost", _lose),
     ("phantom", _fail_stored),
@@ -118,6 +137,10 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("unbounded_waits", _slow_close),
     ("undocumented_errors", _raise_another),
     ("left_over", _leave_socket),
+    ("late_deliveries", _handle_late),
+    ("two_owners_of_a_key", _give_key_to_two),
+    ("rdy_exceeded", _exceed_rdy),
+    ("unbounded_memory", _leak),
 ]
 
 
@@ -137,3 +160,47 @@ def test_a_redelivery_after_a_fault_has_a_cause() -> None:
     _deliver_again(history)
     history.disturbances.append((5.0, 6.0))
     assert judge(history) == []
+
+
+def test_an_inversion_that_a_warning_announced_is_excused() -> None:
+    history = good()
+    _reorder(history)
+    history.order_given_up.append(("orders", 0, history.deliveries[0].begin))
+    assert judge(history) == []
+
+
+class Socket:
+    """Stands for a node's end of a connection."""
+
+    number, address, remote = 1, ("127.0.0.1", 4150), ("127.0.0.1", 1)
+
+
+def message(number: int) -> bytes:
+    content = bytes(8) + b"\x00\x01" + number.to_bytes(16, "big") + b"body"
+    return (len(content) + 4).to_bytes(4, "big") + b"\x00\x00\x00\x02" + content
+
+
+def watched(*steps: tuple[str, bytes]) -> list[str]:
+    found: list[str] = []
+    watch = RdyWatch({4150}, lambda: 1.0, 60.0, found.append)
+    for direction, data in steps:
+        getattr(watch, direction)(Socket(), data)
+    return found
+
+
+SUBSCRIBED = b"  V2IDENTIFY\n\x00\x00\x00\x02{}SUB orders billing\n"
+
+
+def test_messages_beyond_rdy_are_found_on_the_wire() -> None:
+    begin = ("received", SUBSCRIBED + b"RDY 2\n")
+    first, second, third = (("sent", message(number)) for number in (1, 2, 10))
+    finish = ("received", b"FIN " + (10).to_bytes(16, "big") + b"\n")
+    assert watched(begin, first, second) == []
+    assert watched(begin, first, third, finish, second) == []
+    assert len(watched(begin, first, second, third)) == 1
+
+
+def test_bytes_are_parsed_in_any_pieces() -> None:
+    pieces = [("received", bytes([byte])) for byte in SUBSCRIBED + b"RDY 1\n"]
+    pieces += [("sent", bytes([byte])) for byte in message(1) + message(2)]
+    assert len(watched(*pieces)) == 1

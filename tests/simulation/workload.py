@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -25,6 +28,7 @@ from nsqext import (
 )
 from tests.simulation.checkers import judge
 from tests.simulation.history import Channel, Delivery, History, Publish, PublishOutcome
+from tests.simulation.wire import RdyWatch
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation import World
@@ -32,11 +36,15 @@ if TYPE_CHECKING:
 __all__ = ("Schedule", "Violated", "run_schedule")
 
 PARTITIONS = 2
-KEYS = 3
+KEYS = 6
 PUBLISHING = 7.0
 """Virtual seconds for which publishers run."""
-PAUSE = 0.25
+PAUSE = 0.3
 """Longest pause between two publishes."""
+BATCH = 40
+"""Messages of the largest batch."""
+PRODUCERS = 2
+"""Producers that publishers share."""
 DRAIN = 150.0
 """Virtual seconds after the last fault within which everything has to be handled."""
 
@@ -61,20 +69,27 @@ class Schedule:
         self.replicas: int = random.choice((1, 2, 2, 3))
         self._numbers = 0
         self._publishing = True
+        self._producers: list[Producer] = []
 
     async def run(self) -> None:
         """Run it."""
         world, history = self.world, self.history
         await self._create_topics()
+        nodes = world.cluster.runtime.nodes.values()
+        watch = RdyWatch({node.tcp.port for node in nodes}, lambda: world.now, 60.0, history.rdy_exceeded.append)
+        world.network.on_sent, world.network.on_received = watch.sent, watch.received
         async with AsyncExitStack() as stack:
             for topic, channel, settings in self._consumers():
                 consumer = self._consumer(topic, channel, f"{topic}/{channel}/{len(history.concurrency)}", settings)
                 await stack.enter_async_context(self._closing(consumer))
+            for _ in range(PRODUCERS):
+                self._producers.append(await stack.enter_async_context(self._closing(self._producer())))
             doomed = world.start(self._doomed_client) if world.random.random() < 0.5 else None
             async with anyio.create_task_group() as tasks:
                 for kind in self._publishers():
                     tasks.start_soon(kind)
                 tasks.start_soon(self._come_and_go)
+                tasks.start_soon(self._sample)
                 async with world.inject_faults():
                     began = world.now
                     history.paused = sum(fault.seconds for fault in world.faults if fault.kind == "pause")
@@ -91,7 +106,7 @@ class Schedule:
                     history.disturbances.append((began, world.now))
             await self._publish_afterwards()
             with anyio.move_on_after(DRAIN):
-                while history.missing():  # noqa: ASYNC110 - handlers write the history
+                while history.due:  # noqa: ASYNC110 - handlers write the history
                     await anyio.sleep(0.25)
                 await anyio.sleep(2.0)
         history.left_over += await self._leftovers()
@@ -102,8 +117,16 @@ class Schedule:
         await create("lanes", PARTITIONS, replicas=replicas, extend=True, channels=["a"])
         await create("keyed", PARTITIONS, replicas=replicas, extend=True, channels=["a"], dispatch="key_failover")
         await create("ordered", PARTITIONS, replicas=min(replicas, 3), ordered=True, channels=["a"])
+        await create("upgraded", PARTITIONS, replicas=replicas, channels=["a"])
+        await create("recreated", PARTITIONS, replicas=replicas, channels=["a"])
+        self.world.cluster.upgraded.append("upgraded")
+        self.world.cluster.recreated.append("recreated")
+        history.recreated = any(fault.kind == "recreate" for fault in self.world.faults)
+        history.channels.append(Channel("upgraded", "a"))
+        if not history.recreated:
+            history.channels.append(Channel("recreated", "a"))
         history.channels += [Channel("plain", "a"), Channel("plain", "b"), Channel("lanes", "a", "key")]
-        history.channels += [Channel("keyed", "a", "key"), Channel("ordered", "a", "partition")]
+        history.channels += [Channel("keyed", "a", "key", shared=True), Channel("ordered", "a", "partition")]
 
     # --- consumers ------------------------------------------------------------------------------------------------
 
@@ -115,6 +138,8 @@ class Schedule:
             ("keyed", "a", {"concurrency": 3, "dispatch": "key_failover"}),
             ("keyed", "a", {"concurrency": 3, "dispatch": "key_failover"}),
             ("ordered", "a", {"concurrency": 2}),
+            ("upgraded", "a", {"concurrency": 2}),
+            ("recreated", "a", {"concurrency": 2}),
         ]
 
     def _consumer(self, topic: str, channel: str, name: str, settings: dict[str, Any]) -> Consumer:
@@ -143,14 +168,15 @@ class Schedule:
             history.deliveries.append(delivery)
             try:
                 chance = random.random()
-                if chance < 0.4:
+                if chance < 0.2:
                     await anyio.sleep(random.uniform(0.0, 0.02))
-                elif chance < 0.42:
+                elif chance < 0.205:
                     await anyio.sleep(random.uniform(1.0, 8.0))
-                if random.random() < 0.02:
+                if random.random() < 0.01:
                     delivery.outcome = "raised"
                     raise HandlerFailed
                 delivery.outcome = "returned"
+                history.handled(delivery)
             finally:
                 delivery.end = world.now
                 if delivery.outcome == "running":
@@ -188,23 +214,36 @@ class Schedule:
                 await anyio.sleep(random.uniform(0.1, 2.0))
             self.history.disturbances.append((began, world.now))
 
+    async def _sample(self) -> None:
+        """Count what uses memory, while faults last."""
+        world = self.world
+        while self._publishing:
+            sessions = sum(len(node.member.node.sessions) for node in world.cluster.runtime.nodes.values())
+            counts = len(asyncio.all_tasks()), len(world.network.sockets), sessions
+            self.history.samples.append((world.now, *counts))
+            await anyio.sleep(1.0)
+
     async def _doomed_client(self) -> None:
         """Consume and publish, until the process is killed."""
         consumer = self._consumer("plain", "b", "plain/b/doomed", {"concurrency": 2})
-        async with consumer:
-            await self._publish_each("plain", "doomed", keyed=False)
+        async with consumer, self._producer() as producer:
+            await self._publish_each("plain", "doomed", keyed=False, producer=producer)
             await anyio.sleep_forever()
 
     # --- publishers -----------------------------------------------------------------------------------------------
 
     def _publishers(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         return [
-            lambda: self._publish_each("plain", "p", keyed=False),
-            lambda: self._publish_each("lanes", "q", keyed=True),
-            lambda: self._publish_each("keyed", "r", keyed=True),
-            lambda: self._publish_each("ordered", "s", keyed=True),
-            lambda: self._publish_batches("lanes", "t"),
-            lambda: self._publish_batches("plain", "u"),
+            partial(self._publish_each, "plain", "p", keyed=False),
+            partial(self._publish_each, "lanes", "q", keyed=True),
+            partial(self._publish_each, "keyed", "r", keyed=True),
+            partial(self._publish_each, "ordered", "s", keyed=True),
+            partial(self._publish_each, "upgraded", "x", keyed=False),
+            partial(self._publish_each, "recreated", "y", keyed=False),
+            *(
+                partial(self._publish_batches, topic, name)
+                for topic, name in zip(("plain", "lanes", "keyed", "ordered"), "tuvw", strict=True)
+            ),
         ]
 
     def _producer(self) -> Producer:
@@ -212,9 +251,10 @@ class Schedule:
         options = ProducerOptions(on_unknown=history.on_unknown, timeout=history.timeout, connection=self.connection)
         return Producer(self.world.cluster.lookupd, options=options)
 
-    def _begin(self, topic: str, key: str) -> Publish:
+    def _begin(self, topic: str, key: str, batch: int = 0) -> Publish:
         self._numbers += 1
-        publish = Publish(f"{topic}/{key}/{self._numbers}".encode(), topic, key, self._numbers, self.world.now)
+        body = f"{topic}/{key}/{self._numbers}".encode()
+        publish = Publish(body, topic, key, self._numbers, self.world.now, batch=batch)
         self.history.publishes.append(publish)
         return publish
 
@@ -223,6 +263,7 @@ class Schedule:
         if isinstance(result, Receipt):
             publish.outcome, publish.partition = "stored", result.partition
             publish.message_id, publish.offset = result.message_id, result.offset
+            self.history.stored(publish)
             return
         outcome: PublishOutcome = "undocumented"
         if isinstance(result, NsqError):
@@ -231,12 +272,12 @@ class Schedule:
             outcome = "killed"
         publish.outcome, publish.error = outcome, repr(result)
 
-    async def _publish_each(self, topic: str, name: str, *, keyed: bool) -> None:
+    async def _publish_each(self, topic: str, name: str, *, keyed: bool, producer: Producer | None = None) -> None:
         random = self.world.random
-        async with self._closing(self._producer()) as producer:
-            while self._publishing:
-                await self._publish_one(producer, topic, f"{name}{random.randrange(KEYS)}" if keyed else "")
-                await anyio.sleep(random.uniform(0.0, PAUSE))
+        producer = producer or random.choice(self._producers)
+        while self._publishing:
+            await self._publish_one(producer, topic, f"{name}{random.randrange(KEYS)}" if keyed else "")
+            await anyio.sleep(random.uniform(0.0, PAUSE))
 
     async def _publish_one(self, producer: Producer, topic: str, key: str) -> None:
         publish = self._begin(topic, key)
@@ -252,27 +293,34 @@ class Schedule:
 
     async def _publish_batches(self, topic: str, name: str) -> None:
         random = self.world.random
-        keyed = topic == "lanes"
-        async with self._closing(self._producer()) as producer:
-            while self._publishing:
-                batch = [self._begin(topic, f"{name}{random.randrange(KEYS)}" if keyed else "") for _ in range(4)]
-                messages = [OutgoingMessage(publish.body, key=publish.key or None) for publish in batch]
-                outcomes: list[Any]
-                try:
-                    outcomes = list(await producer.publish_many(topic, messages))
-                except BatchFailed as error:
-                    outcomes = list(error.outcomes)
-                except Exception as error:
-                    outcomes = [error] * len(batch)
-                for publish, outcome in zip(batch, outcomes, strict=True):
-                    self._end(publish, outcome)
-                await anyio.sleep(random.uniform(0.0, 4 * PAUSE))
+        producer = random.choice(self._producers)
+        while self._publishing:
+            size = random.randint(1, BATCH)
+            keyed = topic != "plain"
+            number = self._numbers + 1
+            batch = [
+                self._begin(topic, f"{name}{random.randrange(KEYS)}" if keyed else "", number) for _ in range(size)
+            ]
+            messages = [OutgoingMessage(publish.body, key=publish.key or None) for publish in batch]
+            outcomes: list[Any]
+            try:
+                outcomes = list(await producer.publish_many(topic, messages))
+            except BatchFailed as error:
+                outcomes = list(error.outcomes)
+            except Exception as error:
+                outcomes = [error] * len(batch)
+            for publish, outcome in zip(batch, outcomes, strict=True):
+                self._end(publish, outcome)
+            await anyio.sleep(random.uniform(0.0, 4 * PAUSE))
 
     async def _publish_afterwards(self) -> None:
         """Publish when faults have ended long ago: it has to succeed."""
         await anyio.sleep(21.0)
         async with self._closing(self._producer()) as producer:
-            for topic, key in (("plain", ""), ("lanes", "last"), ("keyed", "last"), ("ordered", "last")):
+            for topic, key in (
+                *(("plain", ""), ("lanes", "last"), ("keyed", "last"), ("ordered", "last")),
+                *(("upgraded", ""), ("recreated", "")),
+            ):
                 for _ in range(2):
                     await self._publish_one(producer, topic, key)
 
@@ -284,6 +332,20 @@ class Schedule:
         return [f"open socket {sock!r}" for sock in mine if sock.host not in network.dead]
 
 
+class _Warnings(logging.Handler):
+    """Notes when lanes announce that they do not wait for messages any longer."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(logging.WARNING)
+        self._schedule = schedule
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a record."""
+        if str(record.msg).endswith("later ones are handled first: %r"):
+            place = str(getattr(record, "topic", "")), int(getattr(record, "partition", -1))
+            self._schedule.history.order_given_up.append((*place, self._schedule.world.now))
+
+
 async def run_schedule(world: World) -> None:
     """Run a schedule and judge its history.
 
@@ -291,7 +353,13 @@ async def run_schedule(world: World) -> None:
         Violated: it violates a guarantee.
     """
     schedule = Schedule(world)
-    await schedule.run()
+    warnings = _Warnings(schedule)
+    logger = logging.getLogger("nsqext.consumer")
+    logger.addHandler(warnings)
+    try:
+        await schedule.run()
+    finally:
+        logger.removeHandler(warnings)
     histories.append(schedule.history)
     del histories[:-1]
     found = judge(schedule.history)

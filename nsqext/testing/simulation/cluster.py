@@ -7,17 +7,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from anyio._core._eventloop import reset_current_async_library, set_current_async_library
+from attrs import evolve
 
 from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.broker.runtime_ha import RuntimeHa
 from nsqext.errors import NsqError
 from nsqext.testing.simulation.network import current_host
 
 if TYPE_CHECKING:
+    from nsqext.broker.nsqd.options import NodeOptions
+    from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
 
-__all__ = ("SimulatedCluster", "as_server")
+__all__ = ("COORDINATOR", "SimulatedCluster", "as_server")
+
+COORDINATOR = "coordinator"
+"""Name of the coordinator in `SimulatedCluster.separate`."""
 
 
 @contextmanager
@@ -33,25 +40,41 @@ def as_server() -> Iterator[None]:
         reset_current_async_library(library)
 
 
+class _Runtime(RuntimeHa):
+    """Servers whose files survive a loss of power: each publish is synced."""
+
+    def _node_options(self, name: str) -> NodeOptions:
+        return evolve(super()._node_options(name), disk=DiskOptions(fsync="always"))
+
+
 class SimulatedCluster:
-    """A cluster of the redesigned generation, in memory.
+    """A cluster of the redesigned generation.
 
     Args:
         nodes: number of nsqd, named n1, n2 and so on.
         lookupds: number of nsqlookupd, named l1, l2 and so on.
         seed: of what is random at the real server.
+        disk: where messages are stored; None keeps them in memory.
 
     Attributes:
         runtime: the servers.
+        disk: the disk.
         topics: number of partitions of each topic that `create_topic` created.
         down: names of the killed servers.
+        recreated: topics that the fault ``recreate`` may delete and create again.
+        upgraded: topics that the fault ``upgrade`` may turn into extend topics.
     """
 
-    def __init__(self, nodes: int, lookupds: int, seed: int) -> None:
-        shape = ClusterShape(nodes, lookupds, "ha", None)
-        self.runtime: RuntimeHa = RuntimeHa(shape, ClusterOptions(seed=seed))
+    def __init__(self, nodes: int, lookupds: int, seed: int, disk: SimulatedDisk | None = None) -> None:
+        shape = ClusterShape(nodes, lookupds, "ha", disk.root if disk is not None else None)
+        self.runtime: RuntimeHa = _Runtime(shape, ClusterOptions(seed=seed))
+        self.disk: SimulatedDisk | None = disk
         self.topics: dict[str, int] = {}
         self.down: set[str] = set()
+        self.recreated: list[str] = []
+        self.upgraded: list[str] = []
+        self._specs: dict[str, tuple[TopicSpec, tuple[str, ...], str]] = {}
+        self._without_power: set[str] = set()
 
     @property
     def lookupd(self) -> list[str]:
@@ -96,9 +119,31 @@ class SimulatedCluster:
             multi_part=not ordered and partitions * replicas > len(self.nodes),
             extend=extend,
         )
-        with as_server():
-            await self.runtime.create_topic(name, spec, tuple(channels), dispatch)
+        self._specs[name] = spec, tuple(channels), dispatch
+        await self._create(name)
         self.topics[name] = partitions
+
+    async def _create(self, name: str) -> None:
+        with as_server():
+            await self.runtime.create_topic(name, *self._specs[name])
+
+    async def recreate_topic(self, name: str) -> bool:
+        """Delete a topic with its messages and create it again; returns False while a node is not reachable."""
+        if not all(running.member.reachable for running in self.runtime.nodes.values()):
+            return False
+        with as_server():
+            self.runtime.delete_topic(name)
+        await self._create(name)
+        return True
+
+    async def upgrade_topic(self, name: str) -> bool:
+        """Turn a topic into an extend topic; returns whether the cluster did it."""
+        try:
+            with as_server():
+                self.runtime.upgrade_topic(name)
+        except NsqError:
+            return False
+        return True
 
     def leader(self, topic: str, partition: int = 0) -> str:
         """Return the name of the node that leads a partition, or led it last."""
@@ -114,8 +159,44 @@ class SimulatedCluster:
         """Start a killed server again; does nothing if it runs."""
         if name in self.down:
             with as_server():
+                if name in self._without_power:
+                    self._without_power.discard(name)
+                    self._open_files(name)
                 await self.runtime.restart(name)
             self.down.discard(name)
+
+    async def cut_power(self, name: str) -> None:
+        """Kill a server as a loss of power does: what its disk has not synced is lost; does nothing if it is down."""
+        if name not in self.down:
+            await self.kill(name)
+            if self.disk is not None and name in self.runtime.nodes:
+                self.disk.lose_power(name)
+                self._without_power.add(name)
+
+    def _open_files(self, name: str) -> None:
+        """Replace the queues of a node by what its disk has."""
+        if self.disk is not None:
+            self.disk.heal(name)
+        node, coordinator = self.runtime.node(name).member.node, self.runtime.coordinator
+        for replicas in coordinator.replica_sets_on(name):
+            hosted = node.hosted.pop((replicas.topic, replicas.partition), None)
+            if hosted is not None:
+                hosted.partition.close(save=False)
+            coordinator.host(replicas, name)
+
+    def separate(self, first: str, second: str) -> None:
+        """Cut the link between two nodes, or between a node and the coordinator."""
+        if COORDINATOR in (first, second):
+            self.runtime.isolate(second if first == COORDINATOR else first)
+        else:
+            self.runtime.coordinator.separate(first, second)
+
+    def connect(self, first: str, second: str) -> None:
+        """Restore a link that `separate` cut."""
+        if COORDINATOR in (first, second):
+            self.runtime.rejoin(second if first == COORDINATOR else first)
+        else:
+            self.runtime.coordinator.connect(first, second)
 
     async def terminate(self, name: str) -> None:
         """End a server as SIGTERM does; does nothing if it is down."""
@@ -147,9 +228,17 @@ class SimulatedCluster:
         Raises:
             PartitionUnavailable: a partition accepts no writes for 30 s.
         """
+        if self.disk is not None:
+            for name in self.nodes:
+                self.disk.heal(name)
         for name in sorted(self.down):
             await self.restart(name)
         self.runtime.heal()
+        for name in self.nodes:
+            self.connect(name, COORDINATOR)
+            for other in self.nodes:
+                if other > name:
+                    self.connect(name, other)
         for topic, partitions in self.topics.items():
             for partition in range(partitions):
                 await self.runtime.wait_writable(topic, partition, 30.0)

@@ -8,13 +8,16 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from nsqext.broker.fault_injection import Rule
+from nsqext.broker.lookupd.cluster_view import PartitionView, Snapshot
 from nsqext.errors import InvalidSetting
+from nsqext.testing.simulation.cluster import COORDINATOR
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.cluster import SimulatedCluster
+    from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.loop import SimulatedSelector
     from nsqext.testing.simulation.network import Network
     from nsqext.testing.simulation.seams import SimulatedClock
@@ -78,6 +81,63 @@ async def _kill(at: Injector, fault: Fault) -> End:
 async def _terminate(at: Injector, fault: Fault) -> End:
     await at.cluster.terminate(fault.target)
     return lambda: at.cluster.restart(fault.target)
+
+
+async def _power(at: Injector, fault: Fault) -> End:
+    await at.cluster.cut_power(fault.target)
+    return lambda: at.cluster.restart(fault.target)
+
+
+def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
+    async def begin(at: Injector, fault: Fault) -> End:
+        disk = at.cluster.disk
+        if disk is None:
+            return None
+        change(disk, fault)
+        return lambda: disk.heal(fault.target)
+
+    return begin
+
+
+def _slow_disk(disk: SimulatedDisk, fault: Fault) -> None:
+    disk.slow[fault.target] = 0.05 * fault.chance
+
+
+async def _separate(at: Injector, fault: Fault) -> End:
+    """Cut the link between a node and another one."""
+    others = [name for name in at.cluster.nodes if name != fault.target]
+    if not others:
+        return None
+    other = others[int(fault.chance * len(others))]
+    at.cluster.separate(fault.target, other)
+    return lambda: at.cluster.connect(fault.target, other)
+
+
+async def _isolate(at: Injector, fault: Fault) -> End:
+    """Cut a node off from the coordinator and from other nodes."""
+    at.cluster.separate(fault.target, COORDINATOR)
+    return lambda: at.cluster.connect(fault.target, COORDINATOR)
+
+
+async def _stall(at: Injector, fault: Fault) -> End:
+    """Let a client process neither read nor write, as when a handler blocks its event loop."""
+    client = at.clients[int(fault.chance * len(at.clients))]
+    at.network.stalled.add(client)
+    return lambda: at.network.stalled.discard(client)
+
+
+async def _recreate(at: Injector, fault: Fault) -> End:
+    names = at.cluster.recreated
+    if names:
+        await at.cluster.recreate_topic(names[int(fault.chance * len(names))])
+    return None
+
+
+async def _upgrade(at: Injector, fault: Fault) -> End:
+    names = at.cluster.upgraded
+    if names:
+        await at.cluster.upgrade_topic(names[int(fault.chance * len(names))])
+    return None
 
 
 async def _freeze(at: Injector, fault: Fault) -> End:
@@ -211,8 +271,34 @@ def _slow_answers(lookupd: Any, fault: Fault) -> None:
     lookupd.delay = fault.chance * 4
 
 
+def _wrong_leaders(lookupd: Any, fault: Fault) -> None:
+    """Name another node as the leader of each partition."""
+    view = Snapshot(lookupd.view)
+    names = list(view.peers())
+    following = dict(zip(names, names[1:] + names[:1], strict=True))
+
+    def shifted(partition: PartitionView) -> PartitionView:
+        registered, reader = (following.get(name or "") for name in (partition.registered, partition.reader))
+        return evolve(partition, registered=registered, reader=reader)
+
+    for name in view.names():
+        topic = view.topic(name)
+        if topic is not None:
+            view.put(evolve(topic, partitions={n: shifted(found) for n, found in topic.partitions.items()}))
+    lookupd.view = view
+
+
 _NODE: dict[str, _Begin] = {
     "kill": _kill,
+    "power": _power,
+    "disk_full": _disk(lambda disk, fault: disk.full.add(fault.target)),
+    "disk_failing": _disk(lambda disk, fault: disk.failing.add(fault.target)),
+    "disk_slow": _disk(_slow_disk),
+    "separate": _separate,
+    "isolate": _isolate,
+    "stall": _stall,
+    "recreate": _recreate,
+    "upgrade": _upgrade,
     "terminate": _terminate,
     "freeze": _freeze,
     "move": _move,
@@ -231,6 +317,7 @@ _NODE: dict[str, _Begin] = {
 _LOOKUP: dict[str, _Begin] = {
     "lookup_kill": _kill,
     "lookup_stale": _lookup(lambda lookupd, fault: lookupd.show_snapshot()),
+    "lookup_wrong": _lookup(_wrong_leaders),
     "lookup_empty": _lookup(lambda lookupd, fault: lookupd.show_nothing()),
     "lookup_slow": _lookup(_slow_answers),
     "lookup_partition": _blocking("io"),
@@ -298,5 +385,6 @@ class Injector:
             for link in sorted(self.network.blocked):
                 self.network.unblock(*link)
             self.network.slow.clear()
+            self.network.stalled.clear()
             self.clock.jumped = 0.0
             await self.cluster.heal()

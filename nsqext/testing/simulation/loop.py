@@ -137,7 +137,8 @@ class SimulatedSelector(selectors.BaseSelector):
             network.note(f"pause {self._paused:.3f}")
             network.now += self._paused
             self._paused = 0.0
-        network.run_due()
+        if network.events and network.events[0][0] <= network.now:
+            network.run_due()
         found = self._ready()
         if found or timeout == 0:
             return found
@@ -158,6 +159,8 @@ class SimulatedSelector(selectors.BaseSelector):
 
     def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         network = self._network
+        if not (network.readable or self._writers):
+            return []
         sockets, keys = network.sockets, self._keys
         masks: dict[int, int] = {}
         for fd in list(network.readable):
@@ -172,6 +175,8 @@ class SimulatedSelector(selectors.BaseSelector):
             sock = sockets.get(fd)
             if sock is not None and sock.writable and sock.host not in network.dead:
                 masks[fd] = masks.get(fd, 0) | selectors.EVENT_WRITE
+        if network.stalled:
+            masks = {fd: mask for fd, mask in masks.items() if sockets[fd].host not in network.stalled}
         found = [(keys[fd], mask) for fd, mask in masks.items()]
         if len(found) > 1:
             random = network.random

@@ -192,6 +192,8 @@ class SimulatedSocket(socket.socket):
         if size > 1 and random.random() < options.partial:
             size = random.randint(1, size)
         piece = bytes(data[:size])
+        if self.network.on_sent is not None:
+            self.network.on_sent(self, piece)
         if size > 1 and random.random() < options.split:
             cut = random.randint(1, size - 1)
             self.network.transmit(self, _DATA, piece[:cut])
@@ -213,6 +215,8 @@ class SimulatedSocket(socket.socket):
         if self.buffer:
             data = bytes(self.buffer[:size])
             del self.buffer[:size]
+            if self.network.on_received is not None:
+                self.network.on_received(self, data)
             return data
         self._raise_error()
         if self.eof or self.peer is None:
@@ -306,6 +310,9 @@ class Network:
         blocked: links that transmit nothing, as pairs of hosts.
         slow: factors of the delay of links; missing for 1.
         dead: hosts whose processes were killed.
+        stalled: hosts whose processes neither read nor write.
+        on_sent: called with a socket and the bytes that it took.
+        on_received: called with a socket and the bytes that were read from it.
     """
 
     def __init__(self, random: Random, options: NetworkOptions | None = None, *, keep_trace: bool = False) -> None:
@@ -318,6 +325,9 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}
         self.dead: set[str] = set()
+        self.stalled: set[str] = set()
+        self.on_sent: Callable[[SimulatedSocket, bytes], None] | None = None
+        self.on_received: Callable[[SimulatedSocket, bytes], None] | None = None
         self.events: list[tuple[float, int, Callable[..., None], Any]] = []
         self.lines: deque[str] | None = deque(maxlen=_TRACE_LINES) if keep_trace else None
         self._hosts: dict[int, str] = {}

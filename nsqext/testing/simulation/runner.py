@@ -11,6 +11,7 @@ import anyio
 from attrs import frozen
 
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
+from nsqext.testing.simulation.disk import SimulatedDisk
 from nsqext.testing.simulation.faults import Fault, FaultOptions, draw_faults
 from nsqext.testing.simulation.loop import SimulatedLoop, SimulationStuck
 from nsqext.testing.simulation.network import Network, NetworkOptions
@@ -152,6 +153,8 @@ def run_seed(
     time_limit: float = 600.0,
     keep_trace: bool = False,
     most_turns: int = 2_000_000,
+    disk: bool = False,
+    real_http: bool = False,
 ) -> Run:
     """Run a scenario with one seed and given faults; an exception of the scenario is in the result.
 
@@ -165,16 +168,20 @@ def run_seed(
         time_limit: virtual seconds after which the run fails.
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.
+        disk: nodes store messages on a simulated disk, and sync each publish.
+        real_http: HTTP runs in httpx and uvicorn.
     """
     wires = Network(Random(f"network {seed}"), network, keep_trace=keep_trace)
     clock = SimulatedClock(wires)
     error: BaseException | None = None
-    with simulated_machine(wires, clock, seed):
+    files = SimulatedDisk(wires, Random(f"disk {seed}")) if disk else None
+    with simulated_machine(wires, clock, seed, disk=files, real_http=real_http):
         loop = SimulatedLoop(wires, most_turns)
         unhandled: list[BaseException] = []
         loop.set_exception_handler(lambda _, context: _note(unhandled, context))
         try:
-            main = _main(scenario, seed, tuple(faults), loop, clock, nodes, lookupds, time_limit)
+            cluster = SimulatedCluster(nodes, lookupds, seed, files)
+            main = _main(scenario, seed, tuple(faults), loop, clock, cluster, time_limit)
             loop.run_until_complete(main)
         except (Exception, SimulationStuck) as found:
             error = found
@@ -196,12 +203,9 @@ async def _main(
     faults: tuple[Fault, ...],
     loop: SimulatedLoop,
     clock: SimulatedClock,
-    nodes: int,
-    lookupds: int,
+    cluster: SimulatedCluster,
     time_limit: float,
 ) -> None:
-    cluster = SimulatedCluster(nodes, lookupds, seed)
-
     async def serve(*, task_status: TaskStatus[None]) -> None:
         with as_server():
             await cluster.runtime.run(task_status=task_status)

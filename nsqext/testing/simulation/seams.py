@@ -6,6 +6,7 @@ nothing for them: it calls the functions of the standard library.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import random
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,10 @@ from unittest.mock import patch
 
 from anyio.lowlevel import checkpoint
 
+from nsqext.testing.simulation.http import SimulatedHttpServer, SimulatedHttpTransport
+
 if TYPE_CHECKING:
+    from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
 
 __all__ = ("EPOCH", "SimulatedClock", "simulated_machine")
@@ -72,6 +76,25 @@ class SimulatedClock:
         return int(EPOCH) * 1_000_000_000 + round((self._network.now + self.jumped) * 1e9)
 
 
+def _current_library(sniffio: Any) -> Callable[[], str]:
+    """Return a stand-in for `sniffio.current_async_library`, with the same results for asyncio in less time."""
+    local, variable = sniffio.thread_local, sniffio.current_async_library_cvar
+
+    def current_async_library() -> str:
+        found = local.name or variable.get()
+        if found is not None:
+            return str(found)
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            task = None
+        if task is None:
+            raise sniffio.AsyncLibraryNotFoundError("unknown async library, or not in async context")
+        return "asyncio"
+
+    return current_async_library
+
+
 def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``simulated`` in the thread of the simulation while it runs, and ``real`` else."""
     owner = threading.get_ident()
@@ -105,6 +128,11 @@ def _numbered_scope(backend: Any) -> type:
     return CancelScope
 
 
+def _make_transport(context: object) -> SimulatedHttpTransport:
+    """Stand for httpx's transport; simulated HTTP has no TLS."""
+    return SimulatedHttpTransport()
+
+
 async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
     """Stand for a worker thread."""
     await checkpoint()
@@ -112,8 +140,18 @@ async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: 
 
 
 @contextmanager
-def simulated_machine(network: Network, clock: SimulatedClock, seed: int) -> Iterator[None]:
-    """Let product code in this thread run on a simulated machine."""
+def simulated_machine(
+    network: Network, clock: SimulatedClock, seed: int, *, disk: SimulatedDisk | None = None, real_http: bool = False
+) -> Iterator[None]:
+    """Let product code in this thread run on a simulated machine.
+
+    Args:
+        network: its sockets.
+        clock: its clocks.
+        seed: of what is random in product code.
+        disk: its disk; None without files.
+        real_http: HTTP runs in httpx and uvicorn, on simulated sockets.
+    """
     for name in _PRODUCT:
         import_module(name)
     backend = import_module("anyio._backends._asyncio")
@@ -146,6 +184,19 @@ def simulated_machine(network: Network, clock: SimulatedClock, seed: int) -> Ite
                 patch.object(backend.AsyncIOBackend, "run_sync_in_worker_thread", staticmethod(_run_at_once))
             )
             stack.enter_context(patch.object(http_client, "_loaded", [True]))
+            sniffio = sys.modules.get("sniffio")  # an optional dependency of anyio
+            if sniffio is not None:
+                stack.enter_context(patch.object(sniffio, "current_async_library", _current_library(sniffio)))
+            if disk is not None:
+                runtime = import_module("nsqext.broker.runtime")
+                stack.enter_context(patch.object(runtime, "locked", lambda *_, **__: nullcontext()))
+                for name, function in disk.replacements():
+                    stack.enter_context(patch.object(os, name, function))
+            if not real_http:
+                lookup_http = import_module("nsqext.lookup.http")
+                stack.enter_context(patch.object(lookup_http, "_make_transport", _make_transport))
+                server = import_module("nsqext.broker.uvicorn_server")
+                stack.enter_context(patch.object(server, "H11Protocol", SimulatedHttpServer))
             random.seed(f"product {seed}")
             gc.disable()  # finalizers would run at times that depend on the machine
             yield

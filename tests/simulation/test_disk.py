@@ -1,0 +1,81 @@
+"""The simulated disk: what was synced survives a loss of power, everything else may be lost or torn."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from unittest.mock import patch
+
+import pytest
+
+from nsqext.broker.engine.storage.files import write_atomically
+from nsqext.testing.simulation.disk import SimulatedDisk, SimulatedPath
+from nsqext.testing.simulation.network import Network
+
+
+@contextmanager
+def disk_of(seed: int) -> Iterator[SimulatedDisk]:
+    disk = SimulatedDisk(Network(Random(seed)), Random(seed))
+    with ExitStack() as stack:
+        for name, function in disk.replacements():
+            stack.enter_context(patch.object(os, name, function))
+        yield disk
+
+
+def append(path: SimulatedPath, data: bytes, *, sync: bool) -> None:
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(out, data)
+    if sync:
+        os.fsync(out)
+    os.close(out)
+
+
+def left(seed: int) -> bytes | None:
+    """Return what remains of a file with synced and unsynced bytes."""
+    with disk_of(seed) as disk:
+        folder = disk.root / "n1"
+        folder.mkdir(parents=True)
+        append(folder / "queue", b"synced ", sync=True)
+        append(folder / "queue", b"unsynced", sync=False)
+        append(folder / "other", b"unsynced", sync=False)
+        disk.lose_power("n1")
+        assert (folder / "queue").exists()
+        return bytes((folder / "queue").read_bytes())
+
+
+def test_unsynced_bytes_are_lost_torn_or_kept() -> None:
+    found = {left(seed) for seed in range(40)}
+    assert {b"synced ", b"synced unsynced"} < found
+    assert all(data is not None and b"synced unsynced".startswith(data) and len(data) >= 7 for data in found)
+
+
+def renamed(seed: int, *, sync: bool) -> bytes | None:
+    with disk_of(seed) as disk:
+        folder = disk.root / "n1"
+        folder.mkdir(parents=True)
+        write_atomically(folder / "state", b"new", sync=sync)
+        disk.lose_power("n1")
+        return bytes((folder / "state").read_bytes()) if (folder / "state").exists() else None
+
+
+def test_a_file_that_was_replaced_with_sync_survives_a_loss_of_power() -> None:
+    """The folder was not synced: the rename was undone, and with the file of channels all channels were forgotten."""
+    assert {renamed(seed, sync=True) for seed in range(40)} == {b"new"}
+    assert None in {renamed(seed, sync=False) for seed in range(40)}
+
+
+@pytest.mark.parametrize(("fault", "number"), [("full", errno.ENOSPC), ("failing", errno.EIO)])
+def test_a_disk_that_is_full_or_failing_refuses_writes(fault: str, number: int) -> None:
+    with disk_of(1) as disk:
+        folder = disk.root / "n1"
+        folder.mkdir(parents=True)
+        getattr(disk, fault).add("n1")
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            append(folder / "queue", b"x", sync=True)
+        assert caught.value.errno == number
+        disk.heal("n1")
+        append(folder / "queue", b"x", sync=True)
+        assert (folder / "queue").read_bytes() == b"x"

@@ -136,6 +136,18 @@ class History:
     due: dict[tuple[str, str, bytes], None] = field(factory=dict)
     _handled: set[tuple[str, str, bytes]] = field(factory=set)
 
+    def missing(self) -> int:
+        """Return how many deliveries are due, of a history that was not noted with `stored` and `handled`."""
+        returned = {
+            (found.topic, found.channel, found.body) for found in self.deliveries if found.outcome == "returned"
+        }
+        return sum(
+            (channel.topic, channel.name, publish.body) not in returned
+            for channel in self.channels
+            for publish in self.publishes
+            if publish.topic == channel.topic and publish.outcome == "stored"
+        )
+
     def stored(self, publish: Publish) -> None:
         """Note that a publish returned: every channel of its topic has to handle it."""
         for channel in self.channels:

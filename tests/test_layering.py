@@ -180,8 +180,10 @@ def test_rooms_form_no_cycle() -> None:
 
 # files that may import an event loop
 LOOP_IMPORTS = {
+    "testing/simulation/http.py": "it stands for httpcore and uvicorn, on the protocols of asyncio",
     "testing/simulation/loop.py": "the simulation is an asyncio event loop with virtual time",
     "testing/simulation/runner.py": "it runs that loop, and ends the tasks that are left",
+    "testing/simulation/seams.py": "it stands for sniffio, which asks for the current task",
 }
 
 

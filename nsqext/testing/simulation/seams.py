@@ -23,8 +23,6 @@ from unittest.mock import patch
 
 from anyio.lowlevel import checkpoint
 
-from nsqext.testing.simulation.http import SimulatedHttpServer, SimulatedHttpTransport
-
 if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
     from nsqext.testing.simulation.network import Network
@@ -128,11 +126,6 @@ def _numbered_scope(backend: Any) -> type:
     return CancelScope
 
 
-def _make_transport(context: object) -> SimulatedHttpTransport:
-    """Stand for httpx's transport; simulated HTTP has no TLS."""
-    return SimulatedHttpTransport()
-
-
 async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
     """Stand for a worker thread."""
     await checkpoint()
@@ -193,10 +186,13 @@ def simulated_machine(
                 for name, function in disk.replacements():
                     stack.enter_context(patch.object(os, name, function))
             if not real_http:
+                http = import_module("nsqext.testing.simulation.http")  # loads httpx
                 lookup_http = import_module("nsqext.lookup.http")
-                stack.enter_context(patch.object(lookup_http, "_make_transport", _make_transport))
+                stack.enter_context(
+                    patch.object(lookup_http, "_make_transport", lambda context: http.SimulatedHttpTransport())
+                )
                 server = import_module("nsqext.broker.uvicorn_server")
-                stack.enter_context(patch.object(server, "H11Protocol", SimulatedHttpServer))
+                stack.enter_context(patch.object(server, "H11Protocol", http.SimulatedHttpServer))
             random.seed(f"product {seed}")
             gc.disable()  # finalizers would run at times that depend on the machine
             yield

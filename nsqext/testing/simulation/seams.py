@@ -191,7 +191,7 @@ def simulated_machine(
                 stack.enter_context(
                     patch.object(lookup_http, "_make_transport", lambda context: http.SimulatedHttpTransport())
                 )
-                server = import_module("nsqext.broker.uvicorn_server")
+                server = import_module("nsqext.broker.http.uvicorn_server")
                 stack.enter_context(patch.object(server, "H11Protocol", http.SimulatedHttpServer))
             random.seed(f"product {seed}")
             gc.disable()  # finalizers would run at times that depend on the machine

@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate soak spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -23,6 +23,7 @@ help:
 	@echo "make simulate    run SEEDS=500 simulated schedules of faults on all cores"
 	@echo "make mutate      put bugs into client and broker, and count the seeds that find them"
 	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
+	@echo "make fuzz        fuzz every reader of foreign bytes, each for SECONDS=60"
 	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
@@ -59,6 +60,10 @@ mutate: $(VENV)/test/.ready
 MINUTES ?= 20
 soak: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.soak --minutes $(MINUTES)
+
+SECONDS ?= 60
+fuzz: $(VENV)/fuzz/.ready
+	$(VENV)/fuzz/bin/python -m tests.fuzz --seconds $(SECONDS)
 
 spark-long: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10
@@ -102,6 +107,7 @@ $(VENV)/demo/.ready: INSTALL = ".[broker,cli]"
 $(VENV)/pipeline/.ready: INSTALL = ".[broker,cli,spark]" --group pipeline
 $(VENV)/test/.ready: INSTALL = ".[all]" --group test --group coverage
 $(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs --group layout --group release
+$(VENV)/fuzz/.ready: INSTALL = ".[broker,cli,snappy,speed]" --group fuzz
 $(VENV)/release/.ready: INSTALL = "." --group release
 $(VENV)/bench/.ready: INSTALL = ".[broker,cli,spark,speed]" --group bench
 

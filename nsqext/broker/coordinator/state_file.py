@@ -15,6 +15,7 @@ from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicSta
 from nsqext.broker.engine.storage.files import write_atomically
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.errors import InvalidSetting
+from nsqext.protocol.names import MAX_PARTITIONS, is_valid_channel, is_valid_topic
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -110,12 +111,13 @@ class StateFile:
             raise InvalidSetting(f"{self._path} cannot be read: {error.strerror}") from error
         try:
             found = orjson.loads(data)["topics"]
+            topics = [_load_topic(name, kept) for name, kept in found.items()]
             partitions = {
-                (name, int(number)): _load_partition(kept)
-                for name, topic in found.items()
-                for number, kept in topic["partitions"].items()
+                (topic.name, _load_number(number, topic)): _load_partition(kept)
+                for topic in topics
+                for number, kept in found[topic.name]["partitions"].items()
             }
-            return [_load_topic(name, kept) for name, kept in found.items()], partitions
+            return topics, partitions
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             aside = self._keep_aside()
             _LOG.warning("%s is damaged (%s); it is kept as %s", self._path, _reason(error), aside)
@@ -217,8 +219,28 @@ def _dump_partition(state: PartitionState) -> dict[str, Any]:
 
 
 def _load_topic(name: str, kept: dict[str, Any]) -> TopicState:
-    return TopicState(name, TopicSpec(**kept["spec"]), registered=list(kept["registered"]))
+    spec = TopicSpec(**kept["spec"])
+    default = TopicSpec()
+    for member, value in asdict(spec).items():
+        if type(value) is not type(getattr(default, member)) or value < 0:
+            raise ValueError(f"{member} of topic {name} is {value!r}")
+    registered = kept["registered"]
+    if not is_valid_topic(name) or not (isinstance(registered, list) and all(map(is_valid_channel, registered))):
+        raise ValueError(f"the name of topic {name!r} or of its channels is not valid")
+    return TopicState(name, spec, registered=registered)
+
+
+def _load_number(text: str, topic: TopicState) -> int:
+    if not (text.isdecimal() and int(text) < topic.spec.partition_num <= MAX_PARTITIONS):
+        raise ValueError(f"topic {topic.name} has no partition {text!r}")
+    return int(text)
 
 
 def _load_partition(kept: dict[str, Any]) -> PartitionState:
-    return PartitionState(str(kept["leader"]), list(kept["replicas"]), list(kept["in_sync"]), int(kept["epoch"]))
+    state = PartitionState(kept["leader"], kept["replicas"], kept["in_sync"], kept["epoch"])
+    nodes = [state.leader, *state.replicas, *state.in_sync]
+    if not all(isinstance(node, str) for node in nodes) or not set(state.in_sync) <= set(state.replicas):
+        raise ValueError(f"nodes {nodes} of a partition")
+    if type(state.epoch) is not int or len(set(state.replicas)) < len(state.replicas):
+        raise ValueError(f"epoch {state.epoch!r} or replicas {state.replicas} of a partition")
+    return state

@@ -95,8 +95,9 @@ def _check_go_only_rules(pattern: str) -> None:
             at = end + 2 if end >= 0 else len(pattern)
             continue
         if class_start >= 0:
-            if pattern.startswith("[:", at):
-                at = pattern.find(":]", at) + 1
+            end = pattern.find(":]", at + 2) if pattern.startswith("[:", at) else -1
+            if end >= 0:
+                at = end + 1
             elif char == "]" and at > class_start:
                 class_start = -1
         elif char == "[":

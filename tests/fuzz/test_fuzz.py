@@ -1,0 +1,44 @@
+"""Each target on what was found before, and for a moment on damaged inputs; `make fuzz` runs them for longer."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.inputs import CORPUS, damaged_inputs, kept_inputs
+from tests.fuzz.targets import TARGETS
+
+_MEMORY = 64 << 20
+KEPT = [path for name in TARGETS for path in kept_inputs(name)]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=[f"{path.parent.name}-{path.name}" for path in KEPT])
+def test_what_was_found_is_repaired(path: Path) -> None:
+    tracemalloc.start()
+    try:
+        TARGETS[path.parent.name].run(path.read_bytes())
+        assert tracemalloc.get_traced_memory()[1] < _MEMORY
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("name", list(TARGETS))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_inputs_raise_documented_errors_only(name: str, data: st.DataObject) -> None:
+    TARGETS[name].run(data.draw(damaged_inputs(name, TARGETS[name])))
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_seeds_are_read(name: str) -> None:
+    for seed in TARGETS[name].seeds:
+        TARGETS[name].run(seed)
+
+
+def test_every_kept_input_belongs_to_a_target() -> None:
+    assert {path.name for path in CORPUS.iterdir()} <= set(TARGETS)

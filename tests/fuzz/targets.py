@@ -7,7 +7,6 @@ takes too long or too much memory.
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -33,8 +32,8 @@ from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
-from nsqext.cli.message_files import read_entries
-from nsqext.cli.records import outgoing_message
+from nsqext.cli.files.message_files import read_entries
+from nsqext.cli.message_record import outgoing_message
 from nsqext.errors import (
     InvalidInput,
     InvalidSetting,
@@ -537,5 +536,3 @@ TARGETS: dict[str, Target] = {
         (b"\x1f\x8b\x08", b'"body_base64":', b'"key":', b'"trace_id":', b"-1", b"1e400"),
     ),
 }
-
-logging.getLogger("nsqext").setLevel(logging.CRITICAL)

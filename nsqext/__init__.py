@@ -6,12 +6,14 @@ Names are imported when they are first used, so that ``import nsqext`` costs nex
 
 from __future__ import annotations
 
-import typing as _typing
 from importlib import import_module as _import_module
 
 from nsqext._version import __version__
 
-if _typing.TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
     from nsqext import errors
     from nsqext.admin import Admin
     from nsqext.app.app import App
@@ -37,6 +39,7 @@ if _typing.TYPE_CHECKING:
     from nsqext.protocol.identify import ExtFilter
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address, Receipt, TopicMeta
+del TYPE_CHECKING
 
 __all__ = (
     "Address",
@@ -109,7 +112,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> _typing.Any:
+def __getattr__(name: str) -> Any:
     if name == "errors":
         return _import_module("nsqext.errors")
     module = _HOME.get(name)

@@ -13,9 +13,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing them takes as long as starting Python, and until then a signal kills the process
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
 __all__ = ("COMMANDS", "PROGRAMS", "main")
 
@@ -96,8 +99,11 @@ def _fail(text: str) -> NoReturn:
 
 
 def _end_early(number: int, frame: object) -> NoReturn:
-    """End the process with status 0 on a signal before the servers run, as the original programs do."""
-    raise SystemExit(0)
+    """End the process with status 0 on a signal before the servers run, as the original programs do.
+
+    An exception is lost in a finalizer, and crashes extension modules that are being imported.
+    """
+    os._exit(0)
 
 
 def _typer_app(chosen: str | None) -> Callable[..., object]:

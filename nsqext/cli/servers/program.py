@@ -14,6 +14,7 @@ __all__ = ("read_program", "run_program")
 
 _LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 _NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("nsqext.broker")
 
 
@@ -97,12 +98,11 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
     _log.info("%s v%s", name, version_of(flags.get("generation", "nsq")))
 
     async def until_signal() -> None:
-        async with anyio.create_task_group() as tasks:
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:  # also while the servers close
+            async with anyio.create_task_group() as tasks:
                 tasks.start_soon(serve)
-                async for _ in signals:
-                    tasks.cancel_scope.cancel()
-                    return
+                await anext(signals)
+                tasks.cancel_scope.cancel()
 
     try:
         anyio.run(until_signal)
@@ -115,4 +115,5 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
         _log.critical("failed to instantiate %s - %s%s", name, error, hint)
         sys.exit(1)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal does not change the exit status
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second signal does not change the exit status

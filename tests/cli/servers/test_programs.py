@@ -68,15 +68,73 @@ def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_servers_run_ends_with_status_0(name: str, number: int) -> None:
+    """Also where an exception of the signal's handler would be lost."""
     program = f"""
-import os, signal, sys
+import os, signal, sys, time
 import nsqext.cli
-nsqext.cli.import_module = lambda module: os.kill(os.getpid(), {int(number)})
+
+class Lost:
+    def __del__(self):
+        os.kill(os.getpid(), {int(number)})
+        time.sleep(0)
+
+def load(module):
+    Lost()
+    time.sleep(30)
+
+nsqext.cli.import_module = load
 nsqext.cli.main([{name!r}])
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env=command_line.environment(),
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_little_is_imported_before_signals_are_handled() -> None:
+    """Until then a signal ends the process with the signal's status."""
+    program = """
+import sys
+known = set(sys.modules)
+import nsqext.cli
+print(*sorted(name for name in set(sys.modules) - known))
+"""
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-S", "-c", program]
+    found = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=True)
+    assert {name for name in found.stdout.split() if name.startswith("nsqext")} == {
+        "nsqext",
+        "nsqext._version",
+        "nsqext.cli",
+    }
+    assert not {"typing", "collections.abc", "re", "asyncio", "anyio", "typer"} & set(found.stdout.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_change_the_exit_status(number: int) -> None:
+    """One that is received while the servers close."""
+    program = f"""
+import os
+import anyio
+from nsqext.cli.program import run_program
+
+async def serve():
+    try:
+        os.kill(os.getpid(), {int(number)})
+        await anyio.sleep_forever()
+    finally:
+        os.kill(os.getpid(), {int(number)})
+
+run_program("nsqd", {{"log-level": "error"}}, serve)
+"""
+    root = str(Path(__file__).parents[2])
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         timeout=20,
         check=False,

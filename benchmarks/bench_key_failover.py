@@ -102,34 +102,6 @@ async def throughput(cluster: Cluster, count: int) -> None:
     print(f"lanes: {lanes / ordered:.1f} times the ordered consumer, key_failover: {keyed / ordered:.1f} times\n")
 
 
-async def scale(cluster: Cluster, count: int) -> None:
-    """Let 1, 2 and 4 consumers of a key_failover channel share the keys, with eight lanes each."""
-    drafts = make_drafts(count, [1.0] * KEYS)
-    alone = 0.0
-    for consumers in (1, 2, 4):
-        topic = f"scale-{consumers}"
-        cluster.create_topic(topic, extend=True, channels=["ch"])
-
-        def make(topic: str = topic, consumers: int = consumers) -> list[Consumer]:
-            return [
-                Consumer(
-                    topic,
-                    "ch",
-                    lookupd=cluster.lookupd,
-                    concurrency=LANES,
-                    dispatch="key_failover",
-                    max_in_flight=400,
-                    options=OPTIONS,
-                )
-                for _ in range(consumers)
-            ]
-
-        rate = await measure(cluster, f"key_failover, {consumers} x {LANES} lanes", drafts, make)
-        alone = alone or rate
-        print(f"{'':44} {rate / alone:8.2f} times one consumer")
-    print()
-
-
 async def skew(cluster: Cluster, seconds: float) -> None:
     """Let a consumer join four others under Zipf keys, and count who gets what before and after."""
     cluster.create_topic("skewed", extend=True, channels=["ch"])
@@ -181,7 +153,6 @@ async def main(count: int, seconds: float) -> None:
     """Run everything."""
     with Cluster(nodes=1) as cluster:
         await throughput(cluster, count)
-        await scale(cluster, 2 * count)
         await skew(cluster, seconds)
 
 

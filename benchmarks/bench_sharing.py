@@ -24,7 +24,7 @@ from anyio import create_task_group, to_thread
 
 from benchmarks.peer import BODY
 from benchmarks.report import table, write_section
-from nsqext import Consumer, ConsumerOptions, DeliveryOptions, Message, OutgoingMessage, Producer
+from nsqext import Consumer, ConsumerOptions, Message, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 
 LANES = 8
@@ -52,7 +52,7 @@ class Handled(NamedTuple):
 
 
 def consume(pipe: Connection, lookupd: list[str], topic: str) -> None:
-    """Consume by keys, in a process of its own: reports when subscribed, receives the end, and sends what it handled."""
+    """Consume by keys in a process of its own: send that it is subscribed, receive the end, send what was handled."""
     anyio.run(_consume, pipe, lookupd, topic)
 
 
@@ -130,22 +130,16 @@ async def key_failover(cluster: Cluster, seconds: float) -> str:
     return table(head, rows)
 
 
-def _options(initial_ready: int) -> ConsumerOptions:
-    return ConsumerOptions(delivery=DeliveryOptions(initial_ready=initial_ready))
-
-
 async def share(cluster: Cluster, initial_ready: int, number: int) -> tuple[int, float]:
     """Let a consumer join another; returns how many of the messages it handled, and the seconds for all."""
-    topic = f"share-{initial_ready}-{number}"
+    topic, options = f"share-{initial_ready}-{number}", ConsumerOptions(initial_ready=initial_ready)
     cluster.create_topic(topic, channels=["ch"])
     counts = [0, 0]
     finished = anyio.Event()
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
 
         def join(position: int) -> Consumer:
-            consumer = Consumer(
-                topic, "ch", lookupd=cluster.lookupd, max_in_flight=MAX_IN_FLIGHT, options=_options(initial_ready)
-            )
+            consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=MAX_IN_FLIGHT, options=options)
 
             @consumer.handler
             async def handle(_: Message) -> None:
@@ -177,7 +171,11 @@ async def empty(cluster: Cluster, initial_ready: int, number: int) -> tuple[floa
         for _ in range(EMPTIED // 1000):
             await producer.publish_many(topic, [BODY] * 1000, partition=0)
     consumer = Consumer(
-        topic, "ch", lookupd=cluster.lookupd, max_in_flight=MAX_IN_FLIGHT, options=_options(initial_ready)
+        topic,
+        "ch",
+        lookupd=cluster.lookupd,
+        max_in_flight=MAX_IN_FLIGHT,
+        options=ConsumerOptions(initial_ready=initial_ready),
     )
     count = 0
     began = (time.monotonic(), time.process_time())
@@ -207,7 +205,13 @@ async def fairness(cluster: Cluster, rounds: int) -> str:
             found.append(await empty(cluster, initial_ready, number))
     for row, found in zip(rows, speeds, strict=True):
         row += [f"{median(rate for rate, _ in found):,.0f}", f"{median(cpu for _, cpu in found):.2f}"]
-    head = ("first RDY", "messages of the late consumer", "seconds for all", "messages a second", "µs of CPU per message")
+    head = (
+        "first RDY",
+        "messages of the late consumer",
+        "seconds for all",
+        "messages a second",
+        "µs of CPU per message",
+    )
     return table(head, rows)
 
 

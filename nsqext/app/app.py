@@ -370,8 +370,10 @@ class App(Router):
                 self._started.set()
             await consumer.wait()
         except NsqError as error:
-            place = {"topic": ",".join(consumer.topics), "channel": consumer.channel}
-            logger.error("a consumer cannot continue: %s", error, extra=place)  # noqa: TRY400 - its text says where
+            # the first one is raised, after the others were drained
+            if self._error is not None or self._started.is_set():
+                place = {"topic": ",".join(consumer.topics), "channel": consumer.channel}
+                logger.error("a consumer cannot continue: %s", error, extra=place)  # noqa: TRY400 - its text says where
             self._error = self._error or error
         finally:
             self._stopping.set()

@@ -112,7 +112,7 @@ class Cluster:
 
             return RuntimeHa(self._shape, self._options)
         except ModuleNotFoundError as error:
-            if error.name not in ("starlette", "uvicorn"):
+            if error.name not in ("starlette", "uvicorn", "re2"):
                 raise
             raise InvalidState(
                 f"the cluster needs {error.name}, which is not installed", hint="pip install 'nsqext[broker]'"

@@ -253,7 +253,10 @@ class NotLookupd(LookupFailed):
 
 
 class LookupUnreachable(LookupFailed):
-    """No lookup address can be reached: the lookup service does not run (yet), or the network is down."""
+    """No lookup address can be reached: the lookup service does not run (yet), or the network is down.
+
+    A proxy that answers with a 5xx status counts as one whose lookup service does not run.
+    """
 
 
 class TopicNotFound(NsqError):

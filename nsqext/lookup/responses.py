@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from attrs import field, frozen
 
-from nsqext.errors import LookupFailed, NotLookupd, NsqError, TopicNotFound, TopicNotReady
+from nsqext.errors import LookupFailed, LookupUnreachable, NotLookupd, NsqError, TopicNotFound, TopicNotReady
 from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
 
@@ -19,6 +19,8 @@ _SHOWN = 120
 """Bytes of an unexpected response that an error shows."""
 _MAX_CHANNELS = 10_000
 """Channels of a topic that are read; they are only listed to the user."""
+_GATEWAY_ERRORS = (502, 503, 504)
+"""Statuses of proxies whose server is not up."""
 
 
 @frozen
@@ -102,7 +104,7 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
         except orjson.JSONDecodeError:
             # the redesigned server puts error texts into JSON without escaping them
             if status == 200 or not body.lstrip().startswith(b"{"):
-                kind = LookupFailed if status >= 500 else NotLookupd  # a proxy whose server is not up yet
+                kind = LookupUnreachable if status >= 500 else NotLookupd  # a proxy whose server is not up yet
                 raise _unexpected(f"HTTP {status} with {body[:_SHOWN]!r}", source, kind) from None
             text = body[:_SHOWN].decode("utf-8", "backslashreplace")
     if isinstance(data, dict) and "status_code" in data:
@@ -135,15 +137,15 @@ def _refusal(code: Any, text: str, source: Address) -> NsqError:
             node=node,
             hint="check auth_secret; it is sent over HTTPS and to loopback only, unless auth_over_http is set",
         )
-    return LookupFailed(f"the lookup node responded {code} {text or '(no text)'}", node=node)
+    kind = LookupUnreachable if code in _GATEWAY_ERRORS else LookupFailed
+    return kind(f"the lookup node responded {code} {text or '(no text)'}", node=node)
 
 
 def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookupd) -> LookupFailed:
-    return kind(
-        f"not a response of nsqlookupd: {what}",
-        node=str(source),
-        hint="give the address of nsqlookupd's HTTP side (4161 by default)",
-    )
+    hint = "give the address of nsqlookupd's HTTP side (4161 by default)"
+    if kind is LookupUnreachable:
+        hint = "is nsqlookupd up behind this address?"
+    return kind(f"not a response of nsqlookupd: {what}", node=str(source), hint=hint)
 
 
 def read_lookup(data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024) -> LookupAnswer:

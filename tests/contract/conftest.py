@@ -8,7 +8,17 @@ from secrets import token_hex
 
 import pytest
 
-from tests.support.cluster import KILL, REAL, ClusterUnderTest, Killable, killable_cluster, running_cluster
+from tests.support.cluster import (
+    KILL,
+    REAL,
+    REAL_ORIGINAL,
+    ClusterUnderTest,
+    Killable,
+    Original,
+    killable_cluster,
+    running_cluster,
+    running_original,
+)
 
 HERE = Path(__file__).parent
 _PATIENT = 240
@@ -27,6 +37,13 @@ def cluster_under_test() -> Iterator[ClusterUnderTest]:
     """The embedded cluster, or the real one that NSQEXT_TEST_LOOKUPD names."""
     with running_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session", params=["embedded", "real"] if REAL_ORIGINAL else ["embedded"])
+def original(request: pytest.FixtureRequest) -> Iterator[Original]:
+    """An embedded original NSQ, and the real one that NSQEXT_TEST_NSQ_LOOKUPD names."""
+    with running_original(real=request.param == "real") as original:
+        yield original
 
 
 @pytest.fixture

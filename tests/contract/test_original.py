@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from attrs import frozen
 
 from nsqext import (
     Consumer,
@@ -23,48 +20,17 @@ from nsqext import (
     Position,
     Producer,
 )
-from nsqext.broker import Cluster
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
-from nsqext.lookup.client import LookupClient
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
-pytestmark = pytest.mark.anyio
+if TYPE_CHECKING:
+    from tests.support.cluster import Original
 
-_REAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
-"""HTTP addresses of nsqlookupd of a real original NSQ."""
+pytestmark = pytest.mark.anyio
 
 _POLLING = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5))
 """For topics on several nodes: each of them tells lookup a moment after the topic was made there."""
-
-
-@frozen
-class Original:
-    """An original NSQ.
-
-    Attributes:
-        lookupd: lookup addresses.
-        nodes: TCP addresses of its nsqd.
-    """
-
-    lookupd: list[str]
-    nodes: list[str]
-
-
-async def _nodes(lookupd: list[str]) -> list[str]:
-    async with LookupClient(lookupd) as client:
-        return [str(node.tcp) for node in await client.nodes()]
-
-
-@pytest.fixture(scope="session", params=["embedded", "real"] if _REAL else ["embedded"])
-def original(request: pytest.FixtureRequest) -> Iterator[Original]:
-    """The embedded cluster always, and a real one where there is one."""
-    if request.param == "real":
-        lookupd = _REAL.split(",")
-        yield Original(lookupd, anyio.run(_nodes, lookupd))
-        return
-    with Cluster(nodes=2, generation="nsq") as cluster:
-        yield Original(cluster.lookupd, [node.tcp for node in cluster.nodes.values()])
 
 
 @pytest.fixture

@@ -20,13 +20,26 @@ from nsqext.cli.flights.temporary_topic import TopicPlan
 if TYPE_CHECKING:
     from nsqext.types import Address
 
-__all__ = ("KILL", "REAL", "ClusterUnderTest", "Killable", "killable_cluster", "running_cluster")
+__all__ = (
+    "KILL",
+    "REAL",
+    "REAL_ORIGINAL",
+    "ClusterUnderTest",
+    "Killable",
+    "Original",
+    "killable_cluster",
+    "running_cluster",
+    "running_original",
+)
 
 REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
 
 KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
 """Command that kills a node of the real cluster; ``{n}`` stands for its place among the nodes by address, from 1."""
+
+REAL_ORIGINAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
+"""HTTP addresses of nsqlookupd of a real original NSQ; empty without one."""
 
 PARTITIONS = 2
 READY = ("ready",)
@@ -75,6 +88,35 @@ class ClusterUnderTest:
             await admin.upgrade_topic(topic)
 
 
+@frozen
+class Original:
+    """An original NSQ.
+
+    Attributes:
+        lookupd: lookup addresses.
+        nodes: TCP addresses of its nsqd.
+    """
+
+    lookupd: list[str]
+    nodes: list[str]
+
+
+@contextmanager
+def running_original(*, real: bool) -> Iterator[Original]:
+    """Give an embedded original NSQ, or the real one."""
+    if real:
+        lookupd = REAL_ORIGINAL.split(",")
+        yield Original(lookupd, [node.tcp for node in anyio.run(_nodes_of, lookupd)])
+        return
+    with Cluster(nodes=2, generation="nsq") as cluster:
+        yield Original(cluster.lookupd, [node.tcp for node in cluster.nodes.values()])
+
+
+async def _nodes_of(lookupd: list[str]) -> list[Node]:
+    async with Admin(lookupd) as admin:
+        return [Node(_text(node.tcp), _text(node.http)) for node in await admin.nodes()]
+
+
 @contextmanager
 def running_cluster() -> Iterator[ClusterUnderTest]:
     """Give the cluster with its topics, which are deleted again."""
@@ -113,11 +155,10 @@ def _with_topics(lookupd: list[str]) -> Iterator[ClusterUnderTest]:
 
 
 async def _make_topics(lookupd: list[str], plans: list[TopicPlan]) -> list[Node]:
-    async with Admin(lookupd) as admin:
-        async with anyio.create_task_group() as tasks:
-            for plan in plans:
-                tasks.start_soon(plan.create, admin)
-        return [Node(_text(node.tcp), _text(node.http)) for node in await admin.nodes()]
+    async with Admin(lookupd) as admin, anyio.create_task_group() as tasks:
+        for plan in plans:
+            tasks.start_soon(plan.create, admin)
+    return await _nodes_of(lookupd)
 
 
 def _text(address: Address | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,9 @@ def python_of(client: str) -> str:
 
 
 def node_modules_of(client: str) -> str:
-    """Return the folder that a client of Node.js is installed in; skips the test where npm cannot be reached."""
+    """Return the folder that a client of Node.js is installed in; skips the test without npm or its registry."""
+    if shutil.which("npm") is None:
+        pytest.skip(f"Node.js with npm, which runs {client}, is not installed")
     folder = _ROOT / f"interop-{client}"
     ready = folder / ".ready"
     wanted = " ".join(NODE_REQUIREMENTS[client])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from struct import pack
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ __all__ = (
     "make_message",
     "nothing_for",
     "placed",
+    "share_of_a_late_consumer",
     "subscribed",
     "take",
 )
@@ -73,6 +74,44 @@ async def subscribed(*consumers: Consumer) -> AsyncIterator[None]:
         return
     async with consumers[0], subscribed(*consumers[1:]):
         yield
+
+
+async def share_of_a_late_consumer(
+    make: Callable[[], Consumer], publish: Callable[[list[bytes]], Awaitable[object]]
+) -> int:
+    """Return how many of 150 messages of 20 ms a consumer handles that starts when another has handled fifteen.
+
+    Args:
+        make: returns a consumer of the channel.
+        publish: publishes messages.
+    """
+    counts = [0, 0]
+    consumers = [make(), make()]
+    late = anyio.Event()
+
+    def handler_of(position: int) -> Callable[[Message], Awaitable[None]]:
+        async def handle(message: Message) -> None:
+            await anyio.sleep(0.02)
+            counts[position] += 1
+            if counts[0] == 15:
+                late.set()
+            if sum(counts) >= 150:
+                for consumer in consumers:
+                    consumer.stop()
+
+        return handle
+
+    for position, consumer in enumerate(consumers):
+        consumer.handler(handler_of(position))
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumers[0].run)
+            while not consumers[0].connections:  # noqa: ASYNC110 - there is no event for an open consumer
+                await anyio.sleep(0.01)
+            await publish([b"x"] * 150)
+            await late.wait()
+            tasks.start_soon(consumers[1].run)
+    return counts[1]
 
 
 class RecordingOwner:

@@ -56,11 +56,11 @@ class Relay:
 
 
 @asynccontextmanager
-async def relaying(target: str) -> AsyncIterator[Relay]:
-    """Run a relay to a node."""
+async def relaying(target: str, port: int = 0) -> AsyncIterator[Relay]:
+    """Run a relay to a node, on a free port or on one that is known before."""
     relay = Relay(target)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port: int = listener.extra_attributes[SocketAttribute.local_port]()
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
+    port = listener.extra_attributes[SocketAttribute.local_port]()
     relay.address = f"127.0.0.1:{port}"
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, relay.serve)

@@ -283,13 +283,7 @@ class Consumer:
 
         Cancellation drains and closes it.
         """
-        session = self._session
-        try:
-            await session.ended.wait()
-        finally:
-            await session.close()
-        if session.error is not None:
-            raise session.error
+        await self._session.wait()
 
     async def start(self) -> Self:
         """Open the consumer, as ``async with`` does; `aclose` closes it, in this task or another one.

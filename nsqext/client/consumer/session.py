@@ -93,6 +93,7 @@ class ConsumerSession:
         self._metadata = metadata
         self._dead_letters = dead_letters
         self._joined = False
+        self._raises = True  # whether an error is raised in the caller: while it opens, and while the caller waits
         self._given = 0.0
         self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
 
@@ -122,6 +123,17 @@ class ConsumerSession:
             raise
         if self.error is not None:
             await self._tasks.aclose()
+            raise self.error
+        self._raises = False
+
+    async def wait(self) -> None:
+        """Wait for the end and close; see `Consumer.wait`."""
+        self._raises = True
+        try:
+            await self.ended.wait()
+        finally:
+            await self.close()
+        if self.error is not None:
             raise self.error
 
     async def close(self) -> None:
@@ -175,10 +187,14 @@ class ConsumerSession:
         await self.topics.close()
 
     def fail(self, error: NsqError) -> None:
-        """End because the consumer cannot continue; the first error is kept."""
+        """End because the consumer cannot continue; the first error is kept.
+
+        One that prevents the start is logged only where the caller does not receive it.
+        """
         if self.error is None:
             self.error = error
-            logger.error("the consumer cannot continue: %s", error, extra={"topic": self._topic})
+            if self.topics.started.is_set() or not self._raises:
+                logger.error("the consumer cannot continue: %s", error, extra={"topic": self._topic})
         self.topics.started.set()
         self.dispatcher.queue.wake()
         self.dispatcher.unpack_budget.wake()
@@ -226,6 +242,7 @@ class ConsumerSession:
             if queue.stopped:
                 raise StopAsyncIteration
             if not queue.messages:
+                self._raises = True
                 self.flush()
                 await queue.wait()
                 self._given = _clock()
@@ -265,6 +282,7 @@ class ConsumerSession:
         if not self._joined:
             self._tasks.check()
         self.flow.concurrency = max(self.flow.concurrency, limits.max_count)
+        self._raises = True
         messages = await self._batches.collect(limits, float("inf") if timeout is None else _clock() + timeout)
         if not messages:
             if self.error is not None:

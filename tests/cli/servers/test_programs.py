@@ -103,9 +103,8 @@ known = set(sys.modules)
 import nsqext.cli
 print(*sorted(name for name in set(sys.modules) - known))
 """
-    root = str(Path(__file__).parents[2])
     command = [sys.executable, "-S", "-c", program]
-    found = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=True)
+    found = subprocess.run(command, env=command_line.environment(), capture_output=True, text=True, check=True)
     assert {name for name in found.stdout.split() if name.startswith("nsqext")} == {
         "nsqext",
         "nsqext._version",
@@ -120,7 +119,7 @@ def test_a_second_signal_does_not_change_the_exit_status(number: int) -> None:
     program = f"""
 import os
 import anyio
-from nsqext.cli.program import run_program
+from nsqext.cli.servers.program import run_program
 
 async def serve():
     try:
@@ -131,10 +130,9 @@ async def serve():
 
 run_program("nsqd", {{"log-level": "error"}}, serve)
 """
-    root = str(Path(__file__).parents[2])
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": root},
+        env=command_line.environment(),
         capture_output=True,
         timeout=20,
         check=False,

@@ -168,6 +168,43 @@ async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Clust
     assert firsts(seen["one"] + seen["two"]) == numbers
 
 
+@pytest.mark.parametrize("lanes", [2, 8])
+async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Cluster, topic: str, lanes: int) -> None:
+    """Each lane holds a message before the first one is finished: as many handlers at once as lanes."""
+    wanted, running_now = 2 * lanes, 0
+    full = anyio.Event()
+
+    async def handle(message: Message) -> None:
+        nonlocal running_now
+        running_now += 1
+        if running_now == wanted:
+            full.set()
+        await full.wait()
+
+    consumers = []
+    for _ in range(2):
+        consumer = Consumer(
+            topic,
+            "ch",
+            lookupd=cluster.lookupd,
+            concurrency=lanes,
+            dispatch="key_failover",
+            max_in_flight=400,
+            options=quick(partitions=(0,)),
+        )
+        consumer.handler(handle)
+        consumers.append(consumer)
+    async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
+        for consumer in consumers:
+            tasks.start_soon(consumer.run)
+        await eventually(lambda: all(consumer.connections for consumer in consumers))
+        await producer.publish_many(topic, [OutgoingMessage(b"x", key=f"key-{n}") for n in range(600)], partition=0)
+        with anyio.fail_after(10):
+            await full.wait()
+        for consumer in consumers:
+            consumer.stop()
+
+
 async def test_key_failover_with_positions(cluster: Cluster, topic: str) -> None:
     options = quick(queue_position=True)
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", options=options)

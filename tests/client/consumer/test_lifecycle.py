@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,6 +19,7 @@ from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, Negotia
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, take
 from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_lookup, scripted_node
+from tests.support.messages import share_of_a_late_consumer
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -183,6 +185,19 @@ async def test_run_waits_for_a_lookup_service_that_starts_later(caplog: pytest.L
     assert caplog.text.count("waiting for a partition to subscribe to") == 1
 
 
+@pytest.mark.parametrize("body", [b"<html>no healthy upstream", b'{"message": "no healthy upstream"}'])
+async def test_a_proxy_whose_lookup_service_is_not_up_is_waited_for(
+    body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(answering(http(body, status="503 Service Unavailable"))) as address:
+        consumer = Consumer("t", "ch", lookupd=str(address), options=quick(lookup_timeout=300.0))
+        async with create_task_group() as tasks:
+            tasks.start_soon(consumer.start)
+            await eventually(lambda: "waiting for a partition to subscribe to" in caplog.text)
+            tasks.cancel_scope.cancel()
+    assert "is nsqlookupd up" in caplog.text or "503 no healthy upstream" in caplog.text
+
+
 async def test_the_wait_for_a_lookup_service_ends() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
@@ -197,6 +212,46 @@ async def test_an_address_that_is_not_that_of_a_lookup_service_fails_at_once() -
         consumer = Consumer("t", "ch", lookupd=str(address), options=quick(lookup_timeout=300.0))
         with anyio.fail_after(10), pytest.raises(LookupFailed):
             await consumer.start()
+
+
+@pytest.mark.parametrize("way", ["start", "run", "iterate", "serve"])
+async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs print what they raise: a line of the log beside it says the same again."""
+
+    async def handle(message: Message) -> None:
+        """Do nothing."""
+
+    async with serving(answering(http(b"<html>"))) as address:
+        options = quick(lookup_timeout=300.0, start_timeout=0.0 if way in ("run", "iterate") else 5.0)
+        consumer = Consumer("t", "ch", lookupd=str(address), options=options)
+        app = App(str(address), consumer_options=options)
+        app.handler("t", "ch")(handle)
+        if way == "run":
+            consumer.handler(handle)
+        with anyio.fail_after(10), pytest.raises(LookupFailed):
+            if way == "serve":
+                await app.serve()
+            elif way == "iterate":
+                async with consumer:
+                    await anext(consumer)
+            else:
+                await (consumer.start() if way == "start" else consumer.run())
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_an_error_that_ends_a_consumer_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(answering(http(b"<html>"))) as address:
+        consumer = Consumer("t", "ch", lookupd=str(address), options=quick(start_timeout=0.0))
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            """Do nothing."""
+
+        await consumer.start()
+        await eventually(lambda: "the consumer cannot continue" in caplog.text)
+        await consumer.aclose()
 
 
 async def test_nodes_that_refuse_tls_end_a_consumer_that_never_worked() -> None:
@@ -220,35 +275,13 @@ async def test_repeated_failures_are_logged_once_in_a_while(caplog: pytest.LogCa
 
 
 async def test_a_consumer_that_joins_late_gets_work(cluster: Cluster, topic: str) -> None:
-    """Each message takes 20 ms; the second consumer subscribes after the first one has handled fifteen of them."""
-    counts = {"first": 0, "second": 0}
-    consumers: list[Consumer] = []
-    late = anyio.Event()
-
-    def make(name: str) -> Consumer:
-        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=ConsumerOptions(partitions=(0,)))
-
-        @consumer.handler
-        async def handle(message: Message) -> None:
-            await anyio.sleep(0.02)
-            counts[name] += 1
-            if counts["first"] == 15:
-                late.set()
-            if sum(counts.values()) >= 150:
-                for one in consumers:
-                    one.stop()
-
-        consumers.append(consumer)
-        return consumer
-
+    options = ConsumerOptions(partitions=(0,))
     async with Producer(cluster.lookupd) as producer:
-        await producer.publish_many(topic, [b"x"] * 150, partition=0)
-    with anyio.fail_after(30):
-        async with create_task_group() as tasks:
-            tasks.start_soon(make("first").run)
-            await late.wait()
-            tasks.start_soon(make("second").run)
-    assert counts["second"] >= 45, counts
+        share = await share_of_a_late_consumer(
+            lambda: Consumer(topic, "ch", lookupd=cluster.lookupd, options=options),
+            partial(producer.publish_many, topic, partition=0),
+        )
+    assert share >= 45
 
 
 async def test_a_caller_that_holds_messages_gets_more(cluster: Cluster, topic: str) -> None:

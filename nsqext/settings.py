@@ -23,6 +23,7 @@ __all__ = (
     "Reader",
     "Setting",
     "load",
+    "options_of",
     "settings_of",
     "suggest",
     "unknown_arguments",
@@ -30,6 +31,7 @@ __all__ = (
 )
 
 T = TypeVar("T")
+Kind = TypeVar("Kind")
 
 Reader = Callable[[str], Any]
 """Parses the text of a value; raises ValueError where it is not valid."""
@@ -190,6 +192,26 @@ def unknown_arguments(
     else:
         hint = f"did you mean {found}=?"
     return TypeError(f"{owner}() has no argument {name!r}: {hint}")
+
+
+def options_of(given: Kind | None, kind: type[Kind], argument: str = "options") -> Kind:
+    """Return the options that a constructor was given; the default ones for None.
+
+    Args:
+        given: the options.
+        kind: their class.
+        argument: name of the argument, for the error.
+
+    Raises:
+        InvalidSetting: they are of another class.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise InvalidSetting(
+            f"{argument} is a {type(given).__name__}", hint=f"give {argument}=nsqext.{kind.__name__}(...)"
+        )
+    return given
 
 
 def _cuts_secret(parts: SplitResult) -> bool:

@@ -227,6 +227,41 @@ def test_an_unknown_argument_suggests_the_right_one() -> None:
         assert caught == []
 
 
+@pytest.mark.parametrize("kind", [nsqext.Consumer, sync.Consumer])
+def test_an_unknown_argument_of_a_consumer_suggests_the_right_one(kind: Callable[..., object]) -> None:
+    for arguments, meant in (
+        ({"bogus": 1}, r"no argument 'bogus': it has lookupd, nsqd, tag, max_in_flight"),
+        ({"max_inflight": 3}, "did you mean max_in_flight="),
+        ({"msg_timeout": 3}, r"did you mean options=ConsumerOptions\(msg_timeout=...\)"),
+    ):
+        with pytest.raises(TypeError, match=meant):
+            kind("t", "ch", lookupd="h", **arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 3}, nsqext.LookupOptions()])
+def test_options_of_another_class_are_refused(options: Any) -> None:
+    for make in (
+        lambda: nsqext.Producer("h", options=options),
+        lambda: nsqext.Consumer("t", "ch", lookupd="h", options=options),
+        lambda: nsqext.App("h", producer_options=options),
+        lambda: nsqext.App("h", consumer_options=options),
+        lambda: nsqext.App("h").handler("t", "ch", options=options)(_unused),
+    ):
+        with pytest.raises(InvalidSetting, match=rf"options is a {type(options).__name__}.*Options\(...\)"):
+            make()
+
+
+async def _unused(message: nsqext.Message) -> None:
+    """Never called."""
+
+
+@pytest.mark.parametrize("address", [4161, b"127.0.0.1:4161"])
+def test_addresses_that_are_not_text_are_refused(address: Any) -> None:
+    for arguments in ({"lookupd": address}, {"nsqd": address}):
+        with pytest.raises(InvalidSetting, match=r"is not an address: write text such as"):
+            nsqext.Producer(**arguments)
+
+
 def test_names_are_unambiguous_and_complete() -> None:
     for options, settings in ((ProducerOptions, producer_settings()), (ConsumerOptions, consumer_settings())):
         members = 0

@@ -25,6 +25,7 @@ from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.metadata import Lookup
 from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.middleware.clients import MiddlewareProducer, surround_handler
+from nsqext.settings import options_of
 
 if TYPE_CHECKING:
     from nsqext.app.testing import AppTest
@@ -71,7 +72,8 @@ class App(Router):
         self._lookupd = lookupd
         self._nsqd = nsqd
         self._producer_options, self._consumer_options = shared_options(
-            producer_options or ProducerOptions(), consumer_options or ConsumerOptions()
+            options_of(producer_options, ProducerOptions, "producer_options"),
+            options_of(consumer_options, ConsumerOptions, "consumer_options"),
         )
         self._middleware = check_middleware(middleware)
         self._handler_defaults = dict(handler_defaults or {})

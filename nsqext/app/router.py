@@ -16,6 +16,7 @@ from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.errors import InvalidSetting
 from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.protocol.names import check_channel, check_tag, check_topic
+from nsqext.settings import options_of
 
 __all__ = ("HandlerSpec", "LifespanManager", "Router")
 
@@ -103,7 +104,7 @@ class Router:
         def add(function: F) -> F:
             _check_coroutine(function)
             plan = plan_call(function)
-            given = options or ConsumerOptions()
+            given = options_of(options, ConsumerOptions)
             arguments = (tag, max_in_flight, concurrency, given, around, auto_finish)
             self._add(HandlerSpec(selection, channel, function, plan, *arguments))
             return function
@@ -146,7 +147,7 @@ class Router:
 
         def add(function: B) -> B:
             _check_coroutine(function)
-            given = options or ConsumerOptions()
+            given = options_of(options, ConsumerOptions)
             arguments = (tag, max_in_flight, concurrency, given)
             self._add(HandlerSpec(selection, channel, function, None, *arguments, batch=limits))
             return function

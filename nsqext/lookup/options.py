@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import field, frozen
 
@@ -156,7 +156,7 @@ def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
     Raises:
         InvalidSetting: one of them is not an address.
     """
-    return tuple(dict.fromkeys(_parse_lookup_address(text) for text in _split(given)))
+    return tuple(dict.fromkeys(_parse_lookup_address(text) for text in _split(given, "lookupd")))
 
 
 def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, ...]:
@@ -169,11 +169,15 @@ def parse_addresses(given: Sequence[str] | str, setting: str) -> tuple[Address, 
     Raises:
         InvalidSetting: one of them is not an address.
     """
-    return tuple(dict.fromkeys(_parse_address(text, setting) for text in _split(given)))
+    return tuple(dict.fromkeys(_parse_address(text, setting) for text in _split(given, setting)))
 
 
-def _split(given: Sequence[str] | str) -> Sequence[str]:
-    return [text for text in given.split(",") if text.strip()] if isinstance(given, str) else given
+def _split(given: Sequence[str] | str, setting: str) -> Iterable[str]:
+    if isinstance(given, str):
+        return [text for text in given.split(",") if text.strip()]
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise _not_an_address(given, setting, "write text such as 127.0.0.1:4161, or a list of texts")
+    return given
 
 
 def _parse_address(text: str, setting: str) -> Address:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
 
 import anyio
 
@@ -80,6 +80,7 @@ class Consumer(Opened):
         options: ConsumerOptions | None = None,
         key: str | KeyOf | None = None,
         dispatch: str | None = None,
+        **unknown: Never,
     ) -> None:
         super().__init__()
         self._consumer = AsyncConsumer(
@@ -93,6 +94,7 @@ class Consumer(Opened):
             options=options,
             key=key,
             dispatch=dispatch,
+            **unknown,
         )
         self._fetched: dict[int, AsyncMessageBatch] = {}
 

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
 
 from attrs import evolve
 
@@ -21,6 +21,7 @@ from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_channel, check_tag
+from nsqext.settings import options_of, unknown_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -41,6 +42,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
+
+_ARGUMENTS = ("lookupd", "nsqd", "tag", "max_in_flight", "concurrency", "options", "key", "dispatch")
 
 
 class Consumer:
@@ -85,10 +88,13 @@ class Consumer:
         options: ConsumerOptions | None = None,
         key: str | KeyOf | None = None,
         dispatch: str | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_arguments("Consumer", unknown, _ARGUMENTS, ConsumerOptions)
         self.channel: str = check_channel(channel)
         self.tag: str | None = None if tag is None else check_tag(tag)
-        options = options or ConsumerOptions()
+        options = options_of(options, ConsumerOptions)
         self.options: ConsumerOptions = evolve(
             options,
             key=options.key if key is None else key,

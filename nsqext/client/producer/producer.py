@@ -44,7 +44,7 @@ from nsqext.errors import (
 )
 from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_topic
-from nsqext.settings import unknown_arguments
+from nsqext.settings import options_of, unknown_arguments
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn
@@ -90,7 +90,7 @@ class Producer:
     ) -> None:
         if unknown:
             raise unknown_arguments("Producer", unknown, ("lookupd", "nsqd", "connect", "options"), ProducerOptions)
-        self.options: ProducerOptions = options or ProducerOptions()
+        self.options: ProducerOptions = options_of(options, ProducerOptions)
         if connect is not None:
             self.options = evolve(self.options, connect=connect)
         self._metadata = metadata_cache(lookupd, nsqd, self.options.lookup)

@@ -308,7 +308,7 @@ def test_settings_that_make_no_sense() -> None:
     with pytest.raises(InvalidSetting, match="contradict"):
         Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="key_failover", options=quick(ordered=True))
     with pytest.raises(TypeError, match="colour"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[call-arg]
+        Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[arg-type]
 
 
 class Chaos:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import orjson
+from attrs import evolve
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -21,9 +22,9 @@ from starlette.staticfiles import StaticFiles
 from nsqext._version import __version__
 from nsqext.admin import Admin
 from nsqext.broker.http.api import Call, HttpFault, first_values
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
-from nsqext.lookup.options import LookupOptions
 from nsqext.web import drawings
 from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
@@ -42,7 +43,7 @@ _MOST_STREAMS = 64
 _UNREAD = 20.0  # seconds
 _MOST_FORM = 4 * 1024 * 1024  # bytes; a message of 1 MiB triples when a form encodes it
 _RETRY = "check that the cluster is up, then reload the page"
-_ADMIN = LookupOptions(request_timeout=15.0)
+_ADMIN_TIMEOUT = 15.0  # seconds
 
 _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Page]]
 
@@ -93,13 +94,14 @@ class WebPage:
         self._options = options or WebOptions()
         self._lookupd = lookupd if isinstance(lookupd, str) else ", ".join(lookupd)
         self._security = Security(self._options)
-        self._monitor = Monitor(lookupd, self._options.interval)
-        self._admin = Admin(lookupd, options=_ADMIN)
-        self._producer = Producer(lookupd)
+        connection, lookup = self._options.connection, self._options.lookup
+        self._monitor = Monitor(lookupd, self._options.interval, lookup)
+        self._admin = Admin(lookupd, options=evolve(lookup, request_timeout=_ADMIN_TIMEOUT))
+        self._producer = Producer(lookupd, options=ProducerOptions(connection=connection, lookup=lookup))
         self._cluster = cluster
         self._environment = _environment()
         self._streams = 0
-        self._pages = pages = Pages(self._monitor, self._admin, cluster)
+        self._pages = pages = Pages(self._monitor, self._admin, self._options, cluster)
         self._routes = Starlette(
             routes=[
                 self._route("/", pages.overview),

@@ -24,7 +24,7 @@ _KEPT = 60  # points of a sparkline
 _AVERAGED = 5  # points of the rate that is shown as a number
 _WATCHED = 30.0  # seconds after the last request for which sampling continues
 # a frozen node must not delay the numbers of the others for long
-_OPTIONS = LookupOptions(request_timeout=1.5, straggler_timeout=0.5)
+_REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 
 
 @frozen
@@ -131,10 +131,13 @@ class Monitor:
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side.
         interval: seconds between two samples.
+        options: how to ask the lookup service, apart from times.
     """
 
-    def __init__(self, lookupd: str | Sequence[str], interval: float) -> None:
-        self._admin = Admin(lookupd, options=_OPTIONS)
+    def __init__(self, lookupd: str | Sequence[str], interval: float, options: LookupOptions | None = None) -> None:
+        given = options or LookupOptions()
+        options = evolve(given, request_timeout=_REQUEST_TIMEOUT, straggler_timeout=_STRAGGLER_TIMEOUT)
+        self._admin = Admin(lookupd, options=options)
         self._interval = interval
         self._latest: Snapshot | None = None
         self._published: dict[str, _Counter] = {}
@@ -185,7 +188,7 @@ class Monitor:
 
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
         """Return the in-sync replicas by partition, the leader first; empty while they cannot be asked for."""
-        with anyio.move_on_after(_OPTIONS.request_timeout):
+        with anyio.move_on_after(_REQUEST_TIMEOUT):
             try:
                 return await self._admin.replicas(topic)
             except NsqError:

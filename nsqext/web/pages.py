@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.errors import InvalidInput, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.web.watch import watch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from nsqext.types import Address
     from nsqext.web.monitor import Monitor, Snapshot
+    from nsqext.web.security import WebOptions
 
 __all__ = ("NodeRow", "Page", "Pages", "PartitionRow")
 
@@ -82,12 +84,14 @@ class Pages:
     Args:
         monitor: samples the cluster.
         admin: reads stored messages.
+        options: settings of the page.
         cluster: the embedded cluster whose pages these are; None for any other one.
     """
 
-    def __init__(self, monitor: Monitor, admin: Admin, cluster: Cluster | None) -> None:
+    def __init__(self, monitor: Monitor, admin: Admin, options: WebOptions, cluster: Cluster | None) -> None:
         self._monitor = monitor
         self._admin = admin
+        self._options = ConsumerOptions(connection=options.connection, lookup=options.lookup)
         self._cluster = cluster
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
@@ -204,7 +208,7 @@ class Pages:
         name = _known_topic(snapshot, path["topic"])
         if snapshot.topics[name].generation != "classic":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
-        found = await watch(self._admin, lookupd, name, count=_PEEKED, seconds=_WATCHED)
+        found = await watch(self._admin, lookupd, name, self._options, count=_PEEKED, seconds=_WATCHED)
         return _messages(snapshot.topics[name], found, waited=True)
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:

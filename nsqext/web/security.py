@@ -14,6 +14,8 @@ from attrs import field, frozen
 
 from nsqext.broker.http.guard import HttpGuard
 from nsqext.errors import InvalidSetting
+from nsqext.lookup.options import LookupOptions
+from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -51,6 +53,8 @@ class WebOptions:
         basic_auth: ``user:password`` that browsers have to give; never shown.
         proxy_header: header in which a reverse proxy names the signed-in user; requests without it are refused. Only
             safe where no request reaches the page around the proxy.
+        connection: how to connect to nodes.
+        lookup: how to ask the lookup service; times are those of the page.
     """
 
     write: bool = False
@@ -58,6 +62,8 @@ class WebOptions:
     http_hosts: tuple[str, ...] = ()
     basic_auth: str | None = field(default=None, repr=False)
     proxy_header: str | None = None
+    connection: ConnectionOptions = field(factory=ConnectionOptions)
+    lookup: LookupOptions = field(factory=LookupOptions)
 
     def __attrs_post_init__(self) -> None:
         if not 0.1 <= self.interval <= 3600:

@@ -15,6 +15,7 @@ from nsqext.errors import InvalidState
 if TYPE_CHECKING:
     from nsqext.admin import Admin
     from nsqext.client.consumer.message import Message
+    from nsqext.client.consumer.options import ConsumerOptions
 
 __all__ = ("WatchedMessage", "watch")
 
@@ -37,7 +38,7 @@ class WatchedMessage:
 
 
 async def watch(
-    admin: Admin, lookupd: str | Sequence[str], topic: str, *, count: int, seconds: float
+    admin: Admin, lookupd: str | Sequence[str], topic: str, options: ConsumerOptions, *, count: int, seconds: float
 ) -> list[WatchedMessage]:
     """Return messages that are published from now on, newest first.
 
@@ -47,6 +48,7 @@ async def watch(
         admin: reads the topic's statistics.
         lookupd: lookup addresses.
         topic: the topic.
+        options: how to consume.
         count: how many at most.
         seconds: how long to wait for them.
 
@@ -63,7 +65,8 @@ async def watch(
                 hint="create a channel first",
             )
     found: list[WatchedMessage] = []
-    consumer = Consumer(topic, f"watch_{token_hex(4)}#ephemeral", lookupd=lookupd, max_in_flight=count)
+    channel = f"watch_{token_hex(4)}#ephemeral"
+    consumer = Consumer(topic, channel, lookupd=lookupd, max_in_flight=count, options=options)
     async with consumer:
         with anyio.move_on_after(seconds):
             while len(found) < count:

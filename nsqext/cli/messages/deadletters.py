@@ -38,9 +38,11 @@ def replay(
     async def act() -> None:
         from nsqext import Lookup, replay_dead_letters
 
-        options = connection.load().options.lookup
-        lookup = Lookup(connection.lookupd(), options=options)
-        count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle)
+        options = connection.load().options
+        lookup = Lookup(connection.lookupd(), options=options.lookup)
+        count = await replay_dead_letters(
+            topic, lookupd=lookup, channel=channel, idle=idle, connection=options.connection
+        )
         connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")
 
     perform(act)

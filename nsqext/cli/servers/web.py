@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
+from attrs import evolve
 
 from nsqext.cli.command import examples
 from nsqext.cli.connection import Url, lookup_addresses
+from nsqext.client.from_url import load_producer
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import is_loopback
 from nsqext.types import Address
@@ -63,6 +65,8 @@ def run(
         proxy_header=proxy_header,
         interval=interval,
     )
+    client = load_producer(url, {"lookupd": lookupd} if lookupd else {}).options
+    options = evolve(options, connection=client.connection, lookup=client.lookup)
     addresses = lookup_addresses(url, lookupd, _USUAL)
     anyio.run(_serve_until_signal, addresses, options, Address(host, port))
 

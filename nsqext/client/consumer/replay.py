@@ -10,9 +10,11 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput
 from nsqext.lookup.metadata import Lookup
+from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,12 @@ __all__ = ("replay_dead_letters",)
 
 
 async def replay_dead_letters(
-    topic: str, *, lookupd: str | Sequence[str] | Lookup, channel: str = "replay", idle: float = 5.0
+    topic: str,
+    *,
+    lookupd: str | Sequence[str] | Lookup,
+    channel: str = "replay",
+    idle: float = 5.0,
+    connection: ConnectionOptions | None = None,
 ) -> int:
     """Publish the messages of a dead letter topic to the topics where they were rejected.
 
@@ -34,6 +41,7 @@ async def replay_dead_letters(
         lookupd: lookup addresses, or a shared lookup.
         channel: the channel that remembers what was replayed; a new one begins with the oldest message.
         idle: seconds without a dead letter after which the replay ends.
+        connection: how to connect to nodes, for example with TLS.
 
     Returns:
         How many were replayed.
@@ -43,10 +51,11 @@ async def replay_dead_letters(
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
-    options = ConsumerOptions(start=Position.earliest())
+    connection = connection or ConnectionOptions()
+    options = ConsumerOptions(start=Position.earliest(), connection=connection)
     count = 0
     async with (
-        Producer(lookup) as producer,
+        Producer(lookup, options=ProducerOptions(connection=connection)) as producer,
         Consumer(topic, channel, lookupd=lookup, max_in_flight=1, options=options) as consumer,
     ):
         while True:

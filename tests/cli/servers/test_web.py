@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.cli import main
 from nsqext.cli.servers.web import AUTH_VARIABLE
+from nsqext.web import WebOptions, WebPage
 from tests.support.command_line import Process, started
+
+if TYPE_CHECKING:
+    from nsqext import ConsumerOptions, ProducerOptions
+    from nsqext.types import Address
 
 
 def line_with(process: Process, text: str) -> str:
@@ -42,6 +50,25 @@ def test_the_page_is_served_until_a_signal(number: signal.Signals) -> None:
             assert process.wait(timeout=10) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
+
+
+def test_the_page_connects_with_the_settings_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[WebOptions | ProducerOptions | ConsumerOptions] = []
+
+    async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
+        page = WebPage(lookupd, options)
+        found.extend((options, page._producer.options, page._pages._options))
+
+    monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
+    monkeypatch.setenv("NSQEXT_CONNECTION_TLS", "true")
+    monkeypatch.setenv("NSQEXT_LOOKUP_AUTH_SECRET", "hush")
+    with pytest.raises(SystemExit) as ended:
+        main(["web", "--url", "nsq://127.0.0.1:1?connection_auth_secret=hush"])
+    assert ended.value.code == 0
+    for options in found:
+        assert (options.connection.tls, options.connection.auth_secret) == (True, "hush")
+        assert options.lookup.auth_secret == "hush"
+    assert len(found) == 3
 
 
 def test_the_broker_serves_a_page_that_changes_it() -> None:

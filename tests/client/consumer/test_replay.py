@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from nsqext import Consumer, FailureOptions, Message, Producer, Reject, replay_dead_letters
+from nsqext import ConnectionOptions, Consumer, FailureOptions, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidInput
+from nsqext.errors import InvalidInput, NegotiationFailed
 from tests.support.consumers import publish, quick
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +48,14 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
         "dead-letter-attempts": "1",
     }
     assert (letter.key, letter.tag, letter.trace_id) == ("ann", "red", 7)
+
+
+async def test_a_replay_connects_as_it_is_told() -> None:
+    """The embedded cluster has no TLS: nothing is sent in the clear."""
+    with Cluster(nodes=1) as cluster, anyio.fail_after(30):
+        cluster.create_topic("dead", extend=True, channels=["replay"])
+        with pytest.raises(NegotiationFailed, match="TLS"):
+            await replay_dead_letters("dead", lookupd=cluster.lookupd, connection=ConnectionOptions(tls=True))
 
 
 async def test_another_message_is_not_replayed() -> None:

@@ -1,12 +1,13 @@
 """Fuzzes one target in a process of its own: ``python -m tests.fuzz.campaign NAME SECONDS FOLDER``.
 
 With atheris the inputs are guided by the coverage of the package; without it, hypothesis draws them. Findings are
-written to the folder, the figures to standard output as JSON.
+written to the folder, the figures to standard error.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import time
 import warnings
@@ -82,6 +83,7 @@ def _with_hypothesis(name: str, seconds: int, folder: Path) -> None:
 def main() -> None:
     """Fuzz the target that the command line names."""
     name, seconds, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    logging.disable(logging.CRITICAL)  # damage is reported in the log
     warnings.simplefilter("ignore")  # coroutines of commands that wait are closed without having run
     (_with_atheris if ENGINE == "atheris" else _with_hypothesis)(name, seconds, folder)
 

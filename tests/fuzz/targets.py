@@ -147,9 +147,8 @@ def lookup_responses(data: bytes) -> None:
         for read in (read_lookup, read_lookup_nodes):
             with suppress(LookupFailed, TopicNotFound, TopicNotReady):
                 read(answer, _HERE)
-        for node in answer.get("producers") or () if isinstance(answer, dict) else ():
-            with suppress(LookupFailed, TypeError, ValueError, KeyError, AttributeError):
-                read_node(node)
+        with suppress(TypeError, ValueError, KeyError, AttributeError):  # its callers catch these
+            read_node(answer)
 
 
 # --- what a server receives -------------------------------------------------------------------------------------------
@@ -303,7 +302,8 @@ def nsqlookupd_http(data: bytes) -> None:
 _QUEUE = "t/t-0.diskqueue.000000.dat"
 _STATE = "t/t-0.channels.json"
 _DELAYED = "t/t-0.delayed.jsonl"
-_FILES = {b"q": _QUEUE, b"c": _STATE, b"d": _DELAYED}
+_BASE = "t/t-0.diskqueue.000000.base.json"
+_FILES = {b"q": _QUEUE, b"c": _STATE, b"d": _DELAYED, b"b": _BASE}
 
 
 @cache

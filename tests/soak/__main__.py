@@ -37,6 +37,7 @@ class Run:
         seconds: of each round in which faults begin.
         every: seconds between two faults.
         settle: seconds after the last fault; 0 for the cluster's.
+        shortest: seconds of the shortest fault of a node; 0 for the cluster's.
         roles: publishers and consumers of each client process.
     """
 
@@ -44,6 +45,7 @@ class Run:
     seconds: float
     every: float
     settle: float = 0.0
+    shortest: float = 0.0
     roles: dict[str, tuple[list[str], list[str]]] = field(factory=lambda: ALL)
     rounds: int = 0
     faults: Counter[str] = field(factory=Counter)
@@ -56,7 +58,9 @@ class Run:
         """Run the round of a seed; its records are kept if it violates a guarantee."""
         folder = Path(tempfile.mkdtemp(prefix=f"soak-{self.target}-{seed}-"))
         cluster = self._cluster or new_cluster(self.target, seed, folder)
-        plan = make_plan(seed, cluster.kinds, self.seconds, self.every, cluster.shortest, list(self.roles))
+        plan = make_plan(
+            seed, cluster.kinds, self.seconds, self.every, self.shortest or cluster.shortest, list(self.roles)
+        )
         kept = True
         try:
             if self._cluster is None:
@@ -108,6 +112,7 @@ class Run:
         parts = [f"python -m tests.soak --target {self.target} --seed {seed}"]
         parts += [f"--seconds {self.seconds:g} --every {self.every:g}"]
         parts += [f"--settle {self.settle:g}"] if self.settle else []
+        parts += [f"--shortest {self.shortest:g}"] if self.shortest else []
         parts += ["--keyed"] if self.roles is KEYED else []
         return " ".join(parts)
 
@@ -140,13 +145,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0, help="of each round in which faults begin")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds after the last fault")
+    parser.add_argument("--shortest", type=float, default=0.0, help="seconds of the shortest fault of a node")
     parser.add_argument("--keyed", action="store_true", help="channels of type key_failover only")
     parser.add_argument("--verbose", action="store_true", help="print each fault")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO if given.verbose else logging.WARNING, format="  %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     chosen = given.target or [name for name in targets() if not given.keyed or name != "real"]
-    runs = [Run(target, given.seconds, given.every, given.settle, KEYED if given.keyed else ALL) for target in chosen]
+    runs = [
+        Run(target, given.seconds, given.every, given.settle, given.shortest, KEYED if given.keyed else ALL)
+        for target in chosen
+    ]
     first = given.seed or given.first or int(time.time()) % 1_000_000
     until = time.monotonic() + 60 * given.minutes
     for run, number in zip(itertools.cycle(runs), itertools.count()):

@@ -43,7 +43,7 @@ __all__ = ("CONCURRENCY", "CONSUMERS", "PUBLISHERS", "Settings")
 KEYS = 3
 BATCH = 5
 _STEP = 0.05
-_WAIT_FOR_ORDER = DeliveryOptions(redelivery_wait=150.0, gap_wait=100.0)
+_WAIT_FOR_ORDER = DeliveryOptions(redelivery_wait=100.0, gap_wait=60.0)
 """Longer than every fault, so that lanes never give up their order."""
 
 _KEYED: dict[str, Any] = {"concurrency": 3, "dispatch": "key_failover"}

@@ -96,7 +96,8 @@ def make_plan(
     while at < seconds:
         kind = chance.choice((*kinds, *_CLIENT_FAULTS))
         target = chance.choice(clients if kind.startswith("client") else _NODES)
-        length = shortest + chance.choice((0.1, 0.5, 2.0, 6.0)) * chance.random()
+        length = chance.choice((0.1, 0.5, 2.0, 6.0)) * chance.random()
+        length += 0.1 if kind.startswith("client") else shortest
         faults.append(Fault(kind, at, length, target, chance.random()))
         at += chance.uniform(0.5, 1.5) * every
     return Plan(seed, tuple(faults), replicas, on_unknown, timeout, request_timeout, backends)

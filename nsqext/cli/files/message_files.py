@@ -25,6 +25,8 @@ __all__ = ("Entry", "MessageFiles", "files_in", "read_entries")
 
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
+_MOST_UNPACKED = 1 << 30
+"""Bytes of one member after decompression; `MessageFiles.append` writes a member for each batch."""
 
 
 class MessageFiles:
@@ -149,16 +151,24 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yield the content of each complete gzip member."""
+    """Yield the content of each complete gzip member; one that unpacks to more than a batch can be is refused."""
     rest = b""
     while rest or (rest := file.read(_CHUNK)):
-        decoder, parts = zlib.decompressobj(wbits=31), []
+        decoder, parts, size = zlib.decompressobj(wbits=31), list[bytes](), 0
         while not decoder.eof:
             try:
-                parts.append(decoder.decompress(rest))
+                unpacked = decoder.decompress(rest, _CHUNK)
             except zlib.error as error:
                 raise InvalidInput(f"{path.name} is damaged: {error}") from error
-            rest = decoder.unused_data
-            if not decoder.eof and not (rest := file.read(_CHUNK)):
+            parts.append(unpacked)
+            size += len(unpacked)
+            if size > _MOST_UNPACKED:
+                raise InvalidInput(
+                    f"a batch of {path.name} unpacks to more than {_MOST_UNPACKED} bytes",
+                    hint="the file may be hostile",
+                )
+            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            needs_more = not decoder.eof and not rest and len(unpacked) < _CHUNK
+            if needs_more and not (rest := file.read(_CHUNK)):
                 return  # incomplete: the process that wrote it was killed
         yield b"".join(parts)

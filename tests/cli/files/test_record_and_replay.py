@@ -124,6 +124,18 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [[], {}, {"body": 1}, {"body_base64": "?"}, {"body": "a", "headers": []}])
+def test_a_batch_that_unpacks_to_more_than_its_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    line = b'{"body":"' + b"a" * 3_000_000 + b'"}\n'
+    path.write_bytes(gzip.compress(line) * 2)
+    assert [len(entry.record["body"]) for entry in read_entries(path)] == [3_000_000] * 2
+    monkeypatch.setattr(message_files, "_MOST_UNPACKED", 2_000_000)
+    with pytest.raises(InvalidInput, match="unpacks to more than 2000000 bytes"):
+        list(read_entries(path))
+
+
 def test_records_are_checked(record: object) -> None:
     with pytest.raises(InvalidInput):
         outgoing_message(record)

@@ -11,7 +11,7 @@ import orjson
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed
-from nsqext.broker.engine.storage.files import write_atomically
+from nsqext.broker.engine.storage.files import checked_number, write_atomically
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.errors import ProtocolError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ("ChannelJournal", "DelayedJournal")
 
 _OVERGROWN = 16 * 1024 * 1024
+_NUMBERS = ("offset", "size", "count", "attempts", "due")
 _LOG = logging.getLogger(__name__)
 
 
@@ -137,6 +138,8 @@ class DelayedJournal:
 def _apply(held: dict[str, dict[int, Delayed]], change: dict[str, Any]) -> None:
     messages = held.setdefault(change["channel"], {})
     if "record" in change:
+        for name in _NUMBERS:
+            checked_number(change[name])
         record, _ = decode_record(b64decode(change["record"]))
         entry = Entry(record, change["offset"], change["size"], change["count"])
         messages[record.internal_id] = Delayed(entry, change["attempts"], change["due"])

@@ -12,7 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ("topic_folder", "usable", "write_atomically")
+__all__ = ("checked_number", "topic_folder", "usable", "write_atomically")
+
+
+_MOST = 1 << 62
+
+
+def checked_number(value: object) -> int:
+    """Return an offset or a count that was read from a file.
+
+    Raises:
+        ValueError: it is not a number, negative, or beyond every queue.
+    """
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"{value!r} is not an offset or a count")
+    return value
 
 
 def topic_folder(data_path: Path, topic: str) -> Path:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
 from attrs import define, field
 
 from nsqext.broker.engine.storage.delayed_journal import ChannelJournal, DelayedJournal
-from nsqext.broker.engine.storage.files import topic_folder, usable, write_atomically
+from nsqext.broker.engine.storage.files import checked_number, topic_folder, usable, write_atomically
 from nsqext.broker.engine.storage.log import Log
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
+from nsqext.protocol.names import MAX_PARTITION, is_valid_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,21 +101,27 @@ class PartitionState:
 
     @classmethod
     def decode(cls, data: bytes) -> PartitionState:
-        """Read the state from JSON; a missing or invalid member raises KeyError, TypeError or ValueError."""
-        members = orjson.loads(data)
-        members["channels"] = [
-            ChannelState(
-                **(channel | {"intervals": [(start, end, count) for start, end, count in channel["intervals"]]})
-            )
-            for channel in members["channels"]
-        ]
-        return cls(**members)
+        """Read the state from JSON; a missing or invalid member raises ValueError."""
+        try:
+            state = msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+        if not all(map(is_valid_topic, (state.topic, *(channel.name for channel in state.channels)))):
+            raise ValueError("the name of the topic or of a channel is not valid")
+        numbers = [state.partition, state.readable, state.end_offset, state.end_count]
+        for channel in state.channels:
+            numbers += [channel.offset, channel.count, channel.delayed, *chain.from_iterable(channel.intervals)]
+        for number in numbers:
+            checked_number(number)
+        if state.partition > MAX_PARTITION:
+            raise ValueError(f"there is no partition {state.partition}")
+        return state
 
 
 def _read_state(path: Path) -> PartitionState:
     try:
         return PartitionState.decode(path.read_bytes())
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise InvalidSetting(
             f"{path} cannot be read: {error}", hint="restore it, or remove it: all channels are forgotten then"
         ) from error

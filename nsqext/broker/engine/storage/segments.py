@@ -17,7 +17,7 @@ import orjson
 from attrs import define, frozen
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.files import usable, write_atomically
+from nsqext.broker.engine.storage.files import checked_number, usable, write_atomically
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.broker.engine.storage.recovery import Recovery, Run, keep_aside, scan
 from nsqext.errors import InvalidSetting, ProtocolError
@@ -141,7 +141,9 @@ class SegmentStore:
             base = self._path(number, "base.json")
             try:
                 values = orjson.loads(base.read_bytes())
-                files[number] = _File(self._path(number), number, int(values["offset"]), int(values["count"]))
+                files[number] = _File(
+                    self._path(number), number, checked_number(values["offset"]), checked_number(values["count"])
+                )
             except (OSError, ValueError, TypeError, KeyError) as error:
                 files[number] = file = self._follow(number, files.get(number - 1))
                 _LOG.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)

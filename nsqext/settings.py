@@ -238,6 +238,7 @@ def _from_url(url: str, known: Container[str]) -> dict[str, str]:
     userinfo, _, hosts = parts.netloc.rpartition("@")
     given: dict[str, str] = {}
     if hosts:
+        hosts = hosts.replace("%5B", "[").replace("%5D", "]")
         given[kind] = ",".join(_with_port(host, port) for host in hosts.split(",") if host)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     user, _, secret = userinfo.partition(":")
@@ -254,9 +255,12 @@ def _from_url(url: str, known: Container[str]) -> dict[str, str]:
 
 def _split(url: str) -> SplitResult:
     try:
-        parts = urlsplit(url)
+        # some versions of Python refuse brackets that do not enclose the whole host
+        parts = urlsplit(url.replace("[", "%5B").replace("]", "%5D"))
     except ValueError as error:
         raise InvalidSetting(f"a URL that cannot be read: {error}") from None
+    if parts.netloc.count("%5B") != parts.netloc.count("%5D"):
+        raise InvalidSetting("a URL that cannot be read: brackets of IPv6 addresses are not closed")
     if parts.scheme not in _SCHEMES:
         raise InvalidSetting(
             f"a URL with the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"

@@ -193,6 +193,17 @@ def test_nothing_imports_an_event_loop() -> None:
     assert sorted(users) == sorted(LOOP_IMPORTS)
 
 
+def test_no_module_catches_parts_of_groups() -> None:
+    """Python before 3.11.4 wraps an error that is raised in ``except*`` in a group, where a single one is promised."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.TryStar)
+    ]
+    assert found == [], "catch BaseExceptionGroup and split it"
+
+
 def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
     wrong: list[str] = []
     for found in FOREIGN:

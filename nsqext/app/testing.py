@@ -235,3 +235,6 @@ class _TestOwner:
     def expired(self, message: Message) -> bool:
         """Return False."""
         return False
+
+    def reset(self, reason: str) -> None:
+        """Do nothing: there is no connection."""

@@ -158,6 +158,10 @@ class RecordingOwner:
         """Tell whether the message was received before the horizon."""
         return message.received < self.horizon
 
+    def reset(self, reason: str) -> None:
+        """Record that the connection is to be ended."""
+        self._record("reset")
+
 
 def make_message(
     owner: RecordingOwner,

@@ -107,7 +107,6 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
     try:
         anyio.run(until_signal)
     except (NsqError, OSError, ModuleNotFoundError, BaseExceptionGroup) as group:
-        # one error of a group: `except*` of Python before 3.11.4 wraps the SystemExit that is raised in it
         error = first_error(group) if isinstance(group, BaseExceptionGroup) else group
         if not isinstance(error, (NsqError, OSError, ModuleNotFoundError)):
             raise

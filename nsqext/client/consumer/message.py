@@ -76,6 +76,9 @@ class Owner(Protocol):
     def expired(self, message: Message) -> bool:
         """Return whether the message went back to the server."""
 
+    def reset(self, reason: str) -> None:
+        """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
+
 
 class UnpackBudget:
     """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.

@@ -327,6 +327,7 @@ class ConsumerSession:
         for subscription in tuple(self.group.live):
             received += subscription.received
             requeued += subscription.requeued
+            lost += subscription.timed_out
             in_flight += subscription.in_flight
             size += subscription.received_bytes
         return ConsumerStatistics(

@@ -16,7 +16,7 @@ class ConsumerConnection:
         partition: the partition; -1 at the original NSQ.
         node: ``host:port`` of the node.
         ready: the RDY count: messages that it may have in flight.
-        in_flight: messages that were received and not answered.
+        in_flight: messages that were received and neither answered nor timed out.
         backoff: level of its backoff; 0 while handlers succeed.
     """
 
@@ -38,8 +38,8 @@ class ConsumerStatistics:
         received: messages received, redeliveries included.
         finished: messages finished (FIN).
         requeued: messages requeued (REQ).
-        lost: messages that were in flight when their connection ended; the server delivers them again.
-        in_flight: messages received and not answered.
+        lost: messages that timed out, or were in flight when their connection ended; the server delivers them again.
+        in_flight: messages received that were neither answered nor timed out.
         bytes_received: bytes of the messages received, headers included.
         lookup_age: seconds since the lookup service answered last; None if it has not, or is not used.
         lookup_failures: rounds in a row in which no lookup node gave a usable answer.

@@ -36,6 +36,9 @@ async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]]) -> di
         async with anyio.create_task_group() as tasks:
             for key in wanted:
                 tasks.start_soon(run, key)
-    except* NsqError as errors:
+    except BaseExceptionGroup as group:
+        errors, others = group.split(NsqError)
+        if errors is None or others is not None:
+            raise
         raise first_error(errors) from None
     return {key: results[key] for key in wanted}

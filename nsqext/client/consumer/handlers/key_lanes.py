@@ -9,6 +9,7 @@ channel to itself or the channel is of type key_failover.
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import TYPE_CHECKING, cast
 from zlib import crc32
 
@@ -34,7 +35,8 @@ _FULL = 1.0
 _SETTLE = 0.2
 """Seconds for which the first messages of a partition are collected and sorted."""
 _FAILOVER_WAIT = 2.0
-"""Seconds for which a key of a key_failover channel waits for a redelivery, before its other messages are requeued."""
+"""Seconds for which messages of a key_failover channel wait for the redelivery of an earlier one of their key, before
+the connection is ended: the server then redelivers all of them in order."""
 
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
@@ -140,6 +142,10 @@ class KeyLaneOwner:
         """Return whether the message is not in flight any more."""
         return self.owner.expired(message)
 
+    def reset(self, reason: str) -> None:
+        """End the connection; the consumer connects again."""
+        self.owner.reset(reason)
+
 
 @define(eq=False)
 class _Wait:
@@ -148,7 +154,8 @@ class _Wait:
     Attributes:
         message: its first message.
         lane: where it is handled.
-        due: when it is handled again; for a lost message, when waiting for its redelivery ends.
+        due: when it is handled again; for a lost message, when waiting for its redelivery ends: never while nothing of
+            a key_failover channel waits behind it.
         lost: the server has to redeliver it first.
         behind: later messages of the key.
     """
@@ -259,6 +266,8 @@ class KeyLanes:
             wait = self._waits.get((key, None)) or self._waits.get((key, order))
             if wait is not None:
                 wait.behind.append(message)
+                if wait.due == inf:
+                    wait.due = self._clock() + self._redelivery_wait
                 return
         lane = self._lane(key)
         if not lane.stopped:
@@ -347,7 +356,10 @@ class KeyLanes:
 
     def _end_wait(self, name: _WaitKey, wait: _Wait, now: float) -> None:
         key, message = name[0], wait.message
-        if wait.lost and not self._ordered_by_server and not self._can_receive(_order_of(message)):
+        if wait.lost and self._ordered_by_server:
+            self._end_failover_wait(wait)
+            return
+        if wait.lost and not self._can_receive(_order_of(message)):
             wait.due = now + self._redelivery_wait
             return
         del self._waits[name]
@@ -361,12 +373,6 @@ class KeyLanes:
         wait.behind = [other for other in wait.behind if not is_lost(other)]
         for other in lost:
             _order_of(other).unfinished.pop(other.id, None)
-        if self._ordered_by_server:
-            # another consumer may have the key now, and gets these behind the lost ones
-            for other in wait.behind:
-                _order_of(other).unfinished.pop(other.id, None)
-                self._send_requeue(other)
-            return
         logger.warning(
             "%d messages of a key were not redelivered within %g s, later ones are handled first: %r",
             len(lost),
@@ -376,6 +382,19 @@ class KeyLanes:
         )
         self._resume(key, wait, without_first=True)
 
+    def _end_failover_wait(self, wait: _Wait) -> None:
+        """End the connection if messages wait for one that was not redelivered.
+
+        Another consumer may have the key, but this one cannot know: the server may have sent the messages that wait,
+        and further ones that are still to be received, before it noticed the timeout. On a new connection it starts
+        with the first unfinished message of each key. While nothing waits, the place is kept.
+        """
+        wait.due = inf
+        if not all(map(is_lost, wait.behind)):
+            owner = _order_of(wait.message).owner
+            if owner is not None:
+                owner.reset("a message timed out and was not redelivered, but later ones of its key were received")
+
     def _can_receive(self, order: PartitionOrder) -> bool:
         """Return whether the server can deliver a message; otherwise the time for a redelivery does not count.
 
@@ -383,7 +402,7 @@ class KeyLanes:
         used up by messages that wait themselves, `_make_room` ends that.
         """
         owner = order.owner
-        if owner is None or owner.horizon == float("inf") or not owner.ready:
+        if owner is None or owner.horizon == inf or not owner.ready:
             return False
         return order.in_flight() < owner.ready or self._count_blocked(order) * 2 >= owner.ready
 
@@ -394,10 +413,11 @@ class KeyLanes:
     def _watch(self, order: PartitionOrder, now: float) -> None:
         """End the wait for unseen messages; make room where messages that wait use up RDY."""
         owner = order.owner
-        if owner is None or owner.horizon == float("inf"):
+        if owner is None or owner.horizon == inf:
             return
         order.forget_handled(now - self._redelivery_wait)
         if self._ordered_by_server:
+            self._bound_lost(order)
             return
         if order.gap_due is not None:
             if not order.settling and not self._can_receive(order):
@@ -412,6 +432,13 @@ class KeyLanes:
         elif now - order.full_since >= _FULL:
             order.full_since = None
             self._make_room(order)
+
+    def _bound_lost(self, order: PartitionOrder) -> None:
+        """End the connection when more messages were lost to other consumers than could be in flight."""
+        waits = [wait for (_, partition), wait in self._waits.items() if partition is order]
+        owner = order.owner
+        if owner is not None and sum(1 + len(wait.behind) for wait in waits) > 2 * order.most_ready:
+            owner.reset("messages of many keys timed out and were not redelivered")
 
     def _end_gap(self, order: PartitionOrder) -> None:
         woken: dict[MessageQueue, None] = {}
@@ -437,7 +464,7 @@ class KeyLanes:
             behind = [message for message in wait.behind if not is_lost(message)]
             for message in behind[len(behind) // 2 :]:
                 self._send_requeue(message)
-                message.answered, message.received = False, float("-inf")
+                message.answered, message.received = False, -inf
 
     def _send_requeue(self, message: Message, delay: float = 0.0) -> None:
         if isinstance(message.owner, KeyLaneOwner):

@@ -41,6 +41,7 @@ class PartitionOrder:
         unfinished: messages that were received and not finished, by id; also those that the server holds again.
         early: messages received ahead of unseen ones, by offset.
         gap_due: when waiting for unseen messages ends; None before the first early message.
+        most_ready: the largest number of messages that the server could have in flight.
         full_since: since when RDY is used up by messages that wait for others; None where it is not.
     """
 
@@ -49,13 +50,13 @@ class PartitionOrder:
         "_finished_before",
         "_frontier",
         "_last_end",
-        "_most_ready",
         "_ordered_by_server",
         "_settling",
         "_unseen",
         "early",
         "full_since",
         "gap_due",
+        "most_ready",
         "owner",
         "unfinished",
     )
@@ -66,10 +67,10 @@ class PartitionOrder:
         self.early: dict[int, Message] = {}
         self.gap_due: float | None = None
         self.full_since: float | None = None
+        self.most_ready: int = 1
         self._finished: dict[bytes, None] = {}  # ids on this subscription, oldest first
         self._finished_before: dict[bytes, float] = {}  # ids on earlier subscriptions, and when the next one began
         self._ordered_by_server = ordered_by_server
-        self._most_ready = 1
         self._frontier = -1  # offset behind the last message that has no unseen one before it
         self._last_end = -1  # offset behind the last message ever received
         self._settling = False  # the first messages are collected, to be sorted
@@ -106,12 +107,12 @@ class PartitionOrder:
         if not self._settling:
             # on subscriptions in between nothing was received, but messages may have been sent
             lost = 1 if previous is None else max(1, owner.number - previous.number)
-            self._unseen += lost * self._most_ready
+            self._unseen += lost * self.most_ready
         return False
 
     def note_ready(self, ready: int) -> None:
         """Note how many messages the server may have in flight."""
-        self._most_ready = max(self._most_ready, ready)
+        self.most_ready = max(self.most_ready, ready)
 
     def finish(self, message: Message) -> None:
         """Note that FIN was sent.
@@ -122,7 +123,7 @@ class PartitionOrder:
         self.unfinished.pop(message.id, None)
         finished = self._finished
         finished[message.id] = None
-        if len(finished) > self._most_ready:
+        if len(finished) > self.most_ready:
             del finished[next(iter(finished))]
 
     def was_finished(self, message: Message) -> bool:

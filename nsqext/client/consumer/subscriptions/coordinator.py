@@ -94,7 +94,7 @@ class SubscriptionGroup:
         self.closed_counts = (
             received + subscription.received,
             requeued + subscription.requeued,
-            lost + subscription.in_flight,
+            lost + subscription.timed_out + subscription.in_flight,
             size + subscription.received_bytes,
         )
         self._flow.remove(subscription)

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -37,7 +36,6 @@ __all__ = ("PartitionReader",)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_clock = time.monotonic
 _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
 _EXCESS = 16
@@ -63,11 +61,9 @@ class PartitionReader:
     """
 
     __slots__ = (
-        "_baseline",
         "_connection",
         "_largest",
         "_rdy",
-        "_since",
         "detail",
         "extend",
         "max_msg_timeout",
@@ -94,8 +90,6 @@ class PartitionReader:
         self.detail: bool = request.verb != "SUB"
         self._rdy: int | None = None
         self._largest = 0
-        self._baseline = 0
-        self._since = _clock()
 
     @classmethod
     async def open(cls, request: SubscribeRequest, read_size: int = _READ_SIZE) -> Self:
@@ -192,23 +186,20 @@ class PartitionReader:
         except NsqError as error:
             raise _located(error, self.request) from error.__cause__
 
-    def check_in_flight(self, in_flight: int, now: float) -> None:
+    def check_in_flight(self, in_flight: int) -> None:
         """End the connection if the server sends far more messages than RDY allows; call it after each read.
 
-        The server counts at most ``RDY`` messages as in flight, apart from those whose timeout passed, which takes
-        ``msg_timeout`` seconds.
+        The server counts at most ``RDY`` messages as in flight. It may redeliver them shortly before this client
+        notices that they timed out.
 
         Args:
-            in_flight: messages received and not answered.
-            now: the time, in seconds of the monotonic clock.
+            in_flight: messages received that were neither answered nor timed out.
         """
-        if now - self._since >= self.msg_timeout:
-            self._since, self._baseline = now, in_flight
-        if in_flight <= self._baseline + 2 * self._largest + _EXCESS:
+        if in_flight <= 2 * self._largest + _EXCESS:
             return
         self.fail(
             ProtocolError(
-                f"the server sent {in_flight - self._baseline} messages that were not answered, with RDY {self.ready}; "
+                f"the server sent {in_flight} messages that were not answered, with RDY {self.ready}; "
                 f"RDY was never above {self._largest}",
                 node=self.node,
                 hint="the server ignores RDY; the connection is closed to bound memory",

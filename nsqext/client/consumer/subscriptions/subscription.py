@@ -10,7 +10,7 @@ from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.trace_log import trace_log
-from nsqext.errors import InvalidState, MessageNotInFlight, NsqError
+from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.messages import decode_into
 
@@ -68,6 +68,7 @@ class Subscription:
         "_order",
         "_pending",
         "_reader",
+        "_times",
         "backoff",
         "horizon",
         "ignore_lost",
@@ -88,6 +89,7 @@ class Subscription:
         "requeued",
         "start",
         "stopped",
+        "timed_out",
         "topic",
     )
 
@@ -105,10 +107,11 @@ class Subscription:
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff
         self.in_flight: int = 0
-        """Messages that were received and not answered."""
+        """Messages that were received and neither answered nor timed out."""
         self.received: int = 0
         self.received_bytes: int = 0
         self.requeued: int = 0
+        self.timed_out: int = 0
         self.live: bool = False
         """Whether it is subscribed, and the connection open."""
         self.stopped: bool = False
@@ -131,6 +134,7 @@ class Subscription:
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
         self._pending: list[bytes] = []
         self._reader: PartitionReader | None = None
+        self._times: dict[float, int] = {}  # messages in flight by the time they were received or touched, oldest first
 
     async def open(self) -> None:
         """Connect and subscribe.
@@ -178,9 +182,11 @@ class Subscription:
     # Receiving
 
     def _receive(self, frames: list[bytes]) -> None:
+        if not self.live:
+            return  # read before the connection was closed: the server delivers them again
         reader = self._opened()
         now = _clock()
-        self.horizon = now - self.msg_timeout
+        self._expire(now)
         extend, detail, order, request = reader.extend, reader.detail, self._order, self.request
         unpack, budget = extend and request.options.delivery.decompress, self._monitor.unpack_budget
         messages: list[Message] = []
@@ -198,7 +204,7 @@ class Subscription:
         except NsqError as error:
             failure = error
         count = len(messages)
-        self.in_flight += count
+        self._count(now, count)
         self.received += count
         size = sum(map(len, frames))
         self.received_bytes += size
@@ -210,7 +216,7 @@ class Subscription:
         if failure is not None:
             reader.fail(failure)
             return
-        reader.check_in_flight(self.in_flight, now)
+        reader.check_in_flight(self.in_flight)
         self._monitor.received(self, count, size, now)
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
@@ -222,7 +228,39 @@ class Subscription:
             message.finish_now()
         return []
 
+    def _count(self, time: float, count: int) -> None:
+        """Count messages that were received or touched at a time as in flight."""
+        if count:
+            self.in_flight += count
+            self._times[time] = self._times.get(time, 0) + count
+
+    def _expire(self, now: float) -> None:
+        """Move the horizon, and count messages that timed out as in flight no longer."""
+        self.horizon = horizon = now - self.msg_timeout
+        times = self._times
+        while times and (oldest := next(iter(times))) < horizon:
+            count = times.pop(oldest)
+            self.in_flight -= count
+            self.timed_out += count
+
     # Answers
+
+    def _answered(self, message: Message) -> None:
+        """Count a message as in flight no longer.
+
+        Raises:
+            MessageNotInFlight: it timed out, or the connection was closed.
+        """
+        time = message.received
+        if time < self.horizon:
+            raise self._lost(message)
+        times = self._times
+        left = times[time] - 1
+        if left:
+            times[time] = left
+        else:
+            del times[time]
+        self.in_flight -= 1
 
     def finish(self, message: Message) -> None:
         """Send FIN with the next flush.
@@ -230,13 +268,11 @@ class Subscription:
         Raises:
             MessageNotInFlight: the message is not in flight any more.
         """
-        if message.received < self.horizon:
-            raise self._lost(message)
+        self._answered(message)
         pending = self._pending
         if not pending:
             self._monitor.needs_flush(self)
         pending.append(b"FIN %b\n" % message.id)
-        self.in_flight -= 1
         if self.backoff.level and self.backoff.succeeded(_clock()):
             self._monitor.rebalance()
         if len(pending) > _MANY:
@@ -249,10 +285,8 @@ class Subscription:
             MessageNotInFlight: the message is not in flight any more.
         """
         self.record_outcome(backoff)
-        if message.received < self.horizon:
-            raise self._lost(message)
+        self._answered(message)
         self._append(b"REQ %b %d\n" % (message.id, round(delay * 1000)))
-        self.in_flight -= 1
         self.requeued += 1
 
     def record_outcome(self, failed: bool) -> None:
@@ -267,10 +301,10 @@ class Subscription:
         Raises:
             MessageNotInFlight: the message is not in flight any more.
         """
-        if message.received < self.horizon:
-            raise self._lost(message)
+        self._answered(message)
         self._append(b"TOUCH %b\n" % message.id)
-        message.received = _clock()
+        message.received = now = _clock()
+        self._count(now, 1)
 
     def _append(self, command: bytes) -> None:
         if not self._pending:
@@ -290,6 +324,11 @@ class Subscription:
     def expired(self, message: Message) -> bool:
         """Return whether the message is not in flight any more."""
         return message.received < max(self.horizon, _clock() - self.msg_timeout)
+
+    def reset(self, reason: str) -> None:
+        """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
+        if self._reader is not None and self.live:
+            self._reader.fail(ConnectionLost(f"ended by the client: {reason}", topic=self.topic, node=self.node))
 
     def set_ready(self, count: int) -> None:
         """Set the RDY count, to be sent with the next flush."""
@@ -313,7 +352,7 @@ class Subscription:
         """Answer heartbeats, detect a silent server, and log answers that the server rejected."""
         if self._reader is None or not self.live:
             return
-        self.horizon = now - self.msg_timeout
+        self._expire(now)
         for notice in self._reader.tick():
             logger.warning(
                 "server rejected FIN, REQ or TOUCH, message not in flight: %s",

@@ -58,6 +58,9 @@ class _Connection:
     def expired(self, message: Message) -> bool:
         return message.received < self.horizon
 
+    def reset(self, reason: str) -> None:
+        raise AssertionError(f"lanes of one consumer never need a new connection: {reason}")
+
 
 class _Server:
     """Reads its log from front to back, and redelivers what it holds again in any order, mixed with unread messages."""

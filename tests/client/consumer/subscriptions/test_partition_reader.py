@@ -89,20 +89,3 @@ async def _subscribe(node: ScriptedNode) -> Peer:
     await peer.answer()
     await peer.expect("RDY")
     return peer
-
-
-@pytest.mark.parametrize("timeouts", [0, 1, 3])
-def test_messages_that_timed_out_are_not_held_against_the_server(
-    monkeypatch: pytest.MonkeyPatch, timeouts: int
-) -> None:
-    """With RDY 10, ten messages are received and not answered in each message timeout."""
-    failed: list[object] = []
-    reader = object.__new__(PartitionReader)
-    reader.msg_timeout, reader.ready, reader.node = 60.0, 10, "n:1"
-    reader._largest, reader._baseline, reader._since = 10, 0, 0.0
-    monkeypatch.setattr(PartitionReader, "fail", lambda self, reason: failed.append(reason))
-    for number in range(timeouts + 1):
-        reader.check_in_flight(10 * (number + 1), 60.0 * number + 1.0)
-    assert not failed
-    reader.check_in_flight(10 * (timeouts + 1) + 60, 60.0 * timeouts + 2.0)
-    assert failed

@@ -128,6 +128,28 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
         await peer.close()
 
 
+async def test_messages_that_timed_out_are_not_in_flight() -> None:
+    """A server may redeliver what timed out, for ever: it is not taken for one that ignores RDY."""
+    granted = {**PLAIN, "msg_timeout": 300}
+    options = quick(start_timeout=0.0, delivery=DeliveryOptions(auto_touch=False, on_lost="ignore"))
+    async with scripted_node(granted=granted) as node, consumer(node, options) as subject:
+        peer = await serve(node)
+        for start in (1, 11, 21, 31):  # more in all than twice RDY and 16
+            await peer.raw(b"".join(message(number) for number in range(start, start + 10)))
+            await eventually(lambda start=start: subject.statistics().received == start + 9)  # type: ignore[misc]
+            await eventually(lambda: subject.statistics().in_flight == 0)
+        await peer.raw(message(41) + message(42))
+        taken = await subject.__anext__()
+        assert taken.internal_id == 41
+        await taken.touch()
+        (connection,) = subject.connections
+        assert connection.in_flight == 2
+        await taken.finish()
+        found = subject.statistics()
+        assert (found.received, found.finished, found.lost, found.in_flight) == (42, 1, 40, 1)
+        await peer.close()
+
+
 async def test_messages_that_wait_are_touched() -> None:
     async def attempt(number: int) -> None:
         async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node, consumer(node) as subject:

@@ -52,7 +52,7 @@ hostile: $(VENV)/test/.ready
 
 SEEDS ?= 500
 simulate: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.simulation --seeds $(SEEDS)
+	$(VENV)/test/bin/python -m tests.simulation --seeds $(SEEDS) $(SIMULATE)
 
 mutate: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.simulation.mutate

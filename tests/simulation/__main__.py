@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from random import Random
+from random import Random, SystemRandom
 
 from attrs import frozen
 
@@ -143,6 +143,7 @@ def print_table(found: list[Figures], seconds: float) -> None:
         "seconds": round(seconds),
         "CPU seconds": round(cpu),
         "schedules per CPU second": round(len(found) / max(cpu, 1e-9), 2),
+        "operations per CPU second": round(sum(one.operations for one in found) / max(cpu, 1e-9)),
     }
     for name, value in rows.items():
         say(f"{name:32} {value:>12}")
@@ -166,6 +167,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--first", type=int, default=1, help="first seed")
+    parser.add_argument("--fresh", action="store_true", help="begin at a random seed, which is printed")
     parser.add_argument("--seed", type=int, help="run one seed, and show its faults and events")
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -174,6 +176,9 @@ def main() -> int:
     if given.seed is not None:
         explain(given.seed)
         return 0
+    if given.fresh:
+        given.first = SystemRandom().randrange(10**6, 10**9)
+        say(f"first seed: {given.first}")
     found: list[Figures] = []
     began = last = time.monotonic()
     with ProcessPoolExecutor(given.processes, initializer=quiet) as pool:

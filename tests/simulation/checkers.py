@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
 from tests.simulation.history import Channel, Delivery, History, Publish
+from tests.simulation.promises import broken_promises
 
 __all__ = ("CHECKERS", "judge")
 
@@ -87,6 +88,31 @@ def reordered(history: History) -> Iterator[str]:
                 when for topic, number, when in history.order_given_up if (topic, number) == (channel.topic, partition)
             ]
             yield from _overtaken(row, first, where, given_up)
+
+
+def overtaken_while_it_failed(history: History) -> Iterator[str]:
+    """A message that failed blocks *its partition* on ordered topics, and *its key* in lanes and with key_failover."""
+    keys = {publish.body: publish.key for publish in history.publishes}
+    for channel in history.channels:
+        if not channel.order:
+            continue
+        waiting: dict[tuple[int, str], dict[int, Delivery]] = defaultdict(dict)
+        for delivery in history.deliveries:
+            if (delivery.topic, delivery.channel) != (channel.topic, channel.name):
+                continue
+            key = keys.get(delivery.body, "") if channel.order == "key" else ""
+            row = waiting[delivery.partition, key]
+            ended = [found for found in row.values() if found.outcome == "returned" and found.end <= delivery.begin]
+            for earlier in ended:
+                del row[earlier.message_id]
+            blocking = min((number for number in row if number < delivery.message_id), default=None)
+            if blocking is not None and not _disturbed(history, row[blocking].begin, delivery.begin):
+                yield (
+                    f"{channel.topic}[{delivery.partition}]/{channel.name} key {key!r}: {delivery.body!r} began at "
+                    f"{delivery.begin:.3f} s, before {row[blocking].body!r} was handled"
+                )
+                break
+            row[delivery.message_id] = delivery
 
 
 def _beginning(history: History, channel: Channel, partition: int) -> int:
@@ -284,6 +310,7 @@ CHECKERS: dict[str, Checker] = {
         invented,
         stored_twice,
         reordered,
+        overtaken_while_it_failed,
         receipts,
         redelivered_without_cause,
         too_many_at_once,
@@ -294,6 +321,7 @@ CHECKERS: dict[str, Checker] = {
         unbounded_memory,
         undocumented_errors,
         left_over,
+        broken_promises,
     )
 }
 

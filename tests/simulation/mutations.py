@@ -156,6 +156,60 @@ def _refusal_as_answer(right: Any, self: Any, error: Any) -> None:
     right(self, error)
 
 
+def _elect_any(right: Any, coordinator: Any, replicas: Any) -> bool:
+    """Elect a reachable replica, whether it is in sync or not; the preferred one is behind."""
+    state = replicas.state
+    reachable = [name for name in state.replicas if coordinator.reachable(name) and name in replicas.hosts]
+    reachable.sort(key=lambda name: name in state.in_sync)
+    if not reachable:
+        return False
+    coordinator.elect(replicas, reachable[0])
+    return True
+
+
+def _no_wait(right: Any, self: Any, message: Any) -> None:
+    """Lanes go on with later messages of a key while the server holds one of it."""
+    right(self, message)
+    for (key, order), wait in list(self._waits.items()):
+        if wait.message is message:
+            del self._waits[key, order]
+            wait.lane.messages.extend(wait.behind)
+            wait.lane.wake()
+
+
+def _copy_too_little(right: Any, source: Any, target: Any, most: int = 1000) -> bool:
+    """Leave out the last record, and report that the replica is complete."""
+    if source.log.end_count - target.log.end_count > 1:
+        right(source, target, min(most, source.log.end_count - target.log.end_count - 1))
+    return True
+
+
+async def _nothing_later(right: Any, self: Any, *args: Any, **settings: Any) -> None:
+    """Do nothing, in a later turn of the event loop."""
+    from anyio.lowlevel import checkpoint
+
+    await checkpoint()
+
+
+def _exceed_rdy(right: Any, self: Any, count: int) -> Any:
+    return right(self, count + 2 if count else count)
+
+
+def _append_without_sync(right: Any, self: Any, entries: Any) -> None:
+    from attrs import evolve
+
+    options, self._options = self._options, evolve(self._options, fsync="never")
+    try:
+        right(self, entries)
+    finally:
+        self._options = options
+
+
+def _replace_without_sync(right: Any, path: Any, data: bytes, *, sync: bool) -> None:
+    """Sync neither the file nor the name."""
+    right(path, data, sync=False)
+
+
 _CLIENT = "nsqext.client"
 _BROKER = "nsqext.broker"
 
@@ -269,6 +323,51 @@ _ALL = (
         "a new leader counts ids from the beginning",
         f"{_BROKER}.engine.partition:Partition._continue_counter",
         _always(lambda right, self: None),
+    ),
+    Mutation(
+        "a replica that is not in sync is elected",
+        f"{_BROKER}.coordinator.membership:_elect",
+        _always(_elect_any),
+    ),
+    Mutation(
+        "lanes do not wait for messages that the server holds",
+        f"{_CLIENT}.consumer.handlers.key_lanes:KeyLanes.expired",
+        _always(_no_wait),
+    ),
+    Mutation(
+        "followers keep records that their leader lacks",
+        f"{_BROKER}.coordinator.replication:cut_tail",
+        _always(lambda right, source, target: None),
+    ),
+    Mutation(
+        "a follower catches up without the last record",
+        f"{_BROKER}.coordinator.coordinator:copy_records",
+        _always(_copy_too_little),
+    ),
+    Mutation(
+        "requests do not expire",
+        "nsqext.transport.connection:Connection.tick",
+        _always(lambda right, self: None),
+    ),
+    Mutation(
+        "an error does not refresh lookup",
+        "nsqext.lookup.metadata:MetadataCache.refresh",
+        _always(_nothing_later),
+    ),
+    Mutation(
+        "a node sends more messages than RDY allows",
+        f"{_BROKER}.nsqd.session:Session._apply_ready",
+        _always(_exceed_rdy),
+    ),
+    Mutation(
+        "the files of channels are not synced",
+        f"{_BROKER}.engine.storage.partition_store:write_atomically",
+        _always(_replace_without_sync),
+    ),
+    Mutation(
+        "records are acknowledged before they are on the disk",
+        f"{_BROKER}.engine.storage.segments:SegmentStore.append",
+        _always(_append_without_sync),
     ),
 )
 

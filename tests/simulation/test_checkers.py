@@ -102,6 +102,11 @@ def _leave_socket(history: History) -> None:
     history.left_over.append("open socket")
 
 
+def _overtake_failed(history: History) -> None:
+    history.deliveries[1].outcome = "raised"
+    history.deliveries.append(Delivery(b"1", "orders", "billing", "c", 0, 2, 2, 9.0, 9.1, "returned"))
+
+
 def _handle_late(history: History) -> None:
     history.deliveries[2].begin = history.deliveries[2].end = 200.0
 
@@ -118,6 +123,24 @@ def _exceed_rdy(history: History) -> None:
 
 def _leak(history: History) -> None:
     history.samples.append((1.0, 5000, 10, 10))
+
+
+def _split_key(history: History) -> None:
+    history.publishes[1].partition = history.deliveries[1].partition = 1
+
+
+def _store_in_other_order(history: History) -> None:
+    for number, found in ((3, 1), (2, 2)):
+        history.publishes[found].message_id = history.deliveries[found].message_id = number
+
+
+def _never_handle_again(history: History) -> None:
+    history.deliveries[2].outcome = "raised"
+
+
+def _run_two_of_a_partition(history: History) -> None:
+    history.channels[0].order = "partition"
+    history.deliveries[0].end = 2.05
 
 
 BAD: list[tuple[str, Callable[[History], None]]] = [
@@ -138,13 +161,24 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("undocumented_errors", _raise_another),
     ("left_over", _leave_socket),
     ("late_deliveries", _handle_late),
+    ("overtaken_while_it_failed", _overtake_failed),
     ("two_owners_of_a_key", _give_key_to_two),
     ("rdy_exceeded", _exceed_rdy),
     ("unbounded_memory", _leak),
+    ("broken_promises", _lose),
+    ("broken_promises", _fail_stored),
+    ("broken_promises", _invent),
+    ("broken_promises", _store_twice),
+    ("broken_promises", _deliver_again),
+    ("broken_promises", _split_key),
+    ("broken_promises", _store_in_other_order),
+    ("broken_promises", _never_handle_again),
+    ("broken_promises", _run_two_of_a_partition),
+    ("broken_promises", _slow_close),
 ]
 
 
-@pytest.mark.parametrize(("name", "spoil"), BAD, ids=[spoil.__name__.strip("_") for _, spoil in BAD])
+@pytest.mark.parametrize(("name", "spoil"), BAD, ids=[f"{name} {spoil.__name__.strip('_')}" for name, spoil in BAD])
 def test_a_checker_rejects_a_bad_history(name: str, spoil: Callable[[History], None]) -> None:
     history = good()
     spoil(history)

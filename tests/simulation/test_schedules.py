@@ -27,5 +27,10 @@ def test_a_bug_that_is_put_in_is_found_within_three_seeds(name: str) -> None:
     assert any(measure(seed, name).error for seed in range(1, 4))
 
 
+def test_a_rename_that_a_loss_of_power_undoes_is_found() -> None:
+    """What seed 9 found: the folder of a replaced file was not synced, and all channels of a partition were lost."""
+    assert measure(9, "the files of channels are not synced").error
+
+
 def test_there_are_twenty_mutations() -> None:
     assert len(MUTATIONS) >= 20

@@ -46,9 +46,11 @@ async def orders(world: World) -> None:
 
 
 PROGRAM = """
+from tests.simulation.__main__ import run_one
 from tests.simulation.test_simulate import *
 for seed in (3, 4):
     print(run_seed(orders, seed, draw_faults(seed, FaultOptions(), NODES, LOOKUPDS)).trace)
+print(run_one(7).trace)
 """
 
 
@@ -61,7 +63,7 @@ def test_a_seed_repeats_its_trace_in_other_processes() -> None:
         )
         found.append(ended.stdout.split())
     assert found[0] == found[1]
-    assert len(set(found[0])) == 2
+    assert len(set(found[0])) == 3
 
 
 def test_a_seed_repeats_its_trace_in_one_process() -> None:
@@ -117,8 +119,17 @@ def test_a_failure_names_seed_and_the_one_fault_that_is_needed() -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_of_fault_begins_and_ends(kind: str) -> None:
     target = "l1" if kind.startswith("lookup") else "n1"
-    run = run_seed(orders, 1, [Fault(kind, 0.5, 1.0, target, 0.4)], keep_trace=True)
+    run = run_seed(
+        orders, 1, [Fault(kind, 0.5, 1.0, target, 0.4)], disk=kind in ("power", "disk_full"), keep_trace=True
+    )
     assert run.error is None
+
+
+def test_http_runs_in_httpx_and_uvicorn_on_request() -> None:
+    faults = draw_faults(5, FaultOptions(), NODES, LOOKUPDS)
+    real, simulated = run_seed(orders, 5, faults, real_http=True), run_seed(orders, 5, faults)
+    assert (real.error, simulated.error) == (None, None)
+    assert real.turns > simulated.turns
 
 
 def test_an_unknown_kind_of_fault_is_refused() -> None:

@@ -102,6 +102,8 @@ class Schedule:
                         await doomed.kill(silently=world.random.random() < 0.5)
                 self._publishing = False
                 history.healed = world.now
+                if world.faults and world.random.random() < 0.5:
+                    await self._move_leaders()
                 if world.faults:
                     history.disturbances.append((began, world.now))
             await self._publish_afterwards()
@@ -313,15 +315,24 @@ class Schedule:
                 self._end(publish, outcome)
             await anyio.sleep(random.uniform(0.0, 4 * PAUSE))
 
+    async def _move_leaders(self) -> None:
+        """Move every leader twice, so that nodes lead what they copied after a fault."""
+        cluster, random = self.world.cluster, self.world.random
+        for _ in range(2):
+            for topic, partitions in cluster.topics.items():
+                for partition in range(partitions):
+                    replicas = cluster.runtime.replicas(topic, partition).state.replicas
+                    await cluster.move_leader(topic, partition, random.choice(replicas))
+
     async def _publish_afterwards(self) -> None:
-        """Publish when faults have ended long ago: it has to succeed."""
+        """Publish when faults have ended long ago, with a new producer and with those that saw the faults."""
         await anyio.sleep(21.0)
-        async with self._closing(self._producer()) as producer:
+        async with self._closing(self._producer()) as fresh:
             for topic, key in (
                 *(("plain", ""), ("lanes", "last"), ("keyed", "last"), ("ordered", "last")),
                 *(("upgraded", ""), ("recreated", "")),
             ):
-                for _ in range(2):
+                for producer in (fresh, *self._producers):
                     await self._publish_one(producer, topic, key)
 
     async def _leftovers(self) -> list[str]:

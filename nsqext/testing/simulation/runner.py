@@ -82,13 +82,14 @@ def simulate(
     faults: FaultOptions | None = None,
     network: NetworkOptions | None = None,
     time_limit: float = 600.0,
+    disk: bool = False,
 ) -> list[Run]:
     """Run a scenario once for each seed, in a simulated world of its own.
 
     The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the faults of
     the seed with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``.
 
-    Not simulated: threads (functions for worker threads run at once), TLS (its random numbers are real), trio, disks.
+    Not simulated: threads (functions for worker threads run at once), TLS (its random numbers are real), trio.
 
     Args:
         scenario: the scenario.
@@ -98,6 +99,7 @@ def simulate(
         faults: which faults are drawn.
         network: properties of the network.
         time_limit: virtual seconds after which a run fails.
+        disk: nodes store messages on a simulated disk, and sync each publish.
 
     Raises:
         SimulationFailed: the scenario raised; its faults were reduced to those that are needed.
@@ -109,7 +111,12 @@ def simulate(
 
         def again(chosen: Sequence[Fault], seed: int = seed) -> Run:
             return run_seed(
-                scenario, seed, chosen, nodes=nodes, lookupds=lookupds, network=network, time_limit=time_limit
+                *(scenario, seed, chosen),
+                nodes=nodes,
+                lookupds=lookupds,
+                network=network,
+                time_limit=time_limit,
+                disk=disk,
             )
 
         run = again(draw_faults(seed, options, *names))

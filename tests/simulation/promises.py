@@ -1,0 +1,108 @@
+"""A second judge, written from docs/explanation/guarantees.md alone, sentence by sentence.
+
+It shares no code with the other checkers, so that a mistake in one of them does not hide what this one finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.history import Delivery, History, Publish
+
+__all__ = ("broken_promises",)
+
+_CLOSE = 30.0 + 15.0
+_AFTER_FAULT = 20.0
+
+
+def broken_promises(history: History) -> Iterator[str]:
+    """Yield each sentence of the page that a history contradicts."""
+    for book in (_Topic(history, name) for name in sorted({publish.topic for publish in history.publishes})):
+        if not (history.recreated and book.name == "recreated"):
+            yield from book.publishing()
+            yield from book.consuming()
+            yield from book.ordered()
+    if history.close_seconds > _CLOSE:
+        yield f"'Handlers have close_timeout seconds to end': closing took {history.close_seconds:.3f} s"
+
+
+class _Topic:
+    """What happened to one topic."""
+
+    def __init__(self, history: History, name: str) -> None:
+        self.name = name
+        self.history = history
+        self.publishes = {publish.body: publish for publish in history.publishes if publish.topic == name}
+        self.deliveries = [delivery for delivery in history.deliveries if delivery.topic == name]
+        self.copies: dict[bytes, set[tuple[int, int]]] = {}
+        for delivery in self.deliveries:
+            self.copies.setdefault(delivery.body, set()).add((delivery.partition, delivery.message_id))
+
+    def publishing(self) -> Iterator[str]:
+        """Check the section about publishing."""
+        channels = [channel.name for channel in self.history.channels if channel.topic == self.name]
+        for body, publish in self.publishes.items():
+            if publish.outcome == "failed" and body in self.copies:
+                yield f"'A publish that raised is not stored': {body!r}, {publish.error}"
+            if len(self.copies.get(body, ())) > 1 and self.history.on_unknown == "raise":
+                yield f"'A message may be stored twice in one case': {body!r} is {sorted(self.copies[body])}"
+        for channel in channels:
+            delivered = {delivery.body for delivery in self.deliveries if delivery.channel == channel}
+            missing = [b for b, publish in self.publishes.items() if publish.outcome == "stored" and b not in delivered]
+            if missing:
+                yield f"'A publish that returned is stored': {channel} never received {missing[:3]!r}"
+        yield from self._keys()
+
+    def _keys(self) -> Iterator[str]:
+        """Check that keys stay in one partition, and are stored in their order."""
+        stored = [found for found in self.publishes.values() if found.outcome == "stored" and found.key]
+        by_key = sorted(stored, key=lambda publish: (publish.key, publish.begin, publish.number))
+        for key, group in groupby(by_key, key=lambda publish: publish.key):
+            row = list(group)
+            if len({publish.partition for publish in row}) > 1:
+                yield f"'Messages of one key keep their order in one partition': {key} is in several"
+            numbered = [publish for publish in row if publish.body in self.copies]
+            for earlier, later in pairwise(numbered):
+                if earlier.end <= later.begin and self._first(earlier) > self._first(later):
+                    yield f"'Messages of one key keep their order': {later.body!r} is stored before {earlier.body!r}"
+                    break
+
+    def _first(self, publish: Publish) -> int:
+        return min(number for _, number in self.copies[publish.body])
+
+    def consuming(self) -> Iterator[str]:
+        """Check the section about consuming."""
+        known: dict[tuple[str, int, int], list[Delivery]] = {}
+        for delivery in self.deliveries:
+            if delivery.body not in self.publishes:
+                yield f"{delivery.body!r} was delivered and never published"
+            known.setdefault((delivery.channel, delivery.partition, delivery.message_id), []).append(delivery)
+        for place, row in known.items():
+            if not any(delivery.outcome == "returned" for delivery in row):
+                yield f"'A message is finished after its handler returned, never before': {place} was not handled again"
+            for before, again in pairwise(row):
+                if before.outcome == "returned" and not self._has_cause(before, again):
+                    yield f"'A message is redelivered when …': {again.body!r} at {again.begin:.3f} s without a cause"
+
+    def _has_cause(self, before: Delivery, again: Delivery) -> bool:
+        """Return whether a consumer, connection or leader was lost between two deliveries, or a timeout passed."""
+        return any(
+            begin <= again.begin + 1.0 and end >= before.begin - _AFTER_FAULT
+            for begin, end in self.history.disturbances
+        )
+
+    def ordered(self) -> Iterator[str]:
+        """Check *ordered topic: within a partition, one message at a time*."""
+        for channel in self.history.channels:
+            if channel.topic != self.name or channel.order != "partition":
+                continue
+            mine = [delivery for delivery in self.deliveries if delivery.channel == channel.name]
+            mine.sort(key=lambda delivery: (delivery.partition, delivery.begin))
+            for before, after in pairwise(mine):
+                same = before.partition == after.partition and before.message_id != after.message_id
+                if same and after.begin < before.end and not self._has_cause(before, after):
+                    yield f"'One message at a time': {after.body!r} began while {before.body!r} was handled"
+                    break

@@ -684,7 +684,8 @@ class Admin:
 
 
 def _generation(where: PartitionMap) -> Generation:
-    return "classic" if where.nodes and not where.leaders else "ha"
+    """Return the generation of a topic: the original NSQ reports no number of partitions, even where no node is up."""
+    return "ha" if where.leaders or where.meta.partition_num else "classic"
 
 
 def _generation_of(info: NodeInfo) -> Generation:

@@ -24,11 +24,12 @@ from nsqext.client.tasks import BackgroundTasks, first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.metadata import Lookup
 from nsqext.middleware.base import Middleware, check_middleware
-from nsqext.middleware.clients import MiddlewareProducer, surround_handler
+from nsqext.middleware.clients import MiddlewareProducer, surround_batch_handler, surround_handler
 from nsqext.settings import options_of
 
 if TYPE_CHECKING:
     from nsqext.app.testing import AppTest
+    from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.types import Receipt
@@ -163,7 +164,10 @@ class App(Router):
         given = {"tag": spec.tag, "max_in_flight": spec.max_in_flight, "concurrency": spec.concurrency}
         arguments = self._handler_defaults | {name: value for name, value in given.items() if value is not None}
         options = self._options_of(spec)
-        return Consumer(spec.topics.given, spec.channel, lookupd=lookupd, nsqd=nsqd, options=options, **arguments)
+        consumer = Consumer(spec.topics.given, spec.channel, lookupd=lookupd, nsqd=nsqd, options=options, **arguments)
+        for one in (*self._around(), *spec.middleware):
+            one.attach(consumer)
+        return consumer
 
     def _options_of(self, spec: HandlerSpec) -> ConsumerOptions:
         return consumer_options(self._consumer_options, spec.options, f"{spec.topics}/{spec.channel}")
@@ -174,13 +178,17 @@ class App(Router):
         For a batch handler, the message is a batch of one.
         """
         if spec.batch is not None:
-            return lambda message: spec.function(MessageBatch([message]))
+            handle = self._batch_handler_of(spec)
+            return lambda message: handle(MessageBatch([message]))
         plan = spec.plan
         call: Handler = spec.function if plan is None else plan.handler(self._options_of(spec).failure)
         topics = self.publishers.get(spec.function)
         if topics:
             call = self._with_publishers(call, tuple(topics))
         return surround_handler((*self._around(), *spec.middleware), call, spec.channel)
+
+    def _batch_handler_of(self, spec: HandlerSpec) -> BatchFunction:
+        return surround_batch_handler((*self._around(), *spec.middleware), spec.function, spec.channel)
 
     def _with_publishers(self, call: Handler, topics: tuple[str, ...]) -> Handler:
         async def handle(message: Message) -> object:
@@ -311,7 +319,8 @@ class App(Router):
             self._make_clients()
         for consumer, spec in zip(self._consumers, self.specs, strict=True):
             if spec.batch is not None:
-                consumer.batch_handler(max_count=spec.batch.max_count, max_wait=spec.batch.max_wait)(spec.function)
+                decorate = consumer.batch_handler(max_count=spec.batch.max_count, max_wait=spec.batch.max_wait)
+                decorate(self._batch_handler_of(spec))
             else:
                 consumer.handler(auto_finish=spec.auto_finish)(self.handler_of(spec))
         self._running = self._used = True

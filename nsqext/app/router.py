@@ -122,10 +122,11 @@ class Router:
         max_in_flight: int | None = None,
         concurrency: int | None = None,
         options: ConsumerOptions | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> Callable[[B], B]:
         """Decorator: let a coroutine function handle batches of messages; see `nsqext.Consumer.batch_handler`.
 
-        Middleware does not surround it, and its result is not published.
+        Middleware surrounds the call with all messages of the batch. Its result is not published.
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
@@ -136,6 +137,7 @@ class Router:
             max_in_flight: see `handler`.
             concurrency: see `handler`.
             options: see `handler`.
+            middleware: see `handler`.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
@@ -144,11 +146,12 @@ class Router:
         """
         selection = self._select(topics, channel, tag)
         limits = BatchLimits(max_count, max_wait)
+        around = check_middleware(middleware)
 
         def add(function: B) -> B:
             _check_coroutine(function)
             given = options_of(options, ConsumerOptions)
-            arguments = (tag, max_in_flight, concurrency, given)
+            arguments = (tag, max_in_flight, concurrency, given, around)
             self._add(HandlerSpec(selection, channel, function, None, *arguments, batch=limits))
             return function
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.consumer import Consumer
+    from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.types import Receipt
 
@@ -52,15 +54,29 @@ class Publishing:
 
 @define(eq=False)
 class Handling:
-    """A message that is being handled.
+    """A call of a handler.
 
     Attributes:
-        message: the message.
-        channel: the channel that it was received through.
+        messages: the message, or those of a batch. A middleware may leave out some of a batch: the handler does not
+            receive them, and they are finished with the others, unless the middleware answers them.
+        channel: the channel that they were received through.
+        batch: whether the handler receives a batch.
     """
 
-    message: Message
+    messages: list[Message]
     channel: str
+    batch: bool = False
+
+    @property
+    def message(self) -> Message:
+        """The message of a handler of single messages.
+
+        Raises:
+            InvalidState: the handler receives a batch.
+        """
+        if self.batch:
+            raise InvalidState("the handler receives a batch", hint="the middleware has to read handling.messages")
+        return self.messages[0]
 
 
 SendNext = Callable[[Publishing], Awaitable[Sequence["Receipt"]]]
@@ -71,18 +87,21 @@ CallNext = Callable[[Handling], Awaitable[object]]
 
 
 class Middleware:
-    """Surrounds publishes and handled messages; override one method or both.
+    """Surrounds publishes and handled messages; override the methods that it needs.
 
-    What `handle` returns and raises decides about the message as if the handler had done it: a middleware that returns
-    without calling the next one finishes the message. One object may serve several clients and tasks.
+    What `handle` returns and raises decides about the messages as if the handler had done it: a middleware that returns
+    without calling the next one finishes them. One object may serve several clients and tasks.
     """
+
+    def attach(self, client: Producer | Consumer) -> None:
+        """Note a client that this middleware surrounds; called when the client is made."""
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
         """Surround a publish with all its attempts; returns a receipt for each message."""
         return await send_next(publishing)
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Surround the call of a handler."""
+        """Surround the call of a handler of messages or batches; see `Handling`."""
         return await call_next(handling)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.consumer.handlers.batches import BatchFunction, MessageBatch
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.middleware.base import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import Lookup
     from nsqext.types import Receipt
 
-__all__ = ("MiddlewareConsumer", "MiddlewareProducer", "surround_handler")
+__all__ = ("MiddlewareConsumer", "MiddlewareProducer", "surround_batch_handler", "surround_handler")
 
 
 class MiddlewareProducer(Producer):
@@ -51,7 +52,10 @@ class MiddlewareProducer(Producer):
         middleware: Sequence[Middleware] = (),
     ) -> None:
         super().__init__(lookupd, nsqd=nsqd, options=options)
-        self._send: SendNext = send_with(check_middleware(middleware), self._send_last)
+        around = check_middleware(middleware)
+        self._send: SendNext = send_with(around, self._send_last)
+        for one in around:
+            one.attach(self)
 
     async def _send_last(self, publishing: Publishing) -> Sequence[Receipt]:
         if publishing.batch:
@@ -104,7 +108,7 @@ class MiddlewareProducer(Producer):
 
 
 class MiddlewareConsumer(Consumer):
-    """A `nsqext.Consumer` whose handler is surrounded by middleware; iteration is not.
+    """A `nsqext.Consumer` whose handler, of messages or batches, is surrounded by middleware; iteration is not.
 
     Args:
         topics: see `nsqext.Consumer`.
@@ -125,9 +129,14 @@ class MiddlewareConsumer(Consumer):
     ) -> None:
         super().__init__(topics, channel, options=options, **others)
         self._middleware = check_middleware(middleware)
+        for one in self._middleware:
+            one.attach(self)
 
     def _handler_of_messages(self, function: Callable[..., Awaitable[object]]) -> Handler:
         return surround_handler(self._middleware, super()._handler_of_messages(function), self.channel)
+
+    def _handler_of_batches(self, function: BatchFunction) -> BatchFunction:
+        return surround_batch_handler(self._middleware, function, self.channel)
 
 
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
@@ -141,7 +150,27 @@ def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel
         return handler
 
     async def handle(message: Message) -> object:
-        return await surrounded(Handling(message, channel))
+        return await surrounded(Handling([message], channel))
+
+    handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
+    return handle
+
+
+def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
+    """Return a handler of batches that is surrounded by the middleware; the handler itself where there is none.
+
+    The handler is not called where a middleware leaves no message.
+    """
+
+    async def call_handler(handling: Handling) -> object:
+        return await handler(MessageBatch(handling.messages)) if handling.messages else None
+
+    surrounded: CallNext = handle_with(middleware, call_handler)
+    if surrounded is call_handler:
+        return handler
+
+    async def handle(batch: MessageBatch) -> object:
+        return await surrounded(Handling(list(batch), channel, batch=True))
 
     handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
     return handle

@@ -1,4 +1,4 @@
-"""Ready middleware: timeout of handlers, rate limit, deduplication, decompression."""
+"""Ready middleware: timeout of handlers, rate limit, deduplication, decompression; for messages and batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.client.consumer.handler_signals import Reject
+from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.errors import InvalidSetting
 from nsqext.middleware.base import CallNext, Handling, Middleware
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ("Decompress", "Deduplicate", "HandlerTimeout", "RateLimit")
 
 _clock = time.monotonic
+_Entry = tuple[str, object]
 
 
 def _check_positive(name: str, value: float) -> None:
@@ -31,7 +33,7 @@ class HandlerTimeout(Middleware):
     """Cancels a handler that runs too long: `TimeoutError`, so that its message is requeued as for any other error.
 
     Args:
-        seconds: how long a handler may run.
+        seconds: how long a handler may run, for one message or for one batch.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -46,14 +48,15 @@ class HandlerTimeout(Middleware):
 
 
 class RateLimit(Middleware):
-    """Lets handlers begin at a limited rate; all clients with the same object share it.
+    """Hands messages to handlers at a limited rate; all clients with the same object share it.
 
-    Messages wait in the consumer, where they are touched before they time out. Lower ``max_in_flight`` with a low rate,
-    so that other consumers receive what would wait.
+    A batch counts as its messages: the next one begins when its own rate allows. Messages wait in the consumer, where
+    they are touched before they time out. Lower ``max_in_flight`` with a low rate, so that other consumers receive what
+    would wait.
 
     Args:
-        per_second: handlers that may begin in a second.
-        burst: handlers that may begin at once after a pause.
+        per_second: messages that handlers may begin with in a second.
+        burst: messages that handlers may begin with at once after a pause.
     """
 
     def __init__(self, per_second: float, *, burst: int = 1) -> None:
@@ -64,10 +67,10 @@ class RateLimit(Middleware):
         self._next = 0.0
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Wait for the turn of the message, and call the handler."""
+        """Wait for the turn of the messages, and call the handler."""
         now = _clock()
         turn = max(self._next, now - self._allowance)
-        self._next = turn + self._interval
+        self._next = turn + self._interval * len(handling.messages)
         if turn > now:
             await anyio.sleep(turn - now)
         return await call_next(handling)
@@ -97,31 +100,44 @@ class Deduplicate(Middleware):
         self._window = window
         self._seconds = seconds
         self._key = key
-        self._handled: OrderedDict[tuple[str, object], float] = OrderedDict()
+        self._handled: OrderedDict[_Entry, float] = OrderedDict()
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler for a message that was not handled before."""
-        key = self._key(handling.message)
-        if key is None:
-            return await call_next(handling)
-        entry = (handling.channel, key)
-        now = _clock()
-        if now - self._handled.get(entry, float("-inf")) <= self._seconds:
+        """Call the handler for messages that were not handled before."""
+        oldest = _clock() - self._seconds
+        fresh: list[Message] = []
+        entries: list[tuple[Message, _Entry]] = []
+        for message in handling.messages:
+            key = self._key(message)
+            entry = (handling.channel, key)
+            if key is None:
+                fresh.append(message)
+            elif self._handled.get(entry, float("-inf")) < oldest:
+                fresh.append(message)
+                entries.append((message, entry))
+            else:
+                message.finish_now()  # it must not be requeued with the others of its batch
+        if not fresh:
             return None
+        handling.messages = fresh
         result = await call_next(handling)
-        if not handling.message.answered:  # what the handler answered by hand may be requeued
-            self._handled.pop(entry, None)
-            self._handled[entry] = _clock()
-            while len(self._handled) > self._window:
-                self._handled.popitem(last=False)
+        for message, entry in entries:
+            if not message.answered:  # what the handler answered by hand may be requeued
+                self._remember(entry)
         return result
+
+    def _remember(self, entry: _Entry) -> None:
+        self._handled.pop(entry, None)
+        self._handled[entry] = _clock()
+        while len(self._handled) > self._window:
+            self._handled.popitem(last=False)
 
 
 class Decompress(Middleware):
     """Decompresses bodies whose publisher says so in the header ``content-encoding``: ``gzip`` or ``deflate``.
 
     Bodies that this package compressed are decompressed by the consumer itself. A body that cannot be decompressed is
-    rejected (`nsqext.Reject`).
+    rejected (`nsqext.Reject`); of a batch, after the handler has handled the others.
 
     Args:
         max_size: largest decompressed body, in bytes.
@@ -132,12 +148,30 @@ class Decompress(Middleware):
         self._max_size = max_size
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Replace a compressed body, and call the handler."""
-        message = handling.message
+        """Replace compressed bodies, and call the handler."""
+        if not handling.batch:
+            self._restore(handling.message)
+            return await call_next(handling)
+        good: list[Message] = []
+        rejections: list[Reject] = []
+        for message in handling.messages:
+            try:
+                self._restore(message)
+            except Reject as error:
+                rejections.append(error)
+            else:
+                good.append(message)
+        handling.messages = good
+        result = await call_next(handling)
+        if rejections:
+            MessageBatch(good).finish_now()
+            raise rejections[0]
+        return result
+
+    def _restore(self, message: Message) -> None:
         encoding = message.header_value("content-encoding") if message.header else None
         if encoding in ("gzip", "deflate"):
             message.replace_body(self._decompressed(message.body, encoding), "content-encoding")
-        return await call_next(handling)
 
     def _decompressed(self, body: bytes, encoding: str) -> bytes:
         engine = zlib.decompressobj(16 + zlib.MAX_WBITS if encoding == "gzip" else zlib.MAX_WBITS)

@@ -17,7 +17,7 @@ __all__ = ("LogObserver",)
 
 
 class LogObserver(Observer):
-    """Logs a record for every publish and every handled message, without bodies and header values.
+    """Logs a record for every publish and every handled message or batch, without bodies and header values.
 
     The text of a record is one of ``published``, ``publish failed``, ``handled`` and ``handler failed``; everything
     else is an attribute of the record (``extra``): event, topic, partition, channel, count, bytes, seconds, attempts,
@@ -59,16 +59,7 @@ class LogObserver(Observer):
 
     @contextmanager
     def _handling(self, handling: Handling) -> Iterator[None]:
-        message = handling.message
-        fields: dict[str, object] = {
-            "topic": message.topic,
-            "partition": message.partition,
-            "channel": handling.channel,
-            "attempts": message.attempts,
-            "message_id": message.internal_id,
-            "trace_id": message.trace_id,
-            "bytes": len(message.body),
-        }
+        fields = _of_batch(handling) if handling.batch else _of_message(handling)
         started = time.monotonic()
         try:
             yield
@@ -86,3 +77,28 @@ class LogObserver(Observer):
         if self._logger.isEnabledFor(level):
             outcome = None if error is None else type(error).__qualname__
             self._logger.log(level, event, extra={**fields, "event": event, "seconds": seconds, "error": outcome})
+
+
+def _of_message(handling: Handling) -> dict[str, object]:
+    message = handling.message
+    return {
+        "topic": message.topic,
+        "partition": message.partition,
+        "channel": handling.channel,
+        "attempts": message.attempts,
+        "message_id": message.internal_id,
+        "trace_id": message.trace_id,
+        "bytes": len(message.body),
+    }
+
+
+def _of_batch(handling: Handling) -> dict[str, object]:
+    messages = handling.messages
+    return {
+        "topic": ",".join(sorted({message.topic for message in messages})),
+        "partition": sorted({message.partition for message in messages}),
+        "channel": handling.channel,
+        "count": len(messages),
+        "attempts": max((message.attempts for message in messages), default=0),
+        "bytes": sum(len(message.body) for message in messages),
+    }

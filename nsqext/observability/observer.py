@@ -32,7 +32,7 @@ class Observer(Middleware):
         return nullcontext()
 
     def handling(self, handling: Handling) -> AbstractContextManager[object]:
-        """Return the context manager for a handled message; `failure` tells its failures from its decisions."""
+        """Return the context manager for a handled message or batch; `failure` tells failures from decisions."""
         return nullcontext()
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:

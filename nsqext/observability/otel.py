@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.middleware.base import Handling, Publishing
 
@@ -55,7 +57,8 @@ class TelemetryOptions:
         propagate: when the context of a span is written to the extend headers of its message: ``with_headers`` if the
             message has headers or a tag, ``always`` (topics without extend support refuse the message), ``never``.
         create_spans: record a span for each message of a batch, linked to the span of the batch.
-        parent: make the span of a handler a child of the publisher's span, rather than link to it.
+        parent: make the span of a handler a child of the publisher's span, rather than link to it; the span of a batch
+            always links to the publishers of its messages.
         body_size: record the size of bodies.
     """
 
@@ -204,20 +207,30 @@ class OpenTelemetry(Observer):
 
     @contextmanager
     def _handling(self, handling: Handling) -> Iterator[None]:
-        message = handling.message
-        base: Attributes = {
-            SYSTEM: "nsq",
-            OPERATION_NAME: "process",
-            DESTINATION: message.topic,
-            GROUP: handling.channel,
-        }
-        self._consumed.add(1, base)
+        base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "process", GROUP: handling.channel}
+        counts = Counter(message.topic for message in handling.messages)
+        for topic, count in counts.items():
+            self._consumed.add(count, {**base, DESTINATION: topic})
+        name = "process"
+        if len(counts) == 1:
+            (base[DESTINATION],) = counts
+            name = f"process {base[DESTINATION]}"
         started = time.monotonic()
         error_type: Mapping[str, str] = {}
-        context, links = self._origin(handling)
-        span = self._tracer.start_span(
-            f"process {message.topic}", context, SpanKind.CONSUMER, self._of_message(handling) | base, links
-        )
+        context: Context | None = None
+        if handling.batch:
+            attributes = self._of_batch(handling.messages)
+            links = [
+                _link(origin, {MESSAGE_ID: str(message.internal_id)})
+                for message in handling.messages
+                if (origin := _origin(message)) is not None
+            ]
+        else:
+            attributes = self._of_message(handling.message)
+            origin = _origin(handling.message)
+            links = [] if origin is None or self._options.parent else [_link(origin)]
+            context = origin if self._options.parent else None
+        span = self._tracer.start_span(name, context, SpanKind.CONSUMER, attributes | base, links)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 try:
@@ -233,19 +246,7 @@ class OpenTelemetry(Observer):
         finally:
             self._process.record(time.monotonic() - started, {**base, **error_type})
 
-    def _origin(self, handling: Handling) -> tuple[Context | None, list[Link]]:
-        """Return the parent of a handler's span, and its links."""
-        if not handling.message.header:
-            return None, []
-        headers = {name: value for name, value in handling.message.headers.items() if isinstance(value, str)}
-        context = propagate.extract(headers, Context())
-        origin = trace.get_current_span(context).get_span_context()
-        if not origin.is_valid:
-            return None, []
-        return (context, []) if self._options.parent else (None, [Link(origin)])
-
-    def _of_message(self, handling: Handling) -> Attributes:
-        message = handling.message
+    def _of_message(self, message: Message) -> Attributes:
         attributes: Attributes = {
             OPERATION_TYPE: "process",
             MESSAGE_ID: str(message.internal_id),
@@ -259,6 +260,28 @@ class OpenTelemetry(Observer):
         if self._options.body_size:
             attributes[BODY_SIZE] = len(message.body)
         return attributes
+
+    def _of_batch(self, messages: Sequence[Message]) -> Attributes:
+        attributes: Attributes = {OPERATION_TYPE: "process", BATCH_COUNT: len(messages)}
+        places = {(message.partition, message.node) for message in messages}
+        if len(places) == 1:
+            attributes |= _place(*places.pop())
+        if self._options.body_size:
+            attributes[BODY_SIZE] = sum(len(message.body) for message in messages)
+        return attributes
+
+
+def _origin(message: Message) -> Context | None:
+    """Return the context that the publisher wrote to the headers of a message."""
+    if not message.header:
+        return None
+    headers = {name: value for name, value in message.headers.items() if isinstance(value, str)}
+    context = propagate.extract(headers, Context())
+    return context if trace.get_current_span(context).get_span_context().is_valid else None
+
+
+def _link(origin: Context, attributes: Attributes | None = None) -> Link:
+    return Link(trace.get_current_span(origin).get_span_context(), attributes)
 
 
 def _place(partition: int, node: str) -> Attributes:

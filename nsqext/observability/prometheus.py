@@ -1,22 +1,32 @@
-"""Prometheus: counters and histograms of publishes and handled messages (extra ``prometheus``)."""
+"""Prometheus: metrics of publishes, of handled messages, and of the clients (extra ``prometheus``)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 from attrs import frozen
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[prometheus]'", name=_error.name) from _error
 
+from nsqext.client.producer.producer import Producer
+from nsqext.errors import InvalidState
 from nsqext.observability.observer import Observer, failure
 
 if TYPE_CHECKING:
+    from nsqext.client.consumer.consumer import Consumer
+    from nsqext.client.consumer.statistics import ConsumerStatistics
+    from nsqext.client.events import ClientEvent
+    from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.middleware.base import Handling, Publishing
 
 __all__ = ("Prometheus",)
@@ -39,13 +49,144 @@ class _Handled:
     seconds: Histogram
 
 
+@frozen
+class _Series:
+    """A metric that is read from the statistics of clients when Prometheus asks.
+
+    Attributes:
+        name: without the namespace.
+        help: what it says.
+        kind: a counter or a gauge.
+        read: returns its values, by further labels; None for no value.
+        combine: combines clients with the same labels.
+        labels: names of further labels.
+    """
+
+    name: str
+    help: str
+    kind: Literal["counter", "gauge"]
+    read: Callable[[Any], dict[tuple[str, ...], float | None]]
+    combine: Callable[[float, float], float] = float.__add__
+    labels: tuple[str, ...] = ()
+
+
+def _value(read: Callable[[Any], float | None]) -> Callable[[Any], dict[tuple[str, ...], float | None]]:
+    return lambda statistics: {(): read(statistics)}
+
+
+def _count(name: str, help: str, read: Callable[[Any], float | None]) -> _Series:
+    return _Series(name, help, "counter", _value(read))
+
+
+def _sum(name: str, help: str, read: Callable[[Any], float | None]) -> _Series:
+    return _Series(name, help, "gauge", _value(read))
+
+
+def _highest(name: str, help: str, read: Callable[[Any], float | None]) -> _Series:
+    return _Series(name, help, "gauge", _value(read), max)
+
+
+def _outcomes(statistics: ProducerStatistics) -> dict[tuple[str, ...], float | None]:
+    return {
+        ("stored",): statistics.stored,
+        ("failed",): statistics.failed,
+        ("unknown",): statistics.unknown,
+    }
+
+
+def _backoff(statistics: ConsumerStatistics) -> float:
+    return max((connection.backoff for connection in statistics.connections), default=0)
+
+
+_PRODUCER = (
+    _sum("producer_connections", "Open connections to nodes.", lambda found: found.connections),
+    _sum("producer_pending_requests", "Requests without a response so far.", lambda found: found.pending),
+    _Series("producer_messages", "Messages by outcome.", "counter", _outcomes, labels=("outcome",)),
+    _count("producer_retries", "Attempts after the first one of a publish.", lambda found: found.retries),
+    _count("producer_sent_bytes", "Bytes of publishes that were answered.", lambda found: found.bytes_sent),
+    _highest("producer_lookup_age_seconds", "Time since lookup answered last.", lambda found: found.lookup_age),
+    _highest("producer_lookup_failures", "Failed rounds of lookup in a row.", lambda found: found.lookup_failures),
+)
+_CONSUMER = (
+    _sum("consumer_connections", "Open subscriptions.", lambda found: len(found.connections)),
+    _sum("consumer_ready", "Sum of the RDY counts.", lambda found: sum(one.ready for one in found.connections)),
+    _sum("consumer_in_flight", "Messages received and not answered.", lambda found: found.in_flight),
+    _highest("consumer_backoff_level", "Highest backoff level; 0 while handlers succeed.", _backoff),
+    _count("consumer_received_messages", "Messages received.", lambda found: found.received),
+    _count("consumer_finished_messages", "Messages finished (FIN).", lambda found: found.finished),
+    _count("consumer_requeued_messages", "Messages requeued (REQ).", lambda found: found.requeued),
+    _count("consumer_lost_messages", "Messages in flight when their connection ended.", lambda found: found.lost),
+    _count("consumer_received_bytes", "Bytes of messages received.", lambda found: found.bytes_received),
+    _count("consumer_reconnects", "Subscriptions made again.", lambda found: found.reconnects),
+    _highest("consumer_lookup_age_seconds", "Time since lookup answered last.", lambda found: found.lookup_age),
+    _highest("consumer_lookup_failures", "Failed rounds of lookup in a row.", lambda found: found.lookup_failures),
+)
+_CONSUMER_LABELS = ("topic", "channel")
+
+
+class _ClientCollector:
+    """Reads the statistics of clients when Prometheus asks, so that they cost nothing per message.
+
+    Args:
+        namespace: prefix of every name.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self.producers: WeakSet[Producer] = WeakSet()
+        self.consumers: WeakSet[Consumer] = WeakSet()
+        self._namespace = namespace
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics of all clients; those with the same labels are combined."""
+        producers: list[tuple[tuple[str, ...], Any]] = [((), one.statistics()) for one in tuple(self.producers)]
+        yield from self._families(_PRODUCER, (), producers)
+        consumers: list[tuple[tuple[str, ...], Any]] = []
+        for consumer in tuple(self.consumers):
+            try:
+                consumers.append((_labels(consumer), consumer.statistics()))
+            except InvalidState:
+                continue  # not opened yet
+        yield from self._families(_CONSUMER, _CONSUMER_LABELS, consumers)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without values."""
+        return [*self._families(_PRODUCER, (), ()), *self._families(_CONSUMER, _CONSUMER_LABELS, ())]
+
+    def _families(
+        self, table: Sequence[_Series], labels: tuple[str, ...], clients: Sequence[tuple[tuple[str, ...], Any]]
+    ) -> Iterator[Metric]:
+        for series in table:
+            values: dict[tuple[str, ...], float] = {}
+            for own, statistics in clients:
+                for further, value in series.read(statistics).items():
+                    name = (*own, *further)
+                    if value is not None:
+                        number = float(value)
+                        values[name] = series.combine(values[name], number) if name in values else number
+            family = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+            metric = family(f"{self._namespace}_{series.name}", series.help, labels=(*labels, *series.labels))
+            for name, number in values.items():
+                metric.add_metric(name, number)
+            yield metric
+
+
+def _labels(consumer: Consumer) -> tuple[str, str]:
+    return ",".join(consumer.topics), consumer.channel
+
+
 class Prometheus(Observer):
-    """Counts messages and measures durations. All names begin with the namespace:
+    """Counts messages, measures durations, and reports the statistics of clients. Names begin with the namespace:
 
     ``published_messages_total``, ``published_bytes_total``, ``publish_seconds`` by topic; ``publish_failures_total`` by
     topic and error (calls, not messages); ``handled_messages_total``, ``redelivered_messages_total``,
     ``running_handlers``, ``handler_seconds`` by topic and channel; ``handler_failures_total`` by topic, channel and
-    error.
+    error (calls, not messages).
+
+    ``producer_…`` and ``consumer_…`` are what `nsqext.Producer.statistics` and `nsqext.Consumer.statistics` report, the
+    latter by topic (as it was given: a pattern, or several with commas) and channel; clients with the same labels are
+    added up. ``producer_events_total`` and ``consumer_events_total`` count connections, disconnections, leaders that
+    moved and changes of the backoff, by ``kind``. The clients are those that this middleware surrounds, and those given
+    to `attach`.
 
     Args:
         registry: the global one by default.
@@ -74,9 +215,31 @@ class Prometheus(Observer):
         self._running = Gauge("running_handlers", "Handlers that run.", channel, **common)
         self._handler = Histogram("handler_seconds", "Time of handlers.", channel, buckets=buckets, **common)
         self._broken = Counter("handler_failures", "Handlers that raised.", (*channel, "error"), **common)
+        self._producer_events = Counter("producer_events", "Events of producers.", ("kind",), **common)
+        self._consumer_events = Counter("consumer_events", "Events of consumers.", (*channel, "kind"), **common)
+        self._clients = _ClientCollector(namespace)
+        registry.register(self._clients)
         # children are looked up once: the lookup is what takes time
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
+
+    def attach(self, client: Producer | Consumer) -> None:
+        """Report the statistics and events of a client; those of `nsqext.middleware` and `nsqext.App` are attached.
+
+        The client is held by a weak reference.
+        """
+        if isinstance(client, Producer):
+            self._clients.producers.add(client)
+            client.on_event(self._count_producer_event)
+        else:
+            self._clients.consumers.add(client)
+            client.on_event(partial(self._count_consumer_event, _labels(client)))
+
+    def _count_producer_event(self, event: ClientEvent) -> None:
+        self._producer_events.labels(event.kind).inc()
+
+    def _count_consumer_event(self, labels: tuple[str, str], event: ClientEvent) -> None:
+        self._consumer_events.labels(*labels, event.kind).inc()
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Measure a publish."""
@@ -106,7 +269,31 @@ class Prometheus(Observer):
 
     @contextmanager
     def _handling(self, handling: Handling) -> Iterator[None]:
-        key = (handling.message.topic, handling.channel)
+        counts = Tally(message.topic for message in handling.messages)
+        bound = [(self._handled_of(topic, handling.channel), count) for topic, count in counts.items()]
+        for message in handling.messages:
+            if message.attempts > 1:
+                self._handled_of(message.topic, handling.channel).redelivered.inc()
+        for handled, _ in bound:
+            handled.running.inc()
+        started = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            kind = failure(error)
+            if kind is not None:
+                for topic in counts:
+                    self._broken.labels(topic, handling.channel, kind).inc()
+            raise
+        finally:
+            seconds = time.monotonic() - started
+            for handled, count in bound:
+                handled.running.dec()
+                handled.messages.inc(count)
+                handled.seconds.observe(seconds)
+
+    def _handled_of(self, topic: str, channel: str) -> _Handled:
+        key = (topic, channel)
         bound = self._by_channel.get(key)
         if bound is None:
             bound = self._by_channel[key] = _Handled(
@@ -115,18 +302,4 @@ class Prometheus(Observer):
                 self._running.labels(*key),
                 self._handler.labels(*key),
             )
-        if handling.message.attempts > 1:
-            bound.redelivered.inc()
-        bound.running.inc()
-        started = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            kind = failure(error)
-            if kind is not None:
-                self._broken.labels(*key, kind).inc()
-            raise
-        finally:
-            bound.running.dec()
-            bound.messages.inc()
-            bound.seconds.observe(time.monotonic() - started)
+        return bound

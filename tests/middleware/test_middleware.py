@@ -6,15 +6,26 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from attrs import evolve
 
-from nsqext import App, BackoffOptions, Consumer, ConsumerOptions, FailureOptions, Message, Producer, Reject, Requeue
+from nsqext import (
+    App,
+    BackoffOptions,
+    Consumer,
+    ConsumerOptions,
+    FailureOptions,
+    Message,
+    MessageBatch,
+    Producer,
+    Reject,
+    Requeue,
+)
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import (
     CallNext,
     Decompress,
@@ -28,7 +39,7 @@ from nsqext.middleware import (
     RateLimit,
     SendNext,
 )
-from nsqext.middleware.clients import surround_handler
+from nsqext.middleware.clients import surround_batch_handler, surround_handler
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -113,6 +124,10 @@ async def test_absent_middleware_costs_nothing(cluster: Cluster, topic: str) -> 
     assert type(app.consumers[0]) is Consumer
     assert app.handler_of(app.specs[0]) is handle
     assert surround_handler((Middleware(),), handle, "ch") is handle
+
+    async def handle_batch(batch: MessageBatch) -> None: ...
+
+    assert surround_batch_handler((Middleware(),), handle_batch, "ch") is handle_batch
 
 
 async def test_a_handler_that_runs_too_long_is_cancelled_and_its_message_requeued(cluster: Cluster, topic: str) -> None:
@@ -234,6 +249,130 @@ async def test_bodies_that_cannot_be_decompressed_are_rejected(body: bytes, reas
     message = make_message(RecordingOwner(), body=body, headers={"content-encoding": "gzip"})
     with pytest.raises(Reject, match=reason):
         await call(Decompress(max_size=1000), message)
+
+
+# Batches
+
+
+async def call_batch(
+    middleware: Middleware, messages: Sequence[Message], handle: Callable[[MessageBatch], object] = repr
+) -> object:
+    """Call a batch handler through one middleware."""
+
+    async def handler(batch: MessageBatch) -> object:
+        return handle(batch)
+
+    return await surround_batch_handler((middleware,), handler, "ch")(MessageBatch(messages))
+
+
+def make_batch(*numbers: int, **members: Any) -> list[Message]:
+    """Return messages of one batch."""
+    return [make_message(RecordingOwner(), number, **members) for number in numbers]
+
+
+@pytest.mark.parametrize("client", ["app", "consumer"])
+async def test_middleware_surrounds_batch_handlers(cluster: Cluster, topic: str, client: str) -> None:
+    events: list[str] = []
+    sizes: list[int] = []
+    middleware = (Trail("outer", events), Trail("inner", events))
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [b"one", b"two"])
+    app = App(cluster.lookupd, consumer_options=CALM, middleware=middleware[:1])
+    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=middleware)
+
+    async def handle(batch: MessageBatch) -> None:
+        sizes.append(len(batch))
+        if sum(sizes) == 2:
+            app.stop()
+            consumer.stop()
+
+    with anyio.fail_after(15):
+        if client == "app":
+            app.batch_handler(topic, "ch", max_count=2, max_wait=5.0, middleware=middleware[1:])(handle)
+            await app.serve()
+        else:
+            consumer.batch_handler(max_count=2, max_wait=5.0)(handle)
+            await consumer.run()
+    assert events == ["outer before ch", "inner before ch", "inner after", "outer after"] * len(sizes)
+
+
+async def test_a_middleware_for_single_messages_fails_loudly_with_a_batch() -> None:
+    class Single(Middleware):
+        async def handle(self, handling: Handling, call_next: CallNext) -> object:
+            assert handling.message.id
+            return await call_next(handling)
+
+    with pytest.raises(InvalidState, match=r"has to read handling\.messages"):
+        await call_batch(Single(), make_batch(1, 2))
+    with pytest.raises(TimeoutError):
+        await surround_batch_handler((HandlerTimeout(0.01),), lambda batch: anyio.sleep_forever(), "ch")(
+            MessageBatch(make_batch(1))
+        )
+
+
+async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = 100.0, list[float]()
+    monkeypatch.setattr("nsqext.middleware.ready._clock", lambda: now)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 3))
+
+    monkeypatch.setattr("nsqext.middleware.ready.anyio.sleep", sleep)
+    limit = RateLimit(10)
+    for count in (5, 1, 2):
+        await call_batch(limit, make_batch(*range(count)))
+    assert pauses == [0.5, 0.6]
+
+
+async def test_a_batch_is_deduplicated_and_its_duplicates_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    unique = Deduplicate()
+    handled: list[list[int]] = []
+
+    def handle(batch: MessageBatch) -> None:
+        handled.append([message.internal_id for message in batch])
+        if handled[-1] == [4]:
+            raise ValueError("broken")
+
+    await call_batch(unique, make_batch(1, 2), handle)
+    mixed = make_batch(1, 3, 2)
+    await call_batch(unique, mixed, handle)
+    assert handled == [[1, 2], [3]]
+    assert [message.answered for message in mixed] == [True, False, True]
+    for _ in range(2):  # a batch that failed is handled again; its duplicates are finished, not requeued
+        failed = make_batch(4, 1)
+        with pytest.raises(ValueError, match="broken"):
+            await call_batch(unique, failed, handle)
+        assert [message.answered for message in failed] == [False, True]
+    await call_batch(unique, make_batch(1, 2), handle)
+    assert handled == [[1, 2], [3], [4], [4]], "a batch of duplicates calls no handler"
+
+
+async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(cluster: Cluster, topic: str) -> None:
+    headers = {"content-encoding": "gzip"}
+    dead = f"{topic}-dead"
+    cluster.create_topic(dead, extend=True, channels=["ch"])
+    failure = FailureOptions(max_attempts=5, dead_letter=dead)
+    options = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=failure)
+    app = App(cluster.lookupd, consumer_options=options, middleware=[Decompress()])
+    seen: list[bytes] = []
+
+    @app.batch_handler(topic, "ch", max_count=3, max_wait=5.0)
+    async def handle(batch: MessageBatch) -> None:
+        seen.extend(message.body for message in batch)
+
+    @app.handler(dead, "ch")
+    async def read(message: Message) -> None:
+        assert message.headers["dead-letter-error"].startswith("Reject: the body is not valid gzip")
+        seen.append(b"dead: " + message.body)
+        app.stop()
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, gzip.compress(b"one"), headers=headers)
+        await producer.publish(topic, b"broken", headers=headers)
+        await producer.publish(topic, b"plain")
+    with anyio.fail_after(15):
+        await app.serve()
+    assert sorted(seen) == [b"dead: broken", b"one", b"plain"]
 
 
 @pytest.mark.parametrize(

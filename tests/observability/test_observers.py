@@ -15,14 +15,26 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
-from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, InvalidInput, Message, OutgoingMessage, Requeue
+from nsqext import (
+    App,
+    BackoffOptions,
+    ConsumerOptions,
+    FailureOptions,
+    InvalidInput,
+    Message,
+    MessageBatch,
+    OutgoingMessage,
+    Requeue,
+)
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.middleware import Handling, Middleware, MiddlewareConsumer, MiddlewareProducer, Publishing
-from nsqext.observability import LogObserver, Observer
+from nsqext.observability import LogObserver, Observer, otel
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 from nsqext.observability.prometheus import Prometheus
 
@@ -158,6 +170,112 @@ async def test_spans(cluster: Cluster, topic: str) -> None:
     failed = [span for span in handled if span.status.status_code is StatusCode.ERROR]
     assert [(span.attributes or {})["error.type"] for span in failed] == ["RuntimeError"]
     assert all(span.parent is None for span in handled)
+
+
+async def handle_batches(cluster: Cluster, topic: str, observers: Sequence[Middleware], *bodies: bytes) -> None:
+    """Publish messages with headers, and one without; handle them in batches."""
+    async with MiddlewareProducer(cluster.lookupd, middleware=observers) as producer:
+        for body in bodies:
+            await producer.publish(topic, body, headers={"user": "42"})
+        await producer.publish(topic, b"plain")
+    consumer = MiddlewareConsumer(topic, "ch", lookupd=cluster.lookupd, options=CALM, middleware=observers)
+    seen = 0
+
+    @consumer.batch_handler(max_count=len(bodies) + 1, max_wait=5.0)
+    async def handle(batch: MessageBatch) -> None:
+        nonlocal seen
+        seen += len(batch)
+        if seen == len(bodies) + 1:
+            consumer.stop()
+
+    with anyio.fail_after(15):
+        await consumer.run()
+
+
+async def test_the_span_of_a_batch_links_to_all_its_publishers(cluster: Cluster, topic: str) -> None:
+    telemetry = Telemetry(TelemetryOptions(parent=True, body_size=True))
+    await handle_batches(cluster, topic, [telemetry.observer], b"one", b"two")
+    spans = telemetry.spans(f"process {topic}")
+    published = telemetry.spans(f"publish {topic}")
+    linked = [link for span in spans for link in span.links]
+    assert {link.context.span_id for link in linked} == {span.context.span_id for span in published[:2] if span.context}
+    assert all((link.attributes or {})["messaging.message.id"] for link in linked)
+    assert all(span.parent is None for span in spans)
+    assert sum(int(str((span.attributes or {})["messaging.batch.message_count"])) for span in spans) == 3
+    assert sum(int(str((span.attributes or {})["messaging.message.body.size"])) for span in spans) == 11
+    attributes = dict(spans[0].attributes or {})
+    assert (attributes["messaging.destination.name"], attributes["messaging.destination.partition.id"]) == (topic, "0")
+    assert "messaging.message.id" not in attributes
+    assert sum(point.value for point in telemetry.points("messaging.client.consumed.messages")) == 3
+
+
+async def test_batches_are_logged_and_counted(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    with caplog.at_level(logging.DEBUG, "nsqext.events"):
+        await handle_batches(cluster, topic, [LogObserver(), Prometheus(registry)], b"one", b"two")
+    handled: Any = [record for record in caplog.records if record.getMessage() == "handled"]
+    assert sum(record.count for record in handled) == 3
+    assert {(record.topic, record.channel, record.attempts) for record in handled} == {(topic, "ch", 1)}
+    labels = {"topic": topic, "channel": "ch"}
+    assert registry.get_sample_value("nsqext_handled_messages_total", labels) == 3
+    assert registry.get_sample_value("nsqext_handler_seconds_count", labels) == len(handled)
+    assert registry.get_sample_value("nsqext_running_handlers", labels) == 0
+
+
+def test_the_names_are_those_of_the_messaging_conventions() -> None:
+    names = {value for name, value in vars(messaging_attributes).items() if name.startswith("MESSAGING_")}
+    own = {otel.ATTEMPTS, otel.TRACE_ID, otel.TAG}
+    used = {value for name, value in vars(otel).items() if name.isupper() and str(value).startswith("messaging.")}
+    assert len(used) > 8
+    assert used - own <= names
+    assert all(name.startswith("messaging.nsq.message.") for name in own)
+    operations = {one.value for one in messaging_attributes.MessagingOperationTypeValues}
+    assert {"send", "create", "process"} <= operations
+    metrics = {value for name, value in vars(messaging_metrics).items() if name.startswith("MESSAGING_")}
+    measured = {
+        "messaging.client.operation.duration",
+        "messaging.process.duration",
+        "messaging.client.sent.messages",
+        "messaging.client.consumed.messages",
+    }
+    assert measured <= metrics
+
+
+async def test_statistics_and_events_of_clients_are_exported(cluster: Cluster, topic: str) -> None:
+    registry = CollectorRegistry()
+    app = App(cluster.lookupd, consumer_options=CALM, middleware=[Prometheus(registry)])
+    seen = anyio.Event()
+
+    @app.handler(topic, "ch")
+    async def handle(message: Message) -> None:
+        if message.body == b"two":
+            seen.set()
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"nsqext_{name}", labels)
+
+    of_consumer = {"topic": topic, "channel": "ch"}
+    with anyio.fail_after(15):
+        async with app:
+            await app.producer.publish(topic, b"one")
+            await app.producer.publish(topic, b"two")
+            await seen.wait()
+            assert value("consumer_connections", **of_consumer) == 1
+            assert value("producer_connections") == 1
+            assert (value("consumer_ready", **of_consumer) or 0) >= 1
+    assert value("consumer_received_messages_total", **of_consumer) == 2
+    assert value("consumer_finished_messages_total", **of_consumer) == 2
+    assert value("consumer_in_flight", **of_consumer) == 0
+    assert value("consumer_lost_messages_total", **of_consumer) == 0
+    assert value("producer_messages_total", outcome="stored") == 2
+    assert value("producer_messages_total", outcome="unknown") == 0
+    assert (value("producer_sent_bytes_total") or 0) > 6
+    assert (value("consumer_received_bytes_total", **of_consumer) or 0) > 6
+    assert value("consumer_lookup_failures", **of_consumer) == 0
+    assert value("consumer_lookup_age_seconds", **of_consumer) is not None
+    assert value("consumer_events_total", **of_consumer, kind="connected") == 1
+    assert value("consumer_events_total", **of_consumer, kind="disconnected") == 1
+    assert value("producer_events_total", kind="connected") == 1
 
 
 async def test_metrics(cluster: Cluster, topic: str) -> None:

@@ -15,6 +15,7 @@ REQUIREMENTS = {
     "pynsq": ("pynsq==0.9.1", "tornado<6.5", "python-snappy"),
     "gnsq": ("gnsq==1.0.2", "gevent", "python-snappy", "setuptools<81"),
     "ansq": ("ansq==0.3.0", "setuptools<81"),
+    "faststream": ("faststream[nats]==0.7.8",),
 }
 NODE_REQUIREMENTS = {"nsqjs": ("nsqjs@0.13.0",)}
 _ROOT = Path(__file__).parents[2] / ".venv"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
+    from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
@@ -231,13 +232,16 @@ class Consumer:
 
         def register(function: B) -> B:
             self._check_handler(function)
-            self._handler = BatchHandler(function, limits)
+            self._handler = BatchHandler(self._handler_of_batches(function), limits)
             return function
 
         return register
 
     def _handler_of_messages(self, function: Callable[..., Awaitable[object]]) -> Handler:
         return message_handler(function, self.options.failure)
+
+    def _handler_of_batches(self, function: BatchFunction) -> BatchFunction:
+        return function
 
     def _check_handler(self, function: object) -> None:
         call = type(function).__call__

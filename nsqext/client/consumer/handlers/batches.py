@@ -18,7 +18,7 @@ from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNot
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.message_queue import MessageQueue
 
-__all__ = ("BatchCollector", "BatchHandler", "BatchLimits", "MessageBatch", "MessageBatches")
+__all__ = ("BatchCollector", "BatchFunction", "BatchHandler", "BatchLimits", "MessageBatch", "MessageBatches")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -150,6 +150,9 @@ class MessageBatch(Sequence[Message]):
         return f"<MessageBatch {len(self)} messages, {len(self.unanswered)} unanswered>"
 
 
+BatchFunction = Callable[[MessageBatch], Awaitable[object]]
+
+
 @frozen
 class BatchHandler:
     """A function that handles batches.
@@ -159,7 +162,7 @@ class BatchHandler:
         limits: when a batch is complete.
     """
 
-    function: Callable[[MessageBatch], Awaitable[object]]
+    function: BatchFunction
     limits: BatchLimits
 
 

@@ -1,0 +1,256 @@
+"""What services pay beside plain handlers: typed bodies, middleware, and worker processes.
+
+``python -m benchmarks.bench_services``. CPU is that of this process, user and system, against ``nsqext nsqd`` in another
+process. Worker processes are measured by the messages that they finish in a second, with a handler that computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from statistics import median
+from typing import Any
+
+import anyio
+import orjson
+
+from benchmarks.report import table, write_section
+from benchmarks.servers import fill, original_nsqd, redesigned_cluster
+from nsqext import Admin, App, Consumer, ConsumerOptions, Message, Position, Producer
+from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware, MiddlewareConsumer
+
+COUNT = 20_000
+MAX_IN_FLIGHT = 1000
+BODY = orjson.dumps(
+    {"number": 12345, "customer": "ann", "cents": 450, "items": ["coffee", "tea", "cake"], "note": "x" * 100}
+)
+
+_number = count(1)
+
+
+@dataclass
+class Order:
+    """The body of a message."""
+
+    number: int
+    customer: str
+    cents: int
+    items: list[str]
+    note: str
+
+
+class Pass(Middleware):
+    """Calls the next one."""
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the next one."""
+        return await call_next(handling)
+
+
+class Meter:
+    """Counts handled messages, and stops the consumer after the last one."""
+
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+        self.began = 0.0
+        self.handled = 0
+        self.consumer: Consumer | None = None
+
+    def count(self) -> None:
+        """Note a message."""
+        self.began = self.began or time.process_time()
+        self.handled += 1
+        if self.handled == self.amount and self.consumer is not None:
+            self.consumer.stop()
+
+
+Handler = Callable[..., Awaitable[None]]
+
+
+def raw(meter: Meter) -> Handler:
+    """Do not decode."""
+
+    async def handle(message: Message) -> None:
+        meter.count()
+
+    return handle
+
+
+def values_by_hand(meter: Meter) -> Handler:
+    """Decode to JSON values by hand."""
+
+    async def handle(message: Message) -> None:
+        orjson.loads(message.body)
+        meter.count()
+
+    return handle
+
+
+def dataclass_by_hand(meter: Meter) -> Handler:
+    """Decode to a dataclass by hand; the types of its members are not checked."""
+
+    async def handle(message: Message) -> None:
+        Order(**orjson.loads(message.body))
+        meter.count()
+
+    return handle
+
+
+def typed_values(meter: Meter) -> Handler:
+    """Receive JSON values."""
+
+    async def handle(order: Any) -> None:
+        meter.count()
+
+    handle.__annotations__ = {"order": dict[str, Any], "return": None}
+    return handle
+
+
+def typed_dataclass(meter: Meter) -> Handler:
+    """Receive a dataclass; the types of its members are checked."""
+
+    async def handle(order: Order) -> None:
+        meter.count()
+
+    handle.__annotations__ = {"order": Order, "return": None}
+    return handle
+
+
+BODIES: dict[str, Callable[[Meter], Handler]] = {
+    "the message, not decoded": raw,
+    "`orjson.loads` by hand": values_by_hand,
+    "`body: dict[str, Any]`": typed_values,
+    "`Order(**orjson.loads(…))` by hand": dataclass_by_hand,
+    "`order: Order`, a dataclass, checked": typed_dataclass,
+}
+MIDDLEWARE: dict[str, tuple[Middleware, ...] | None] = {
+    "`Consumer`": None,
+    "`MiddlewareConsumer` without middleware": (),
+    "1 middleware": (Pass(),),
+    "3 middleware": (Pass(), Pass(), Pass()),
+    "`HandlerTimeout`": (HandlerTimeout(10),),
+}
+
+
+def measure(
+    address: str, make: Callable[[Meter], Handler], around: tuple[Middleware, ...] | None, amount: int
+) -> float:
+    """Return microseconds of client CPU per message."""
+    topic = f"bench_{os.getpid()}_{next(_number)}"
+    fill(address, topic, amount, BODY)
+    meter = Meter(amount)
+    given: dict[str, Any] = {"nsqd": address, "max_in_flight": MAX_IN_FLIGHT}
+    consumer = Consumer(topic, "ch", **given)
+    if around is not None:
+        consumer = MiddlewareConsumer(topic, "ch", middleware=around, **given)
+    meter.consumer = consumer
+    consumer.handler(make(meter))
+    anyio.run(consumer.run)
+    return (time.process_time() - meter.began) / amount * 1e6
+
+
+def handlers(rounds: int, amount: int) -> tuple[str, str]:
+    """Measure typed bodies and middleware; returns their tables."""
+    bodies: dict[str, list[float]] = {name: [] for name in BODIES}
+    middleware: dict[str, list[float]] = {name: [] for name in MIDDLEWARE}
+    with original_nsqd() as address:
+        for _ in range(rounds):
+            for name, make in BODIES.items():
+                bodies[name].append(measure(address, make, None, amount))
+            for name, around in MIDDLEWARE.items():
+                middleware[name].append(measure(address, raw, around, amount))
+    decoded = [[name, f"{median(found):.2f}"] for name, found in bodies.items()]
+    plain = median(middleware["`Consumer`"])
+    surrounded = [[name, f"{median(found):.2f}", f"{median(found) - plain:+.2f}"] for name, found in middleware.items()]
+    return (
+        table(("the handler receives", "µs of CPU per message"), decoded),
+        table(("middleware", "µs of CPU per message", "more than `Consumer`"), surrounded),
+    )
+
+
+# Workers: ``nsqext run benchmarks.bench_services:app``
+
+app = App(
+    os.environ.get("BENCH_LOOKUPD", "127.0.0.1:4161"), consumer_options=ConsumerOptions(start=Position.earliest())
+)
+
+
+@app.handler("plain", "ch", max_in_flight=MAX_IN_FLIGHT)
+async def compute(message: Message) -> None:
+    """Compute for about a quarter of a millisecond."""
+    digest = message.body
+    for _ in range(300):
+        digest = hashlib.sha256(digest).digest()
+
+
+async def finished_per_second(lookupd: str, amount: int) -> float:
+    """Return how many messages workers finish in a second, between the first and the last tenth."""
+    marks: list[tuple[float, int]] = []
+    async with Admin(lookupd) as admin:
+        while True:
+            stats = (await admin.stats("plain")).channels["ch"]
+            marks.append((time.monotonic(), stats.lag))
+            if stats.lag <= amount // 10:
+                break
+            await anyio.sleep(0.05)
+    middle = [(at, lag) for at, lag in marks if lag <= amount * 9 // 10]
+    (first, most), (last, least) = middle[0], middle[-1]
+    return (most - least) / (last - first)
+
+
+async def fill_plain(lookupd: str, amount: int) -> None:
+    """Publish the messages that the workers handle."""
+    async with Producer(lookupd) as producer:
+        await producer.publish_many("plain", [BODY] * amount)
+
+
+def workers(rounds: int, amount: int) -> str:
+    """Measure 1 and 2 worker processes; returns the table."""
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for number, rates in found.items():
+            with redesigned_cluster() as lookupd:
+                anyio.run(fill_plain, lookupd, amount)
+                words = ("run", "benchmarks.bench_services:app", "--workers", str(number))
+                process = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-m", "nsqext", *words],
+                    env={**os.environ, "BENCH_LOOKUPD": lookupd},
+                    stderr=subprocess.DEVNULL,
+                )
+                try:
+                    rates.append(anyio.run(finished_per_second, lookupd, amount))
+                finally:
+                    process.terminate()
+                    process.wait(30)
+    one = median(found[1])
+    rows = [[str(number), f"{median(rates):,.0f}", f"{median(rates) / one:.2f}"] for number, rates in found.items()]
+    return table(("`nsqext run --workers`", "messages a second", "times 1 worker"), rows)
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=COUNT, help="messages of each measurement")
+    given = parser.parse_args()
+    bodies, middleware = handlers(given.rounds, given.count)
+    print(bodies, middleware, sep="\n", flush=True)
+    processes = workers(min(3, given.rounds), given.count)
+    print(processes)
+    text = f"JSON bodies of {len(BODY)} bytes, `nsqext nsqd`, {given.rounds} rounds.\n\n{bodies}\n{middleware}\n"
+    text += (
+        "Worker processes share a topic; their handler computes for about a quarter of a millisecond. The server shares "
+        f"the {os.cpu_count()} cores with them.\n\n{processes}"
+    )
+    write_section("Services", text)
+
+
+if __name__ == "__main__":
+    main()

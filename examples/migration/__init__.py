@@ -1,0 +1,1 @@
+"""The same services before and after a migration to nsqext."""

@@ -1,7 +1,7 @@
 """What services pay beside plain handlers: typed bodies, middleware, and worker processes.
 
-``python -m benchmarks.bench_services``. CPU is that of this process, user and system, against ``nsqext nsqd`` in another
-process. Worker processes are measured by the messages that they finish in a second, with a handler that computes.
+``python -m benchmarks.bench_services``. CPU is that of this process, user and system, against ``nsqext nsqd`` in
+another process. Worker processes are measured by the messages that they finish in a second; their handler computes.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def main() -> None:
     print(processes)
     text = f"JSON bodies of {len(BODY)} bytes, `nsqext nsqd`, {given.rounds} rounds.\n\n{bodies}\n{middleware}\n"
     text += (
-        "Worker processes share a topic; their handler computes for about a quarter of a millisecond. The server shares "
-        f"the {os.cpu_count()} cores with them.\n\n{processes}"
+        "Worker processes share a topic; their handler computes for about a quarter of a millisecond. The server "
+        f"shares the {os.cpu_count()} cores with them.\n\n{processes}"
     )
     write_section("Services", text)
 

@@ -1,0 +1,190 @@
+"""Administration, batches and statistics: the same on the redesigned and the original NSQ, embedded and real."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import pytest
+
+import nsqext
+from nsqext import Admin, Consumer, ConsumerOptions, LookupOptions, MessageBatch, Position, Producer, sync
+from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
+from tests.support.messages import DEADLINE, nothing_for
+
+if TYPE_CHECKING:
+    from tests.support.cluster import ClusterUnderTest, Original
+
+pytestmark = pytest.mark.anyio
+
+_POLLED = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5))
+
+
+class Server(NamedTuple):
+    """A server of one generation, with a topic that has the channel."""
+
+    generation: str
+    lookupd: list[str]
+    topic: str
+
+
+@pytest.fixture(params=["ha", "classic"])
+def server(request: pytest.FixtureRequest, channel: str) -> Server:
+    """A server of each generation."""
+    if request.param == "ha":
+        cluster: ClusterUnderTest = request.getfixturevalue("cluster_under_test")
+        with sync.Admin(cluster.lookupd) as admin:
+            admin.create_channel(cluster.plain, channel)
+        return Server("ha", cluster.lookupd, cluster.plain)
+    original: Original = request.getfixturevalue("original")
+    topic = f"contract_{token_hex(4)}"
+    with sync.Admin(original.lookupd) as admin:
+        admin.create_topic(topic, channels=[channel])
+    return Server("classic", original.lookupd, topic)
+
+
+async def publish(server: Server, *bodies: bytes) -> None:
+    """Publish messages."""
+    async with Producer(server.lookupd) as producer:
+        await producer.publish_many(server.topic, bodies)
+
+
+async def nothing_left(server: Server, channel: str) -> None:
+    """Wait until the server reports that no message of the channel is left."""
+    async with Admin(server.lookupd) as admin:
+        with anyio.fail_after(DEADLINE):
+            while (await admin.stats(server.topic, channel)).channels[channel].lag:  # noqa: ASYNC110 - it is polled
+                await anyio.sleep(0.1)
+
+
+async def test_topics_channels_nodes_and_statistics(server: Server, channel: str) -> None:
+    await publish(server, b"one", b"two", b"three")
+    async with Admin(server.lookupd) as admin:
+        info = (await admin.topics())[server.topic]
+        stats = await admin.stats(server.topic)
+        (only,) = (await admin.stats(server.topic, channel)).channels
+        nodes = await admin.nodes()
+        everything = await admin.all_stats()
+    assert info.generation == server.generation
+    assert channel in info.channels
+    assert set(info.nodes) <= {node.tcp for node in nodes}
+    assert all(node.reachable and node.generation == server.generation for node in nodes)
+    assert only == channel
+    assert (stats.channels[channel].depth, stats.channels[channel].lag, stats.unreachable) == (3, 3, ())
+    assert sum(part.channels[channel].lag for part in stats.partitions if channel in part.channels) == 3
+    assert everything[server.topic].channels[channel].lag == 3
+
+
+async def test_a_paused_channel_delivers_again_when_it_is_unpaused(server: Server, channel: str) -> None:
+    async with (
+        nsqext.Admin(server.lookupd) as admin,
+        Consumer(server.topic, channel, lookupd=server.lookupd, options=_POLLED) as consumer,
+    ):
+        await admin.pause_channel(server.topic, channel)
+        assert (await admin.stats(server.topic)).channels[channel].paused
+        await publish(server, b"one")
+        assert await nothing_for(consumer, 0.5)
+        await admin.unpause_channel(server.topic, channel)
+        with anyio.fail_after(DEADLINE):
+            message = await anext(consumer)
+        await message.finish()
+    assert message.body == b"one"
+
+
+async def test_an_emptied_channel_has_nothing_left(server: Server, channel: str) -> None:
+    await publish(server, b"one", b"two")
+    async with Admin(server.lookupd) as admin:
+        await admin.empty_channel(server.topic, channel)
+    await nothing_left(server, channel)
+
+
+async def test_channels_are_created_and_deleted(server: Server) -> None:
+    name = f"made_{token_hex(4)}"
+    async with Admin(server.lookupd) as admin:
+        await admin.create_channel(server.topic, name)
+        assert name in (await admin.stats(server.topic)).channels
+        await admin.delete_channel(server.topic, name)
+        assert name not in (await admin.stats(server.topic)).channels
+        with pytest.raises((InvalidInput, TopicNotFound)):
+            await admin.pause_channel(server.topic, name)
+
+
+async def test_what_only_one_generation_can_do_is_refused_on_the_other(server: Server, channel: str) -> None:
+    async with Admin(server.lookupd) as admin:
+        if server.generation == "ha":
+            with pytest.raises(OperationNotSupported):
+                await admin.pause_topic(server.topic)
+            replicas = await admin.replicas(server.topic)
+            leaders = (await admin.topic(server.topic)).leaders
+            assert {number: found[0] for number, found in replicas.items()} == {
+                number: str(node) for number, node in leaders.items()
+            }
+            return
+        for change in (
+            admin.upgrade_topic(server.topic),
+            admin.skip_channel(server.topic, channel),
+            admin.seek_channel(server.topic, channel, Position.earliest()),
+            admin.replicas(server.topic),
+        ):
+            with pytest.raises(OperationNotSupported):
+                await change
+
+
+async def test_batches_are_finished_requeued_and_counted(server: Server, channel: str) -> None:
+    bodies = [b"%d" % number for number in range(30)]
+    await publish(server, *bodies)
+    consumer = Consumer(server.topic, channel, lookupd=server.lookupd, options=_POLLED)
+    seen: list[bytes] = []
+    attempts: dict[bytes, int] = {}
+    with anyio.fail_after(DEADLINE):
+        async with consumer:
+            async for batch in consumer.batches(max_count=10, max_wait=0.2):
+                assert 1 <= len(batch) <= 10
+                again = [message for message in batch if message.body == b"7" and message.attempts == 1]
+                await batch.requeue(again)
+                seen += [message.body for message in batch if message not in again]
+                attempts |= {message.body: message.attempts for message in batch}
+                await batch.finish()
+                if len(seen) == len(bodies):
+                    break
+            statistics = consumer.statistics()
+    assert sorted(seen) == sorted(bodies)
+    assert attempts == {body: 2 if body == b"7" else 1 for body in bodies}
+    assert (statistics.received, statistics.finished, statistics.requeued) == (31, 30, 1)
+    assert (statistics.in_flight, statistics.lost) == (0, 0)
+    assert {connection.topic for connection in statistics.connections} == {server.topic}
+    await nothing_left(server, channel)
+
+
+async def test_a_batch_handler_and_the_statistics_of_its_producer(server: Server, channel: str) -> None:
+    consumer = Consumer(server.topic, channel, lookupd=server.lookupd, options=_POLLED)
+    seen = 0
+
+    @consumer.batch_handler(max_count=50, max_wait=0.2)
+    async def handle(batch: MessageBatch) -> None:
+        nonlocal seen
+        seen += len(batch)
+        if seen == 40:
+            consumer.stop()
+
+    async with Producer(server.lookupd) as producer:
+        await producer.ping()
+        await producer.publish_many(server.topic, [b"x"] * 40)
+        statistics = producer.statistics()
+        with anyio.fail_after(DEADLINE):
+            await consumer.run(signals=False)
+    assert (statistics.stored, statistics.failed, statistics.unknown, statistics.pending) == (40, 0, 0, 0)
+    assert statistics.connections >= 1
+    assert statistics.bytes_sent > 40
+    assert consumer.statistics().finished == 40
+
+
+async def test_a_pattern_finds_the_topic(server: Server, channel: str) -> None:
+    await publish(server, b"one")
+    pattern = f"{server.topic[:-1]}?"
+    async with Consumer(pattern, channel, lookupd=server.lookupd, options=_POLLED) as consumer:
+        with anyio.fail_after(DEADLINE):
+            message = await anext(consumer)
+        await message.finish()
+    assert (message.topic, message.body) == (server.topic, b"one")

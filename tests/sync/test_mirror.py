@@ -1,0 +1,87 @@
+"""The blocking clients mirror the asynchronous ones: same methods, parameters, defaults and result types."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import nsqext
+from nsqext import sync
+from nsqext.client.consumer.handlers.batches import MessageBatch
+from nsqext.client.consumer.message import Message
+
+PAIRS = [
+    (nsqext.Producer, sync.Producer),
+    (nsqext.Consumer, sync.Consumer),
+    (nsqext.Admin, sync.Admin),
+    (nsqext.Batcher, sync.Batcher),
+    (Message, sync.Message),
+    (MessageBatch, sync.MessageBatch),
+]
+RENAMED = {"aclose": "close"}
+ASYNC_ONLY = {
+    "Consumer": {"wait"},  # `run` waits; a handler in the background ends with `close`
+    "Admin": {"aclose"},  # a context manager
+    "Batcher": {"end"},  # called by the producer
+    # called by the consumer
+    "Message": {
+        *("finish_now", "mark_answered", "renew", "replace_body", "requeue_now", "try_unpack", "unpack"),
+        "with_unpacked_body",
+    },
+    "MessageBatch": {"finish_now"},
+}
+SYNC_ONLY = {"of"}
+# a type of the asynchronous client -> that of the blocking one
+TYPES = {r"MessageBatches": "Iterator[MessageBatch]"}
+
+
+def methods(kind: type) -> set[str]:
+    """Return the names of the public methods of a class."""
+    return {name for name, value in inspect.getmembers(kind, callable) if not name.startswith("_")}
+
+
+def mirrored(original: type) -> set[str]:
+    """Return the names of the methods that the blocking class has as well."""
+    return methods(original) - ASYNC_ONLY.get(original.__name__, set())
+
+
+@pytest.mark.parametrize(("original", "blocking"), PAIRS, ids=lambda kind: kind.__name__)
+def test_methods_are_the_same(original: type, blocking: type) -> None:
+    expected = {RENAMED.get(name, name) for name in mirrored(original)}
+    assert methods(blocking) - SYNC_ONLY == expected
+
+
+def described(value: object) -> list[tuple[str, object, object, str]]:
+    """Return name, kind, default and type of each parameter, and of the result, as they are written."""
+    assert callable(value)
+    signature = inspect.signature(value)
+    parameters = [
+        (name, parameter.kind, parameter.default, str(parameter.annotation))
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
+    return [*parameters, ("return", None, None, blocking_type(str(signature.return_annotation)))]
+
+
+def blocking_type(annotation: str) -> str:
+    """Return how the blocking client writes a type."""
+    for pattern, replacement in TYPES.items():
+        annotation = re.sub(pattern, replacement, annotation)
+    return annotation
+
+
+@pytest.mark.parametrize(
+    ("original", "blocking", "name"),
+    [
+        pytest.param(original, blocking, name, id=f"{original.__name__}.{name}")
+        for original, blocking in PAIRS
+        for name in sorted(mirrored(original) | {"__init__"})
+        if not (name == "__init__" and original in (Message, MessageBatch, nsqext.Batcher))  # made by their clients
+        if name not in ("count", "index")  # inherited
+    ],
+)
+def test_signatures_are_the_same(original: type, blocking: type, name: str) -> None:
+    mirror = getattr(blocking, RENAMED.get(name, name))
+    assert described(mirror) == described(getattr(original, name))

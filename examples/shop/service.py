@@ -10,7 +10,7 @@ from examples.shop.models import Invoice, Order
 from nsqext import App, BackoffOptions, ConsumerOptions, FailureOptions, MessageBatch, Reject, Router
 from nsqext.app import Key, decode_body
 from nsqext.middleware import HandlerTimeout
-from nsqext.observability.otel import OpenTelemetry
+from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 
 FAILURE = FailureOptions(max_attempts=20, requeue_delay=0.2, dead_letter="shop-dead")
 OPTIONS = ConsumerOptions(failure=FAILURE, backoff=BackoffOptions(mode="off"), close_timeout=5.0)
@@ -51,6 +51,7 @@ async def write(batch: MessageBatch) -> None:
 
 def make_app() -> App:
     """Return the app; addresses, TLS and secrets are in the environment (``NSQEXT_LOOKUPD``, …)."""
-    app = App.from_url(middleware=[OpenTelemetry(), HandlerTimeout(20)])
+    telemetry = OpenTelemetry(options=TelemetryOptions(propagate="always"))  # all topics support headers
+    app = App.from_url(middleware=[telemetry, HandlerTimeout(20)])
     app.include_router(router)
     return app

@@ -10,6 +10,7 @@ from fastapi import FastAPI, HTTPException
 
 from examples.shop.models import Order
 from examples.shop.service import ledger, make_app
+from examples.shop.telemetry import spans_written
 from nsqext import DeliveryUnknown, NsqError
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -20,8 +21,9 @@ events = make_app()
 @asynccontextmanager
 async def lifespan(web: FastAPI) -> AsyncIterator[None]:
     """Run the handlers while the web server runs."""
-    async with events:
-        yield
+    with spans_written():
+        async with events:
+            yield
 
 
 web = FastAPI(lifespan=lifespan)

@@ -1,7 +1,8 @@
-"""The shop of the examples under uvicorn, with a leader that is killed: no accepted order is lost."""
+"""The shop of the examples under uvicorn, with a leader that is killed: no accepted order is lost, no span either."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -20,7 +22,7 @@ from nsqext.broker import Cluster
 from tests.support.blocking_client import eventually
 
 ROOT = str(Path(__file__).parents[2])
-ORDERS = 200
+ORDERS = 400
 
 
 class Shop:
@@ -29,7 +31,8 @@ class Shop:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.log = ""
         environ = {name: value for name, value in os.environ.items() if not name.startswith("NSQEXT_")}
-        environ |= {"NSQEXT_LOOKUPD": cluster.lookupd[0], "PYTHONPATH": ROOT, "SHOP_DATABASE": str(folder / "shop.db")}
+        environ |= {"NSQEXT_LOOKUPD": cluster.lookupd[0], "PYTHONPATH": ROOT}
+        environ |= {"SHOP_DATABASE": str(folder / "shop.db"), "SHOP_SPANS": str(folder / "spans.jsonl")}
         command = [sys.executable, "-m", "uvicorn", "examples.shop.web:web", "--port", "0", "--no-access-log"]
         self.process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True, cwd=folder)
         self._reader = threading.Thread(target=self._read)
@@ -76,6 +79,25 @@ def send(client: httpx.Client, number: int, cents: int) -> bool:
     return False
 
 
+def check_spans(file: Path) -> None:
+    """Check that the spans of every invoice lead back to the request of its order."""
+    spans = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    by_name: dict[str, dict[str, Any]] = {}
+    for span in spans:
+        by_name.setdefault(span["name"], {})[span["context"]["span_id"]] = span
+    orders, invoices = by_name["publish orders"], by_name["publish invoices"]
+    billed: set[str] = set()
+    for batch in by_name["process invoices"].values():
+        assert len(batch["links"]) == batch["attributes"]["messaging.batch.message_count"]
+        for link in batch["links"]:
+            handled = by_name["process orders"][invoices[link["context"]["span_id"]]["parent_id"]]
+            (origin,) = handled["links"]
+            billed.add(origin["context"]["span_id"])
+    stored = {span_id for span_id, span in orders.items() if "error.type" not in span["attributes"]}
+    assert len(stored) >= ORDERS + 1
+    assert len(stored - billed) == 1, "only the order of the dead letter has no invoice"
+
+
 def test_a_leader_that_is_killed_loses_no_order(tmp_path: Path) -> None:
     with Cluster(nodes=3) as cluster:
         for topic, channel in (("orders", "billing"), ("invoices", "ledger")):
@@ -85,10 +107,11 @@ def test_a_leader_that_is_killed_loses_no_order(tmp_path: Path) -> None:
             client = httpx.Client(base_url=shop.url(), timeout=10.0)
             with client, ThreadPoolExecutor(4) as threads:
                 assert client.get("/health/readyz").json() == {"ok": True, "reasons": []}
-                accepted = list(threads.map(lambda number: send(client, number, 100), range(ORDERS // 2)))
+                replies = [threads.submit(send, client, number, 100) for number in range(ORDERS)]
+                eventually(lambda: client.get("/ledger").json()["invoices"], lambda found: found >= ORDERS // 20)
                 cluster.kill(cluster.leader("orders", 0))
-                accepted += threads.map(lambda number: send(client, number, 100), range(ORDERS // 2, ORDERS))
-                assert all(accepted)
+                assert sum(not reply.done() for reply in replies) > ORDERS // 4, "orders are sent during the kill"
+                assert all(reply.result() for reply in replies)
                 assert send(client, ORDERS, 0)
                 expected = {"invoices": ORDERS, "cents": 100 * ORDERS}
                 eventually(lambda: client.get("/ledger").json(), lambda found: found == expected, seconds=40.0)
@@ -98,5 +121,6 @@ def test_a_leader_that_is_killed_loses_no_order(tmp_path: Path) -> None:
             shop.process.send_signal(signal.SIGTERM)
             assert shop.end() in (0, -signal.SIGTERM)  # uvicorn raises the signal again after its shutdown
             assert "Application shutdown complete" in shop.log
+    check_spans(tmp_path / "spans.jsonl")
     assert letter.headers["dead-letter-error"] == f"Reject: order {ORDERS} costs 0 cents"
     assert (letter.headers["dead-letter-topic"], letter.headers["source"]) == ("orders", "web")

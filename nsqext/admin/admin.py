@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
-from attrs import evolve
 
-from nsqext.admin.requests import ClusterRequests
-from nsqext.admin.results import Generation, NodeStatus, PartitionStats, StoredMessage, TopicInfo, TopicStats
-from nsqext.admin.stats import read_message, read_stats, sum_up
+from nsqext.admin.peek import newest_messages
+from nsqext.admin.requests import ClusterRequests, generation_of, generation_of_node, http_of, unsupported
+from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
+from nsqext.admin.stats import cluster_stats, read_replicas, topic_stats
 from nsqext.errors import (
-    ConnectionFailed,
     InvalidInput,
     InvalidState,
     LookupFailed,
     NsqError,
-    OperationNotSupported,
     PartitionUnavailable,
     TopicNotFound,
 )
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
-from nsqext.lookup.responses import unwrap
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
-from nsqext.types import Address
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.lookup.responses import NodeInfo
+    from nsqext.types import Address
 
 __all__ = ("Admin",)
 
@@ -121,7 +118,7 @@ class Admin:
         """
         where, channels = await self._open().find_with_channels(topic)
         nodes = tuple(sorted({*where.leaders.values(), *where.nodes}))
-        generation = _generation(where)
+        generation = generation_of(where)
         meta = where.meta if generation == "ha" else None
         return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, channels)
 
@@ -223,17 +220,17 @@ class Admin:
 
     async def _create_on_classic_nodes(self, topic: str) -> None:
         for info in await self._requests.client.nodes():
-            if _generation_of(info) == "classic" and info.http is not None:
+            if generation_of_node(info) == "classic" and info.http is not None:
                 await self._requests.post(info.http, "/topic/create", {"topic": topic})
 
     async def _wait_writable(self, topic: str) -> None:
         async def check() -> None:
-            where = await self._led(topic)
+            where = await self._requests.led(topic)
             for number, node in where.leaders.items():
                 params: dict[str, str | int] = {"topic": topic, "partition": number}
                 try:
                     # refused for its missing trace id, after the check of the leader (captured: http_pubtrace)
-                    await self._requests.post(_http(where, node), "/pubtrace", params, b"x")
+                    await self._requests.post(http_of(where, node), "/pubtrace", params, b"x")
                 except InvalidInput:
                     continue
 
@@ -265,7 +262,7 @@ class Admin:
             raise
         await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
         for node in where.nodes:
-            await requests.post(_http(where, node), "/topic/delete", {"topic": topic})
+            await requests.post(http_of(where, node), "/topic/delete", {"topic": topic})
 
     async def upgrade_topic(self, topic: str) -> None:
         """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
@@ -278,8 +275,8 @@ class Admin:
             LookupFailed: refused, or no lookup node answers.
         """
         where = await self._open().find(topic)
-        if _generation(where) == "classic":
-            raise _unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
+        if generation_of(where) == "classic":
+            raise unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
         if where.meta.extend_support:
             return
         await self._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
@@ -300,8 +297,8 @@ class Admin:
             LookupFailed: refused, or no lookup node answers.
         """
         number = _within("partitions", partitions, MAX_PARTITIONS)
-        if _generation(await self._open().find(topic)) == "classic":
-            raise _unsupported("expand_topic", "the original NSQ has no partitions", topic)
+        if generation_of(await self._open().find(topic)) == "classic":
+            raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
         await self._requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
 
     async def pause_topic(self, topic: str) -> None:
@@ -320,10 +317,10 @@ class Admin:
 
     async def _switch_topic(self, topic: str, action: str) -> None:
         where = await self._open().find(topic)
-        if _generation(where) == "ha":
-            raise _unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
+        if generation_of(where) == "ha":
+            raise unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
         for node in where.nodes:
-            await self._requests.post(_http(where, node), f"/topic/{action}", {"topic": topic})
+            await self._requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
 
     async def empty_topic(self, topic: str) -> None:
         """Discard the messages that wait in a topic and in all its channels.
@@ -339,7 +336,7 @@ class Admin:
         for channel in await self.channels(topic):
             await self.empty_channel(topic, channel)
         for node in where.nodes:
-            await self._requests.post(_http(where, node), "/topic/empty", {"topic": topic})
+            await self._requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
 
     async def tombstone(self, topic: str, node: str) -> None:
         """Hide a topic's node from consumers and producers for a while, so that it can be taken out of service.
@@ -443,9 +440,9 @@ class Admin:
         from nsqext.client.consumer.position import move_channel
 
         async def move(where: PartitionMap, number: int, node: Address) -> None:
-            await move_channel(_http(where, node), topic, number, channel, position)
+            await move_channel(http_of(where, node), topic, number, channel, position)
 
-        await self._at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
+        await self._open().at_leaders(topic, channel, move, partitions=partitions, operation="seek_channel")
 
     async def _change_channel(self, action: str, topic: str, channel: str, *, ha_only: bool = False) -> None:
         changed, missing = 0, None
@@ -456,7 +453,7 @@ class Admin:
             if number >= 0:
                 params["partition"] = number
             try:
-                await self._requests.post(_http(where, node), f"/channel/{action}", params)
+                await self._requests.post(http_of(where, node), f"/channel/{action}", params)
             except InvalidInput as error:
                 # partitions that were added later lack the channel until a consumer subscribes to them
                 if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
@@ -465,51 +462,9 @@ class Admin:
             else:
                 changed += 1
 
-        await self._at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
+        await self._open().at_leaders(topic, channel, change, operation=f"{action}_channel" if ha_only else None)
         if missing is not None and not changed:
             raise missing
-
-    async def _at_leaders(
-        self,
-        topic: str,
-        channel: str,
-        change: Callable[[PartitionMap, int, Address], Awaitable[None]],
-        *,
-        partitions: Sequence[int] | None = None,
-        operation: str | None = None,
-    ) -> None:
-        """Make a change once at the leader of each partition, or at each node of a classic topic."""
-        check_topic(topic)
-        check_channel(channel)
-        done: set[int | Address] = set()
-
-        async def attempt() -> None:
-            where = await self._led(topic)
-            if operation is not None and where.nodes:
-                raise _unsupported(operation, "the original NSQ cannot do this", topic)
-            chosen = where.leaders.keys() if partitions is None else partitions
-            for number in chosen:
-                if number not in where.leaders:
-                    raise InvalidInput(f"the topic has no partition {number}", topic=topic, partition=number)
-                if number not in done:
-                    await change(where, number, where.leaders[number])
-                    done.add(number)
-            for node in where.nodes:
-                if node not in done:
-                    await change(where, -1, node)
-                    done.add(node)
-
-        await self._open().settled(attempt, topic)
-
-    async def _led(self, topic: str) -> PartitionMap:
-        """Return where a topic is, once every partition has a leader."""
-        where = await self._open().find(topic)
-        missing = [number for number in range(where.meta.partition_num) if number not in where.leaders]
-        if missing:
-            raise PartitionUnavailable("the partition has no leader", topic=topic, partition=missing[0])
-        if not where.leaders and not where.nodes:
-            raise PartitionUnavailable("no node holds the topic", topic=topic)
-        return where
 
     # Nodes and numbers
 
@@ -536,7 +491,7 @@ class Admin:
                 http=info.http,
                 version=info.version,
                 hostname=info.hostname,
-                generation=_generation_of(info),
+                generation=generation_of_node(info),
                 topics=dict(sorted(info.topics.items())),
                 tombstoned=info.tombstoned,
                 reachable=answered.get(info.tcp, False),
@@ -553,14 +508,14 @@ class Admin:
             PartitionUnavailable: a partition has no leader.
             ConnectionFailed: a leader does not answer.
         """
-        where = await self._led(topic)
+        where = await self._open().led(topic)
         if where.nodes:
-            raise _unsupported("replicas", "the original NSQ has no replicas", topic)
+            raise unsupported("replicas", "the original NSQ has no replicas", topic)
         found: dict[int, tuple[str, ...]] = {}
         for number, node in sorted(where.leaders.items()):
             params: dict[str, str | int] = {"topic": topic, "partition": number}
-            data = await self._requests.get(_http(where, node), "/coordinator/stats", params)
-            found[number] = _read_replicas(data, node)
+            data = await self._requests.get(http_of(where, node), "/coordinator/stats", params)
+            found[number] = read_replicas(data, node)
         return found
 
     async def stats(self, topic: str, channel: str | None = None) -> TopicStats:
@@ -578,17 +533,7 @@ class Admin:
         where = await self._open().find(topic)
         if channel is not None:
             check_channel(channel)
-        holders = tuple(dict.fromkeys((*where.leaders.values(), *where.nodes)))
-
-        async def ask(node: Address) -> list[PartitionStats]:
-            params = {"format": "json", "topic": topic}
-            return read_stats(await self._requests.get(_http(where, node), "/stats", params), node).get(topic, [])
-
-        found, failed = await self._requests.ask_all(holders, ask)
-        if failed and not found:
-            raise next(iter(failed.values()))
-        partitions = [_only(part, channel) for parts in found.values() for part in parts]
-        return sum_up(topic, _generation(where), partitions, failed)
+        return await topic_stats(self._requests, where, channel)
 
     async def all_stats(self) -> dict[str, TopicStats]:
         """Return the statistics of every topic by name, with one request per node.
@@ -598,27 +543,7 @@ class Admin:
         Raises:
             LookupFailed: no lookup node returned a usable response.
         """
-        requests = self._open()
-        names = await requests.client.topics()
-        infos = {info.tcp: info for info in await requests.client.nodes()}
-
-        async def ask(node: Address) -> dict[str, list[PartitionStats]]:
-            http = infos[node].http
-            if http is None:
-                raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(node))
-            params = {"format": "json", "leaderOnly": "true", "needClients": "true"}
-            return read_stats(await requests.get(http, "/stats", params), node)
-
-        found, failed = await requests.ask_all(infos, ask)
-        generation: Generation = "ha" if any(_generation_of(info) == "ha" for info in infos.values()) else "classic"
-        parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
-        for topics in found.values():
-            for name, partitions in topics.items():
-                parts.setdefault(name, []).extend(partitions)
-        return {
-            name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics])
-            for name, partitions in sorted(parts.items())
-        }
+        return await cluster_stats(self._open())
 
     async def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
         """Return the newest messages of a topic of the redesigned NSQ, newest first, without consuming them.
@@ -638,89 +563,20 @@ class Admin:
             ConnectionFailed: a leader does not answer.
         """
         wanted = _within("count", count, 1000)
-        where = await self._led(topic)
+        where = await self._open().led(topic)
         if where.nodes:
-            raise _unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
+            raise unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
         if partition is not None and partition not in where.leaders:
             raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
-        found: dict[tuple[int, int], StoredMessage] = {}  # by offset: real servers find the first message of a batch
-        failed: list[NsqError] = []
-        limit = anyio.Semaphore(16)
-
-        async def read(http: Address, number: int, position: int) -> None:
-            async with limit:
-                try:
-                    message = await self._stored_message(http, topic, number, position)
-                except NsqError as error:
-                    failed.append(error)
-                    return
-            if message is not None:
-                found[number, message.offset] = message
-
-        parts = (await self.stats(topic)).partitions
-        async with anyio.create_task_group() as tasks:
-            for part in parts:
-                if part.partition is not None and partition in (None, part.partition):
-                    for position in range(part.messages, max(part.messages - wanted, 0), -1):
-                        tasks.start_soon(read, _http(where, part.node), part.partition, position)
-        if failed:
-            raise failed[0]
-        newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
-        return tuple(newest[:wanted])
-
-    async def _stored_message(self, http: Address, topic: str, partition: int, number: int) -> StoredMessage | None:
-        """Return a message by its number, counted from 1; None when the log does not hold it any more."""
-        params: dict[str, str | int] = {
-            "topic": topic,
-            "partition": partition,
-            "search_mode": "count",
-            "search_pos": number,
-            "needext": "true",
-        }
-        status, body = await self._requests.fetch(http, "/message/get", params)
-        if status != 200:
-            return None
-        return read_message(unwrap(status, body, http), partition, http)
-
-
-def _generation(where: PartitionMap) -> Generation:
-    """Return the generation of a topic: the original NSQ reports no number of partitions, even where no node is up."""
-    return "ha" if where.leaders or where.meta.partition_num else "classic"
-
-
-def _generation_of(info: NodeInfo) -> Generation:
-    return "ha" if "HA" in info.version else "classic"
-
-
-def _http(where: PartitionMap, node: Address) -> Address:
-    address = where.http.get(node)
-    if address is None:
-        raise LookupFailed("lookup does not report the node's HTTP address", topic=where.topic, node=str(node))
-    return address
+        chosen = [
+            (part.partition, http_of(where, part.node), part.messages)
+            for part in (await self.stats(topic)).partitions
+            if part.partition is not None and partition in (None, part.partition)
+        ]
+        return await newest_messages(self._requests, topic, chosen, wanted)
 
 
 def _within(name: str, value: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidInput(f"{name}={value!r} is not within 1..{most}")
     return value
-
-
-def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
-    if channel is None:
-        return part
-    return evolve(part, channels={name: stats for name, stats in part.channels.items() if name == channel})
-
-
-def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
-    """Read the in-sync replicas out of ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
-    try:
-        members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []
-        parts = [str(member["node_id"]).rsplit(":", 3) for member in members]
-        found = [str(Address(host, int(port))) for host, _, port, _ in parts]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ConnectionFailed(f"/coordinator/stats cannot be read: {error!r}", node=str(leader)) from error
-    return tuple(sorted(found, key=lambda address: (address != str(leader), address)))
-
-
-def _unsupported(operation: str, reason: str, topic: str) -> NsqError:
-    return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)

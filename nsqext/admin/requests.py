@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from nsqext.errors import ConnectionFailed, InvalidInput, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound
+from nsqext.errors import (
+    ConnectionFailed,
+    InvalidInput,
+    LookupFailed,
+    NsqError,
+    OperationNotSupported,
+    PartitionUnavailable,
+    TopicNotFound,
+)
 from nsqext.lookup.client import LookupClient, failure, merged
 from nsqext.lookup.responses import unwrap
+from nsqext.protocol.names import check_channel, check_topic
 
 if TYPE_CHECKING:
+    from nsqext.admin.results import Generation
     from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-__all__ = ("ClusterRequests",)
+__all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", "unsupported")
 
 T = TypeVar("T")
 
@@ -157,6 +168,48 @@ class ClusterRequests:
             hint="is every partition's leader up?",
         ) from last
 
+    async def at_leaders(
+        self,
+        topic: str,
+        channel: str,
+        change: Callable[[PartitionMap, int, Address], Awaitable[None]],
+        *,
+        partitions: Sequence[int] | None = None,
+        operation: str | None = None,
+    ) -> None:
+        """Make a change once at the leader of each partition, or at each node of a classic topic."""
+        check_topic(topic)
+        check_channel(channel)
+        done: set[int | Address] = set()
+
+        async def attempt() -> None:
+            where = await self.led(topic)
+            if operation is not None and where.nodes:
+                raise unsupported(operation, "the original NSQ cannot do this", topic)
+            chosen = where.leaders.keys() if partitions is None else partitions
+            for number in chosen:
+                if number not in where.leaders:
+                    raise InvalidInput(f"the topic has no partition {number}", topic=topic, partition=number)
+                if number not in done:
+                    await change(where, number, where.leaders[number])
+                    done.add(number)
+            for node in where.nodes:
+                if node not in done:
+                    await change(where, -1, node)
+                    done.add(node)
+
+        await self.settled(attempt, topic)
+
+    async def led(self, topic: str) -> PartitionMap:
+        """Return where a topic is, once every partition has a leader."""
+        where = await self.find(topic)
+        missing = [number for number in range(where.meta.partition_num) if number not in where.leaders]
+        if missing:
+            raise PartitionUnavailable("the partition has no leader", topic=topic, partition=missing[0])
+        if not where.leaders and not where.nodes:
+            raise PartitionUnavailable("no node holds the topic", topic=topic)
+        return where
+
     async def ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> tuple[dict[Address, T], dict[Address, NsqError]]:
@@ -185,3 +238,26 @@ def _refusal(body: bytes) -> str:
         if found:
             return rest.partition('"')[0]
     return text
+
+
+def http_of(where: PartitionMap, node: Address) -> Address:
+    """Return the HTTP address of a node; raise `LookupFailed` where lookup does not report one."""
+    address = where.http.get(node)
+    if address is None:
+        raise LookupFailed("lookup does not report the node's HTTP address", topic=where.topic, node=str(node))
+    return address
+
+
+def generation_of(where: PartitionMap) -> Generation:
+    """Return the generation of a topic: the original NSQ reports no number of partitions, even where no node is up."""
+    return "ha" if where.leaders or where.meta.partition_num else "classic"
+
+
+def generation_of_node(info: NodeInfo) -> Generation:
+    """Return the generation of a node by its version."""
+    return "ha" if "HA" in info.version else "classic"
+
+
+def unsupported(operation: str, reason: str, topic: str) -> NsqError:
+    """Return the error of an operation that the generation of a topic does not have."""
+    return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)

@@ -1,10 +1,13 @@
-"""Read ``/stats`` of nodes of both generations."""
+"""Statistics of topics and partitions: what nodes of both generations report, and its sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
+from nsqext.admin.requests import generation_of, generation_of_node, http_of
 from nsqext.admin.results import (
     ChannelStats,
     ClientStats,
@@ -12,16 +15,16 @@ from nsqext.admin.results import (
     KeyRange,
     PartitionChannelStats,
     PartitionStats,
-    StoredMessage,
     TopicStats,
 )
-from nsqext.errors import ProtocolError
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
+from nsqext.errors import ConnectionFailed, ProtocolError
+from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from nsqext.types import Address
+    from nsqext.admin.requests import ClusterRequests
+    from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("read_message", "read_stats", "sum_up")
+__all__ = ("cluster_stats", "read_replicas", "read_stats", "sum_up", "topic_stats")
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
@@ -149,26 +152,67 @@ def _sum_channel(name: str, parts: list[PartitionChannelStats]) -> ChannelStats:
     )
 
 
-def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
-    """Read the data of ``/message/get``.
+async def topic_stats(requests: ClusterRequests, where: PartitionMap, channel: str | None) -> TopicStats:
+    """Ask the nodes of a topic for its statistics.
+
+    Args:
+        requests: asks the nodes.
+        where: where the topic is.
+        channel: only this channel; None for all.
 
     Raises:
-        ProtocolError: the data is not that of ``/message/get``, or the header is not JSON.
+        ConnectionFailed: no node that holds the topic answered.
     """
+    topic = where.topic
+    holders = tuple(dict.fromkeys((*where.leaders.values(), *where.nodes)))
+
+    async def ask(node: Address) -> list[PartitionStats]:
+        params = {"format": "json", "topic": topic}
+        return read_stats(await requests.get(http_of(where, node), "/stats", params), node).get(topic, [])
+
+    found, failed = await requests.ask_all(holders, ask)
+    if failed and not found:
+        raise next(iter(failed.values()))
+    partitions = [_only(part, channel) for parts in found.values() for part in parts]
+    return sum_up(topic, generation_of(where), partitions, failed)
+
+
+def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
+    if channel is None:
+        return part
+    return evolve(part, channels={name: stats for name, stats in part.channels.items() if name == channel})
+
+
+async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
+    """Ask every node once for the statistics of all topics; see `nsqext.Admin.all_stats`."""
+    names = await requests.client.topics()
+    infos = {info.tcp: info for info in await requests.client.nodes()}
+
+    async def ask(node: Address) -> dict[str, list[PartitionStats]]:
+        http = infos[node].http
+        if http is None:
+            raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(node))
+        params = {"format": "json", "leaderOnly": "true", "needClients": "true"}
+        return read_stats(await requests.get(http, "/stats", params), node)
+
+    found, failed = await requests.ask_all(infos, ask)
+    generation: Generation = "ha" if any(generation_of_node(info) == "ha" for info in infos.values()) else "classic"
+    parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
+    for topics in found.values():
+        for name, partitions in topics.items():
+            parts.setdefault(name, []).extend(partitions)
+    return {
+        name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics])
+        for name, partitions in sorted(parts.items())
+    }
+
+
+def read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
+    """Read the in-sync replicas out of ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
     try:
-        ext = str(data.get("ext") or "")
-        headers = decode_headers(ext.encode("utf-8", "surrogatepass")) if ext.lstrip().startswith("{") else {}
-        key = headers.get(KEY_HEADER)
-        return StoredMessage(
-            partition=partition,
-            id=int(data["id"]),
-            offset=int(data["offset"]),
-            timestamp=int(data["timestamp"]),
-            trace_id=int(data["trace_id"]),
-            body=str(data["body"]),
-            headers={name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)},
-            key=str(key) if isinstance(key, (str, int)) and not isinstance(key, bool) and key != "" else None,
-            tag=tag_of(headers) if headers else (ext or None),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"/message/get cannot be read: {error!r}", node=str(node), partition=partition) from error
+        members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []
+        parts = [str(member["node_id"]).rsplit(":", 3) for member in members]
+        found = [str(Address(host, int(port))) for host, _, port, _ in parts]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConnectionFailed(f"/coordinator/stats cannot be read: {error!r}", node=str(leader)) from error
+    return tuple(sorted(found, key=lambda address: (address != str(leader), address)))

@@ -241,6 +241,17 @@ async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, classic
             await admin.pause_topic(topic)
 
 
+async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(classic: Cluster) -> None:
+    topic = fresh()
+    async with Admin(classic.lookupd) as admin:
+        # as lookup knows a topic whose nodes are all down
+        await admin._requests.change_lookup("/channel/create", {"topic": topic, "channel": "ch"})
+        info = await admin.topic(topic)
+        assert (info.generation, info.meta, info.nodes, info.channels) == ("classic", None, (), ("ch",))
+        with pytest.raises(OperationNotSupported, match="extend headers"):
+            await admin.upgrade_topic(topic)
+
+
 async def test_a_tombstoned_node_is_reported(classic: Cluster) -> None:
     topic = fresh()
     async with Admin(classic.lookupd) as admin:

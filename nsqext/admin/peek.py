@@ -1,0 +1,102 @@
+"""Read messages from the log of partitions, without consuming them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from nsqext.admin.results import StoredMessage
+from nsqext.errors import NsqError, ProtocolError
+from nsqext.lookup.responses import unwrap
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
+
+if TYPE_CHECKING:
+    from nsqext.admin.requests import ClusterRequests
+    from nsqext.types import Address
+
+__all__ = ("newest_messages", "read_message")
+
+_AT_ONCE = 16  # requests at the same time
+
+
+async def newest_messages(
+    requests: ClusterRequests, topic: str, partitions: Sequence[tuple[int, Address, int]], count: int
+) -> tuple[StoredMessage, ...]:
+    """Return the newest messages, newest first.
+
+    Args:
+        requests: asks the nodes.
+        topic: the topic.
+        partitions: number, HTTP address of the leader and number of messages of each partition to read.
+        count: messages, at most.
+
+    Raises:
+        ConnectionFailed: a leader does not answer.
+        ProtocolError: a response cannot be read.
+    """
+    found: dict[tuple[int, int], StoredMessage] = {}  # by offset: real servers find the first message of a batch
+    failed: list[NsqError] = []
+    limit = anyio.Semaphore(_AT_ONCE)
+
+    async def read(http: Address, number: int, position: int) -> None:
+        async with limit:
+            try:
+                message = await _message_at(requests, http, topic, number, position)
+            except NsqError as error:
+                failed.append(error)
+                return
+        if message is not None:
+            found[number, message.offset] = message
+
+    async with anyio.create_task_group() as tasks:
+        for number, http, messages in partitions:
+            for position in range(messages, max(messages - count, 0), -1):
+                tasks.start_soon(read, http, number, position)
+    if failed:
+        raise failed[0]
+    newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
+    return tuple(newest[:count])
+
+
+async def _message_at(
+    requests: ClusterRequests, http: Address, topic: str, partition: int, number: int
+) -> StoredMessage | None:
+    """Return a message by its number, counted from 1; None when the log does not hold it any more."""
+    params: dict[str, str | int] = {
+        "topic": topic,
+        "partition": partition,
+        "search_mode": "count",
+        "search_pos": number,
+        "needext": "true",
+    }
+    status, body = await requests.fetch(http, "/message/get", params)
+    if status != 200:
+        return None
+    return read_message(unwrap(status, body, http), partition, http)
+
+
+def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
+    """Read the data of ``/message/get``.
+
+    Raises:
+        ProtocolError: the data is not that of ``/message/get``, or the header is not JSON.
+    """
+    try:
+        ext = str(data.get("ext") or "")
+        headers = decode_headers(ext.encode("utf-8", "surrogatepass")) if ext.lstrip().startswith("{") else {}
+        key = headers.get(KEY_HEADER)
+        return StoredMessage(
+            partition=partition,
+            id=int(data["id"]),
+            offset=int(data["offset"]),
+            timestamp=int(data["timestamp"]),
+            trace_id=int(data["trace_id"]),
+            body=str(data["body"]),
+            headers={name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)},
+            key=str(key) if isinstance(key, (str, int)) and not isinstance(key, bool) and key != "" else None,
+            tag=tag_of(headers) if headers else (ext or None),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"/message/get cannot be read: {error!r}", node=str(node), partition=partition) from error

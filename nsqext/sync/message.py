@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
+from nsqext.client.consumer.handlers.batches import MessageSequence
 from nsqext.sync.loop import call
 
 if TYPE_CHECKING:
@@ -148,35 +149,15 @@ class Message:
         return repr(self._message)
 
 
-class MessageBatch(Sequence[Message]):
+class MessageBatch(MessageSequence[Message]):
     """Messages that are handled together, in the order received; see `nsqext.MessageBatch`."""
 
-    __slots__ = ("_batch", "_messages", "_portal")
+    __slots__ = ("_batch", "_portal")
 
     def __init__(self, batch: AsyncMessageBatch, portal: BlockingPortal) -> None:
+        super().__init__([Message(message, portal) for message in batch])
         self._batch = batch
         self._portal = portal
-        self._messages = [Message(message, portal) for message in batch]
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._messages)
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
-        return self._messages[index]
-
-    @property
-    def unanswered(self) -> list[Message]:
-        """The messages that were neither finished nor requeued."""
-        return [message for message in self._messages if not message.answered]
 
     def finish(self) -> None:
         """Acknowledge all messages that are not answered; errors are those of `nsqext.MessageBatch.finish`."""

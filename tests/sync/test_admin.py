@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqext import sync
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidState, TopicNotFound
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
 
 
 def test_one_client_serves_several_threads(cluster: Cluster, topic: str) -> None:

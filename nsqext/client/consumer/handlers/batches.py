@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 
 import anyio
 from attrs import frozen
@@ -18,7 +18,15 @@ from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNot
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.message_queue import MessageQueue
 
-__all__ = ("BatchCollector", "BatchFunction", "BatchHandler", "BatchLimits", "MessageBatch", "MessageBatches")
+__all__ = (
+    "BatchCollector",
+    "BatchFunction",
+    "BatchHandler",
+    "BatchLimits",
+    "MessageBatch",
+    "MessageBatches",
+    "MessageSequence",
+)
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -45,7 +53,46 @@ class BatchLimits:
             raise InvalidSetting(f"max_wait={wait!r} is negative, or no time in seconds")
 
 
-class MessageBatch(Sequence[Message]):
+class _Answerable(Protocol):
+    """A message of an asynchronous or a blocking consumer."""
+
+    @property
+    def answered(self) -> bool: ...
+
+
+M = TypeVar("M", bound=_Answerable)
+
+
+class MessageSequence(Sequence[M]):
+    """The messages of a batch; what the batches of asynchronous and blocking consumers share."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[M]) -> None:
+        self._messages: Sequence[M] = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[M]:
+        return iter(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> M: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[M]: ...
+
+    def __getitem__(self, index: int | slice) -> M | Sequence[M]:
+        return self._messages[index]
+
+    @property
+    def unanswered(self) -> list[M]:
+        """The messages that were neither finished nor requeued."""
+        return [message for message in self._messages if not message.answered]
+
+
+class MessageBatch(MessageSequence[Message]):
     """Messages that are handled together, in the order received.
 
     Each message is answered once: all at once with `finish`, from the front with `finish_up_to`, or one by one with
@@ -53,30 +100,7 @@ class MessageBatch(Sequence[Message]):
     in the next turn of the event loop; awaiting them does not wait for the server.
     """
 
-    __slots__ = ("_messages",)
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages: Sequence[Message] = messages
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._messages)
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
-        return self._messages[index]
-
-    @property
-    def unanswered(self) -> list[Message]:
-        """The messages that were neither finished nor requeued."""
-        return [message for message in self._messages if not message.answered]
+    __slots__ = ()
 
     async def finish(self) -> None:
         """Acknowledge all messages that are not answered.

@@ -39,11 +39,25 @@ def cluster_under_test() -> Iterator[ClusterUnderTest]:
         yield cluster
 
 
-@pytest.fixture(scope="session", params=["embedded", "real"] if REAL_ORIGINAL else ["embedded"])
-def original(request: pytest.FixtureRequest) -> Iterator[Original]:
-    """An embedded original NSQ, and the real one that NSQEXT_TEST_NSQ_LOOKUPD names."""
-    with running_original(real=request.param == "real") as original:
+@pytest.fixture(scope="session")
+def embedded_original() -> Iterator[Original]:
+    """The embedded original NSQ."""
+    with running_original(real=False) as original:
         yield original
+
+
+@pytest.fixture(scope="session")
+def real_original() -> Iterator[Original]:
+    """The original NSQ that NSQEXT_TEST_NSQ_LOOKUPD names."""
+    with running_original(real=True) as original:
+        yield original
+
+
+@pytest.fixture(params=["embedded", "real"] if REAL_ORIGINAL else ["embedded"])
+def original(request: pytest.FixtureRequest) -> Original:
+    """The embedded original NSQ, and the real one where there is one."""
+    found: Original = request.getfixturevalue(f"{request.param}_original")
+    return found
 
 
 @pytest.fixture

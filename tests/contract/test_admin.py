@@ -11,6 +11,7 @@ import pytest
 import nsqext
 from nsqext import Admin, Consumer, ConsumerOptions, LookupOptions, MessageBatch, Position, Producer, sync
 from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
+from tests.support.cluster import REAL_ORIGINAL
 from tests.support.messages import DEADLINE, nothing_for
 
 if TYPE_CHECKING:
@@ -29,15 +30,18 @@ class Server(NamedTuple):
     topic: str
 
 
-@pytest.fixture(params=["ha", "classic"])
+@pytest.fixture(
+    params=["cluster_under_test", "embedded_original", *(["real_original"] if REAL_ORIGINAL else [])],
+    ids=lambda name: name.replace("_", " "),
+)
 def server(request: pytest.FixtureRequest, channel: str) -> Server:
     """A server of each generation."""
-    if request.param == "ha":
-        cluster: ClusterUnderTest = request.getfixturevalue("cluster_under_test")
+    if request.param == "cluster_under_test":
+        cluster: ClusterUnderTest = request.getfixturevalue(request.param)
         with sync.Admin(cluster.lookupd) as admin:
             admin.create_channel(cluster.plain, channel)
         return Server("ha", cluster.lookupd, cluster.plain)
-    original: Original = request.getfixturevalue("original")
+    original: Original = request.getfixturevalue(request.param)
     topic = f"contract_{token_hex(4)}"
     with sync.Admin(original.lookupd) as admin:
         admin.create_topic(topic, channels=[channel])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,6 +14,7 @@ import anyio
 import attrs
 import typer
 
+from nsqext.cli.output import printable
 from nsqext.errors import NsqError
 
 __all__ = ("BRACKET", "examples", "option_objects", "perform")
@@ -70,6 +72,13 @@ def _options(kind: Any) -> list[attrs.Attribute[Any]]:
     return [field for field in attrs.fields(kind) if field.init]
 
 
+class _SafeFormatter(logging.Formatter):
+    """Escapes control characters: log messages quote what servers send."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
 def perform(command: Callable[[], Awaitable[None]]) -> None:
     """Run a command; the first of several simultaneous errors is raised.
 
@@ -77,6 +86,8 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
     """
     from nsqext.client.tasks import first_error
 
+    if logging.lastResort is not None:  # prints warnings where the program did not configure logging
+        logging.lastResort.setFormatter(_SafeFormatter())
     try:
         anyio.run(command)
     except KeyboardInterrupt:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from nsqext.cli import COMMANDS, main
+from nsqext.cli.command import perform
 from tests.support.command_line import environment, run, run_fresh
 
 _LOADED = """
@@ -70,3 +73,13 @@ def test_errors_with_control_characters_are_escaped(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["topic", "list", "--url", "nsq://h?\x1b[2J=1"])
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_logs_with_control_characters_are_escaped() -> None:
+    async def log() -> None:
+        await anyio.lowlevel.checkpoint()
+
+    perform(log)
+    assert logging.lastResort is not None
+    record = logging.LogRecord("nsqext", logging.WARNING, "", 0, "refused: %s\nnext", ("\x1b]0;owned\x07",), None)
+    assert logging.lastResort.format(record) == "refused: \\x1b]0;owned\\x07\nnext"

@@ -176,6 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         _typer_app(_chosen(words))(words, prog_name="nsqext")
+    except KeyboardInterrupt:  # while modules are imported
+        raise SystemExit(130) from None
     except (NsqError, OSError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

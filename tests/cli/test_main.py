@@ -83,3 +83,13 @@ def test_logs_with_control_characters_are_escaped() -> None:
     assert logging.lastResort is not None
     record = logging.LogRecord("nsqext", logging.WARNING, "", 0, "refused: %s\nnext", ("\x1b]0;owned\x07",), None)
     assert logging.lastResort.format(record) == "refused: \\x1b]0;owned\\x07\nnext"
+
+
+def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nsqext.cli.import_module", interrupt)
+    with pytest.raises(SystemExit) as end:
+        main(["topic", "list"])
+    assert end.value.code == 130

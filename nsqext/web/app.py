@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ __all__ = ("WebPage",)
 
 _HERE = Path(__file__).parent
 _MOST_STREAMS = 64
+_MOST_WATCHES = 8
 _UNREAD = 20.0  # seconds
 _MOST_FORM = 4 * 1024 * 1024  # bytes; a message of 1 MiB triples when a form encodes it
 _RETRY = "check that the cluster is up, then reload the page"
@@ -101,6 +102,7 @@ class WebPage:
         self._cluster = cluster
         self._environment = _environment()
         self._streams = 0
+        self._watches = 0
         self._pages = pages = Pages(self._monitor, self._admin, self._options, cluster)
         self._routes = Starlette(
             routes=[
@@ -214,12 +216,28 @@ class WebPage:
         self._security.check_change(request.scope["user_name"], fields.pop("token", ""))
         return fields
 
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Count a page that waits for messages.
+
+        Raises:
+            Refused: there are too many.
+        """
+        if self._watches >= _MOST_WATCHES:
+            raise Refused(503, "too many pages wait for messages", "wait five seconds")
+        self._watches += 1
+        try:
+            yield
+        finally:
+            self._watches -= 1
+
     async def _watch(self, request: Request) -> Response:
         """Wait for the next messages of a topic of the original NSQ."""
         try:
             await self._form(request)
             snapshot = await self._monitor.current()
-            page = await self._pages.next_messages(snapshot, request.path_params, self._lookupd)
+            with self._watching():
+                page = await self._pages.next_messages(snapshot, request.path_params, self._lookupd)
         except Refused as refused:
             return self._error_page(request, refused.status, refused.text, refused.hint)
         except NsqError as error:

@@ -10,7 +10,7 @@ import anyio
 from attrs import define, evolve, field, frozen
 
 from nsqext.admin import Admin, NodeStatus, TopicInfo, TopicStats
-from nsqext.errors import NsqError
+from nsqext.errors import NsqError, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ __all__ = ("Monitor", "Rate", "Snapshot")
 _KEPT = 60  # points of a sparkline
 _AVERAGED = 5  # points of the rate that is shown as a number
 _WATCHED = 30.0  # seconds after the last request for which sampling continues
+_LOOKED_UP = 32  # topics that each sample looks up besides the changed ones
+_AT_ONCE = 16
 # a frozen node must not delay the numbers of the others for long
 _REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 
@@ -88,6 +90,15 @@ class Snapshot:
         return sum(channel.lag for topic in self.stats.values() for channel in topic.channels.values())
 
 
+def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
+    """Tell whether statistics show the leaders, nodes and channels that lookup reported."""
+    if info is None or set(info.channels) != set(stats.channels):
+        return False
+    if info.generation == "classic":
+        return set(info.nodes) == {part.node for part in stats.partitions}
+    return info.leaders == {part.partition: part.node for part in stats.partitions}
+
+
 def _added(series: Sequence[Sequence[float]]) -> Rate:
     length = max((len(points) for points in series), default=0)
     padded = [(0.0,) * (length - len(points)) + tuple(points) for points in series]
@@ -140,6 +151,8 @@ class Monitor:
         self._admin = Admin(lookupd, options=options)
         self._interval = interval
         self._latest: Snapshot | None = None
+        self._known: dict[str, TopicInfo] = {}
+        self._turn = 0
         self._published: dict[str, _Counter] = {}
         self._finished: dict[tuple[str, str], _Counter] = {}
         self._sampled = float("-inf")
@@ -219,9 +232,9 @@ class Monitor:
             changed.set()
 
     async def _read(self) -> Snapshot:
-        found = await self._admin.topics()
         stats = await self._admin.all_stats()
-        topics = {name: found.get(name) or self._leaderless(name) for name in stats}
+        await self._look_up(self._changed_topics(stats))
+        topics = {name: self._known.get(name) or self._leaderless(name) for name in stats}
         nodes = await self._admin.nodes()
         now = time.monotonic()
         elapsed, self._sampled = now - self._sampled, now
@@ -249,12 +262,51 @@ class Monitor:
             finished={key: counter.rate for key, counter in self._finished.items()},
         )
 
+    def _changed_topics(self, stats: Mapping[str, TopicStats]) -> list[str]:
+        """Return the topics that differ from what lookup said of them, and some of the others in turn.
+
+        A request for each topic and sample would be too many for the lookup service of a large cluster.
+        """
+        changed = {name for name, topic in stats.items() if not _agrees(self._known.get(name), topic)}
+        others = [name for name in stats if name not in changed]
+        if others:
+            start = self._turn % len(others)
+            changed.update((others[start:] + others[:start])[:_LOOKED_UP])
+            self._turn = start + _LOOKED_UP
+        return sorted(changed)
+
+    async def _look_up(self, names: Sequence[str]) -> None:
+        """Look topics up.
+
+        Raises:
+            NsqError: the lookup service did not answer.
+        """
+        failed: list[NsqError] = []
+        limit = anyio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with limit:
+                try:
+                    self._known[name] = await self._admin.topic(name)
+                except TopicNotFound:  # no partition has a leader, or it was deleted
+                    self._known.pop(name, None)
+                except NsqError as error:
+                    failed.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(one, name)
+        if failed:
+            raise failed[0]
+
     def _leaderless(self, name: str) -> TopicInfo:
         """Describe a topic that lookup lists and does not find: no partition of it has a leader at the moment."""
         old = self._latest.topics.get(name) if self._latest is not None else None
         return TopicInfo(name, "ha", None, {}, (), ()) if old is None else evolve(old, leaders={})
 
     def _forget(self, topics: Mapping[str, TopicInfo], stats: Mapping[str, TopicStats]) -> None:
+        for name in [name for name in self._known if name not in topics]:
+            del self._known[name]
         for name in [name for name in self._published if name not in topics]:
             del self._published[name]
         for name, channel in list(self._finished):

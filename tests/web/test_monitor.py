@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
+from nsqext.admin import NodeStatus, PartitionStats, TopicInfo, TopicStats
+from nsqext.admin.results import Generation
+from nsqext.errors import TopicNotFound
+from nsqext.types import Address
 from nsqext.web.monitor import Monitor, Snapshot
 
 pytestmark = pytest.mark.anyio
@@ -43,3 +48,60 @@ async def test_a_sample_that_began_before_a_change_is_not_the_newest() -> None:
         sampler.answer.set()
     assert sorted(found) == [1.0, 2.0, 2.0]
     assert sampler.reads == 2
+
+
+NODE = Address("127.0.0.1", 1)
+
+
+class FakeAdmin:
+    """A cluster of topics with one partition each; remembers which are looked up.
+
+    Attributes:
+        leaders: node of each topic, as statistics show it.
+        asked: names of the topics that were looked up.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.leaders = {f"t{number:03}": NODE for number in range(count)}
+        self.asked: list[str] = []
+
+    async def all_stats(self) -> dict[str, TopicStats]:
+        await checkpoint()
+        generation: Generation = "ha"
+        return {
+            name: TopicStats(name, generation, (PartitionStats(0, node, (), 0, 0, 0, False, {}),))
+            for name, node in self.leaders.items()
+        }
+
+    async def topic(self, name: str) -> TopicInfo:
+        await checkpoint()
+        self.asked.append(name)
+        if name not in self.leaders:
+            raise TopicNotFound("unknown", topic=name)
+        return TopicInfo(name, "ha", None, {0: self.leaders[name]}, (), ())
+
+    async def nodes(self) -> tuple[NodeStatus, ...]:
+        await checkpoint()
+        return ()
+
+    async def aclose(self) -> None:
+        await checkpoint()
+
+
+async def test_topics_are_looked_up_in_turn_and_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = FakeAdmin(100)
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    assert len((await monitor.current(newest=True)).topics) == 100
+    assert admin.asked == sorted(admin.leaders)
+    admin.asked.clear()
+    for _ in range(4):
+        await monitor.current(newest=True)
+    assert (len(admin.asked), set(admin.asked)) == (128, set(admin.leaders))
+    admin.leaders["t050"] = Address("127.0.0.1", 2)
+    del admin.leaders["t051"]
+    admin.asked.clear()
+    topics = (await monitor.current(newest=True)).topics
+    assert topics["t050"].leaders == {0: Address("127.0.0.1", 2)}
+    assert "t051" not in topics
+    assert ("t050" in admin.asked, "t051" in admin.asked, len(admin.asked)) == (True, False, 33)

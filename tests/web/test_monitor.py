@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
 from nsqext.admin import NodeStatus, PartitionStats, TopicInfo, TopicStats
-from nsqext.admin.results import Generation
 from nsqext.errors import TopicNotFound
 from nsqext.types import Address
 from nsqext.web.monitor import Monitor, Snapshot
+
+if TYPE_CHECKING:
+    from nsqext.admin.results import Generation
 
 pytestmark = pytest.mark.anyio
 

@@ -34,7 +34,7 @@ __all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds: nsqlookupd asks the nodes before it answers a change
-_POLL = 0.5  # seconds between two looks at the lag of a channel
+_FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two looks at the lag of a channel
 
 Lookupd = Annotated[
     str | None,
@@ -162,6 +162,7 @@ class Connection:
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
         """Stop a consumer when its channel has no messages left: none waits, is in flight or deferred."""
+        pause = _FIRST_POLL
         async with self.admin() as admin:
             while True:
                 with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
@@ -170,7 +171,8 @@ class Connection:
                     if found is not None and found.lag == 0 and not stats.unreachable:
                         consumer.stop()
                         return
-                await anyio.sleep(_POLL)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_POLL)
 
     @property
     def for_people(self) -> bool:

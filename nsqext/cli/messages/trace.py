@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ("run",)
 
-_OWN = "trace_"  # the begin of the names of its own channels
-
 
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
 @connected
@@ -41,7 +39,7 @@ def run(
     """
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     consumer = connection.consumer(
-        topic, f"{_OWN}{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True
+        topic, f"trace_{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True
     )
     found: list[dict[str, Any]] = []
 
@@ -64,7 +62,9 @@ def run(
         async with connection.admin() as admin:
             parts = {part.partition: part for part in (await admin.stats(topic)).partitions} if found else {}
         for record in found:
-            record["channels"] = states = _channel_states(parts.get(record["partition"]), record["offset"])
+            states = _channel_states(parts.get(record["partition"]), record["offset"])
+            states.pop(consumer.channel, None)
+            record["channels"] = states
             place = f"{record['topic']}[{record['partition']}] offset {record['offset']}"
             text = record.get("body", record.get("body_base64"))
             by_channel = "".join(f"\n  channel {name}: {state}" for name, state in states.items())
@@ -81,9 +81,11 @@ def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
 
     A channel confirms the messages that are finished without a gap; a message behind them may be finished too.
     """
-    states = {}
-    for name, channel in part.channels.items() if part is not None else ():
-        if name.startswith(_OWN) or part is None or part.end is None or channel.lag_bytes is None:
+    states: dict[str, str] = {}
+    if part is None or part.end is None:
+        return states
+    for name, channel in part.channels.items():
+        if channel.lag_bytes is None:
             continue
         if offset >= part.end - channel.lag_bytes:
             states[name] = "not finished, or finished before an earlier message"

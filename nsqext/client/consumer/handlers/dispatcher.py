@@ -95,7 +95,7 @@ class MessageDispatcher:
         others = []
         for message in messages:
             known = running.get((message.topic, message.partition, message.id))
-            if known is None or known.answered:
+            if known is None or known.answered or known.timestamp != message.timestamp:
                 others.append(message)
             else:
                 known.renew(message)

@@ -228,6 +228,9 @@ class KeyLanes:
         for message in messages:
             message.owner = owner
             known = order.unfinished.get(message.id)
+            if known is not None and known.timestamp != message.timestamp:
+                self._forget_replaced(known, message)
+                known = None
             if known is not None:
                 self._redelivered(known, message)
             elif order.was_finished(message):
@@ -470,11 +473,21 @@ class KeyLanes:
         if isinstance(message.owner, KeyLaneOwner):
             message.owner.send_requeue([message], delay)
 
-    def _forget_lost(self, order: PartitionOrder) -> None:
-        """Remove the lost messages of a partition, except for those whose handlers run."""
+    def _forget_replaced(self, known: Message, message: Message) -> None:
+        """Forget a message whose id the server has given to another one, and those that were behind it in the queue."""
+        order, offset = _order_of(known), min(known.offset, message.offset)
+        logger.warning(
+            "the server has lost %r and stored another message in its place", known, extra={"topic": known.topic}
+        )
+        order.forget_behind(offset)
+        self._forget_lost(order, offset)
+        order.unfinished.pop(known.id, None)  # its handler may run
+
+    def _forget_lost(self, order: PartitionOrder, offset: int = -1) -> None:
+        """Remove the lost messages of a partition behind an offset, except for those whose handlers run."""
 
         def gone(message: Message) -> bool:
-            return _order_of(message) is order and is_lost(message)
+            return _order_of(message) is order and is_lost(message) and message.offset >= offset
 
         for lane in self.lanes:
             for message in self._take(lane, gone):

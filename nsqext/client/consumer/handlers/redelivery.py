@@ -7,6 +7,9 @@ messages that it never sent (measured on the redesigned NSQ). Two kinds of messa
 * *unseen* ones, which the server had sent and this process never received: at most as many as RDY allowed, and all of
   them directly behind the last message received, because a server reads its queue from front to back. Queue offsets
   show where they belong: a message begins where the one before it ends.
+
+A leader of the redesigned NSQ that is killed and starts again may lack the newest messages of its queue. It gives their
+ids and offsets to other messages; the time of storing tells a redelivery from another message of the same id.
 """
 
 from __future__ import annotations
@@ -68,8 +71,9 @@ class PartitionOrder:
         self.gap_due: float | None = None
         self.full_since: float | None = None
         self.most_ready: int = 1
-        self._finished: dict[bytes, None] = {}  # ids on this subscription, oldest first
-        self._finished_before: dict[bytes, float] = {}  # ids on earlier subscriptions, and when the next one began
+        self._finished: dict[bytes, int] = {}  # ids on this subscription, oldest first, and when they were stored
+        # ids on earlier subscriptions, when they were stored, and when the next subscription began
+        self._finished_before: dict[bytes, tuple[int, float]] = {}
         self._ordered_by_server = ordered_by_server
         self._frontier = -1  # offset behind the last message that has no unseen one before it
         self._last_end = -1  # offset behind the last message ever received
@@ -95,7 +99,7 @@ class PartitionOrder:
             self._frontier = min(self.early)  # lost while the first messages were collected
         self.early.clear()
         self.gap_due = self.full_since = None
-        self._finished_before.update(dict.fromkeys(self._finished, now))
+        self._finished_before.update((known, (stored, now)) for known, stored in self._finished.items())
         self._finished.clear()
         if owner.moved:
             self._finished_before.clear()
@@ -120,9 +124,10 @@ class PartitionOrder:
         FIN is not acknowledged, but the server had read all of them except for the last RDY ones: it would not have
         sent the messages that followed. So these are remembered.
         """
-        self.unfinished.pop(message.id, None)
+        if self.unfinished.get(message.id) is message:
+            del self.unfinished[message.id]
         finished = self._finished
-        finished[message.id] = None
+        finished[message.id] = message.timestamp
         if len(finished) > self.most_ready:
             del finished[next(iter(finished))]
 
@@ -131,9 +136,16 @@ class PartitionOrder:
 
         One that was finished on the same connection, with its first attempt, does not: the channel was moved back.
         """
-        if message.id in self._finished_before:
+        stored, _ = self._finished_before.get(message.id, (None, 0.0))
+        if stored == message.timestamp:
             return True
-        return message.attempts > 1 and message.id in self._finished
+        return message.attempts > 1 and self._finished.get(message.id) == message.timestamp
+
+    def forget_behind(self, offset: int) -> None:
+        """Expect nothing behind an offset: the server has lost the end of its queue and stores other messages there."""
+        self._frontier = self._last_end = min(self._frontier, offset)
+        self._unseen, self.gap_due = 0, None
+        self.early = {at: message for at, message in self.early.items() if not is_lost(message)}
 
     def receive(self, message: Message) -> list[Message]:
         """Take in a message that is not known; returns the messages whose turn it is, in order."""
@@ -181,7 +193,7 @@ class PartitionOrder:
     def forget_handled(self, since: float) -> None:
         """Forget handled messages that were not redelivered although their connection was lost before a time."""
         before = self._finished_before
-        for message_id in [message_id for message_id, lost in before.items() if lost < since]:
+        for message_id in [message_id for message_id, (_, lost) in before.items() if lost < since]:
             del before[message_id]
         unfinished = self.unfinished
         for message in [message for message in unfinished.values() if message.answered]:

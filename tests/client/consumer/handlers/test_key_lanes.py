@@ -100,6 +100,7 @@ class Bench:
             message.body, message.id = body.encode(), body.encode().ljust(16, b"-")
             message.attempts, message.received, message.delivered = 1, self.clock.now, self.clock.now
             message.version, message.header, message.offset, message.size = 0, b"", -1, 0
+            message.timestamp = 1
             messages.append(message)
         return messages
 
@@ -238,6 +239,63 @@ async def test_a_handled_message_whose_fin_was_lost_is_not_handled_again() -> No
     assert again.commands == [("FIN", b"a2"), ("FIN", b"a1")]
     bench.put("a1", owner=again)
     assert bench.rows() == {}, "a redelivery of an earlier connection"
+
+
+def _put_replaced(bench: Bench, owner: Owner, body: str, place: str, number: int) -> Message:
+    """Receive another message with the id and the place of an earlier one."""
+    (message,) = bench.make(body, owner=owner)
+    message.id, message.timestamp = place.encode().ljust(16, b"-"), 2
+    bench.lanes.put([_place(message, number)])
+    return message
+
+
+@pytest.mark.anyio
+async def test_a_message_with_the_id_of_a_finished_one_is_handled() -> None:
+    bench = Bench(1)
+    first, second = (_place(message, number) for number, message in enumerate(bench.make("a1", "a2")))
+    bench.lanes.put([first, second])
+    bench.wait(0.3)
+    bench.take(first).finish_now()
+    bench.take(second).finish_now()
+    again = _cut(bench)
+    _put_replaced(bench, again, "a3", "a1", 0)
+    _put_replaced(bench, again, "b1", "a2", 1)
+    assert bench.rows() == {"a": ["a3"], "b": ["b1"]}
+    assert again.commands == []
+
+
+@pytest.mark.anyio
+async def test_a_message_with_the_id_of_a_lost_one_is_handled_in_its_place() -> None:
+    bench = Bench(1)
+    messages = [_place(message, number) for number, message in enumerate(bench.make("a1", "a2", "b1", "b2"))]
+    bench.lanes.put(messages)
+    bench.wait(0.3)
+    running = bench.take(messages[0])
+    again = _cut(bench)
+    bench.take(messages[1])
+    bench.lanes.expired(messages[1])
+    third = _put_replaced(bench, again, "a3", "a2", 1)
+    assert bench.rows() == {"a": ["a3"]}
+    fourth = _put_replaced(bench, again, "a4", "b1", 2)
+    assert bench.rows()["a"] == ["a3", "a4"]
+    assert (third.body, fourth.body) == (b"a3", b"a4")
+    bench.lanes.put([_place(bench.make("a1", owner=again)[0], 0)])
+    await running.finish()
+    assert again.commands == [("FIN", b"a1")]
+
+
+@pytest.mark.anyio
+async def test_a_handler_whose_message_the_server_has_lost_ends_without_effect_on_the_next() -> None:
+    bench = Bench(1)
+    (running,) = (_place(message, 0) for message in bench.make("a1"))
+    bench.lanes.put([running])
+    bench.wait(0.3)
+    bench.take(running)
+    again = _cut(bench)
+    following = _put_replaced(bench, again, "a2", "a1", 0)
+    running.owner.order.finish(running)  # type: ignore[attr-defined]
+    assert following.owner.order.unfinished == {following.id: following}  # type: ignore[attr-defined]
+    assert bench.rows() == {"a": ["a2"]}
 
 
 @pytest.mark.anyio

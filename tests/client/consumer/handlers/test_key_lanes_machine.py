@@ -97,6 +97,7 @@ class _Server:
         message.body, message.id, message.header = b"%06d" % number, b"%016d" % number, b""
         message.version, message.attempts = 0, self.attempts.get(number, 1)
         message.delivered = message.received = self.now
+        message.timestamp = number
         message.offset, message.size = number * _SIZE, _SIZE
         return message
 

@@ -77,9 +77,9 @@ async def _ignore_failure(right: Any, self: Any, message: Any, error: Exception)
         message.finish_now()
 
 
-def _start_twice(right: Any, self: Any, tasks: Any, queues: Any) -> None:
-    right(self, tasks, queues)
-    right(self, tasks, queues)
+def _start_twice(right: Any, self: Any, *args: Any) -> None:
+    right(self, *args)
+    right(self, *args)
 
 
 def _other_receipt(right: Any, target: Any, response: bytes, trace_id: int) -> Any:

@@ -84,7 +84,7 @@ class RdyWatch:
 
     def _command(self, connection: _Connection, line: bytes) -> None:
         name = line[:8].split(b" ")[0].split(b"\n")[0]
-        if name == b"RDY":
+        if name == b"RDY" and line[4:].isdigit():
             connection.counts.append((self._now(), int(line[4:])))
         elif name in (b"FIN", b"REQ"):
             connection.in_flight.pop(line[4:20], None)

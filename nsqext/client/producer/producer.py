@@ -439,14 +439,13 @@ class Producer:
         rows = planner.rows
         if not planner.keys:
             if len(rows) == 1 and len(rows[0]) == 1:
-                return await sender.publish_batch(rows[0][0])
-            return await sender.publish_rows(rows, len(listed))
+                return await sender.publish_batch(rows[0][0], started)
+            return await sender.publish_rows(rows, len(listed), started)
         entered: list[Turn] = []
         try:
-            await self._key_lock.enter_all(
-                sorted((topic, each) for each in planner.keys), entered, sender.options.timeout
-            )
-            return await sender.publish_rows(rows, len(listed))
+            left = max(0.0, started + self.options.timeout - _clock())
+            await self._key_lock.enter_all(sorted((topic, each) for each in planner.keys), entered, left)
+            return await sender.publish_rows(rows, len(listed), started)
         finally:
             for turn in entered:
                 self._key_lock.leave(turn)

@@ -190,8 +190,12 @@ class Sender:
 
     # Batches
 
-    async def publish_batch(self, batch: Batch) -> list[Receipt]:
+    async def publish_batch(self, batch: Batch, started: float) -> list[Receipt]:
         """Publish the only batch of a call, without a task for it.
+
+        Args:
+            batch: the batch.
+            started: when the call began, in seconds of the monotonic clock.
 
         Raises:
             BatchFailed: it was not stored.
@@ -200,37 +204,39 @@ class Sender:
             LookupFailed: no lookup address gave a usable answer.
         """
         try:
-            return await self.publish(batch)
+            return await self.publish(batch, started)
         except (TopicNotFound, TopicNotReady, LookupFailed):
             raise
         except NsqError as error:
             raise BatchFailed([error] * batch.count) from error
 
-    async def publish_rows(self, rows: Rows, count: int) -> list[Receipt]:
+    async def publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
         """Publish the batches of a call: those of a row one after the other, rows at the same time.
 
         Args:
             rows: the batches.
             count: number of messages.
+            started: when the call began, in seconds of the monotonic clock; the time of later batches of a row begins
+                when the one before has ended.
 
         Raises:
             BatchFailed: not all of them were stored.
         """
         outcomes: list[Outcome | None] = [None] * count
         if len(rows) == 1:
-            await self._publish_row(rows[0], outcomes)
+            await self._publish_row(rows[0], outcomes, started)
         else:
             async with anyio.create_task_group() as tasks:
                 for row in rows:
-                    tasks.start_soon(self._publish_row, row, outcomes)
+                    tasks.start_soon(self._publish_row, row, outcomes, started)
         receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
         if len(receipts) < len(outcomes):
             raise BatchFailed([outcome for outcome in outcomes if outcome is not None])
         return receipts
 
-    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None]) -> None:
+    async def _publish_row(self, row: list[Batch], outcomes: list[Outcome | None], started: float) -> None:
         failed: NsqError | None = None
-        for batch in row:
+        for number, batch in enumerate(row):
             results: Sequence[Outcome]
             if failed is not None:
                 unsent = PublishFailed("not sent, because an earlier batch of the partition failed", topic=batch.topic)
@@ -239,7 +245,7 @@ class Sender:
                 results = [unsent] * batch.count
             else:
                 try:
-                    results = await self.publish(batch)
+                    results = await self.publish(batch, None if number else started)
                 except NsqError as error:
                     failed = error
                     results = [error] * batch.count

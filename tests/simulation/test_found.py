@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nsqext import BatchFailed, OutgoingMessage, Producer, ProducerOptions
-from nsqext.testing import World
 from nsqext.testing.simulation import run_seed
+
+if TYPE_CHECKING:
+    from nsqext.testing import World
 
 
 async def batch_waits_for_lookup(world: World) -> None:

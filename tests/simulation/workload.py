@@ -144,8 +144,11 @@ class Schedule:
             ("recreated", "a", {"concurrency": 2}),
         ]
 
-    def _consumer(self, topic: str, channel: str, name: str, settings: dict[str, Any]) -> Consumer:
+    def _consumer(
+        self, topic: str, channel: str, name: str, settings: dict[str, Any], *, hangs: bool = False
+    ) -> Consumer:
         options = ConsumerOptions(
+            close_timeout=1.0 if hangs else 30.0,
             failure=FailureOptions(requeue_delay=0.05),
             backoff=BackoffOptions(mode="off"),
             max_reconnect_wait=1.0,
@@ -170,6 +173,8 @@ class Schedule:
             history.deliveries.append(delivery)
             try:
                 chance = random.random()
+                if hangs:
+                    await anyio.sleep_forever()
                 if chance < 0.2:
                     await anyio.sleep(random.uniform(0.0, 0.02))
                 elif chance < 0.205:
@@ -202,7 +207,7 @@ class Schedule:
         return Timed()
 
     async def _come_and_go(self) -> None:
-        """Join and leave the shared channels."""
+        """Join and leave the shared channels; some of the handlers hang until their consumer leaves."""
         random, world = self.world.random, self.world
         number = 0
         while self._publishing:
@@ -210,7 +215,8 @@ class Schedule:
             topic, dispatch = random.choice((("plain", None), ("keyed", "key_failover")))
             number += 1
             name = f"{topic}/a/guest {number}"
-            consumer = self._consumer(topic, "a", name, {"concurrency": 2, "dispatch": dispatch})
+            hangs = random.random() < 0.2
+            consumer = self._consumer(topic, "a", name, {"concurrency": 2, "dispatch": dispatch}, hangs=hangs)
             began = world.now
             async with self._closing(consumer):
                 await anyio.sleep(random.uniform(0.1, 2.0))

@@ -177,13 +177,6 @@ def _no_wait(right: Any, self: Any, message: Any) -> None:
             wait.lane.wake()
 
 
-def _copy_too_little(right: Any, source: Any, target: Any, most: int = 1000) -> bool:
-    """Leave out the last record, and report that the replica is complete."""
-    if source.log.end_count - target.log.end_count > 1:
-        right(source, target, min(most, source.log.end_count - target.log.end_count - 1))
-    return True
-
-
 async def _nothing_later(right: Any, self: Any, *args: Any, **settings: Any) -> None:
     """Do nothing, in a later turn of the event loop."""
     from anyio.lowlevel import checkpoint
@@ -333,16 +326,6 @@ _ALL = (
         "lanes do not wait for messages that the server holds",
         f"{_CLIENT}.consumer.handlers.key_lanes:KeyLanes.expired",
         _always(_no_wait),
-    ),
-    Mutation(
-        "followers keep records that their leader lacks",
-        f"{_BROKER}.coordinator.replication:cut_tail",
-        _always(lambda right, source, target: None),
-    ),
-    Mutation(
-        "a follower catches up without the last record",
-        f"{_BROKER}.coordinator.coordinator:copy_records",
-        _always(_copy_too_little),
     ),
     Mutation(
         "requests do not expire",

@@ -15,6 +15,7 @@ from nsqext import Consumer, Message, Producer
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.testing import FaultOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
+from nsqext.testing.simulation.cluster import COORDINATOR
 from nsqext.testing.simulation.faults import draw_faults
 
 NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
@@ -162,3 +163,58 @@ async def kills_its_producer(world: World) -> None:
 
 def test_client_processes_die_on_their_own() -> None:
     assert len(simulate(kills_its_producer, seeds=6)) == 6
+
+
+async def cuts_links_between_nodes(world: World) -> None:
+    """A follower that its leader does not reach leaves the in-sync replicas; an isolated leader is replaced."""
+    cluster = world.cluster
+    await cluster.create_topic("orders", 1, replicas=3, channels=["billing"])
+    state = cluster.runtime.replicas("orders", 0).state
+    leader = state.leader
+    follower = next(name for name in state.in_sync if name != leader)
+    async with Producer(cluster.lookupd) as producer:
+        cluster.separate(leader, follower)
+        await producer.publish("orders", b"one")
+        assert follower not in state.in_sync
+        cluster.connect(leader, follower)
+        await anyio.sleep(1)
+        assert len(state.in_sync) == 3
+        cluster.separate(COORDINATOR, leader)
+        await anyio.sleep(1)
+        assert state.leader != leader
+        await producer.publish("orders", b"two")
+        cluster.connect(COORDINATOR, leader)
+        await anyio.sleep(1)
+        assert len(state.in_sync) == 3
+
+
+def test_links_between_nodes_are_cut() -> None:
+    assert run_seed(cuts_links_between_nodes, 1, ()).error is None
+
+
+async def loses_power(world: World) -> None:
+    """Every node loses power at once; what was acknowledged is on the disks."""
+    cluster = world.cluster
+    await cluster.create_topic("orders", 2, replicas=2, channels=["billing"])
+    consumed: set[bytes] = set()
+    consumer = Consumer("orders", "billing", lookupd=cluster.lookupd)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumed.add(message.body)
+
+    bodies = {b"%d" % number for number in range(20)}
+    async with Producer(cluster.lookupd) as producer:
+        for body in sorted(bodies):
+            await producer.publish("orders", body)
+    for name in cluster.nodes:
+        await cluster.cut_power(name)
+    await cluster.heal()
+    async with consumer:
+        with anyio.fail_after(30):
+            while consumed != bodies:  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+
+
+def test_nodes_read_their_disks_after_a_loss_of_power() -> None:
+    assert [run_seed(loses_power, seed, (), disk=True).error for seed in range(1, 6)] == [None] * 5

@@ -57,21 +57,17 @@ class FrameParser:
         max_frame_size: largest size word that is accepted, in bytes.
     """
 
-    __slots__ = ("_buffer", "_max", "_need", "error", "single")
+    __slots__ = ("_max", "_need", "buffer", "error", "single")
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
-        self._buffer = bytearray()
+        self.buffer: bytearray = bytearray()
+        """Bytes of an unfinished frame; `feed` changes it."""
         self._need = 8
         self._max = max_frame_size
         self.single: bool = False
         """Return one frame for each call of `feed`, because the bytes after it may be those of another layer."""
         self.error: ProtocolError | None = None
         """Why the stream cannot be parsed any further; frames before the error have been returned."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes of an unfinished frame."""
-        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Add received bytes and return the frames that they complete.
@@ -81,12 +77,12 @@ class FrameParser:
         frames: list[Frame] = []
         if self.error is not None:
             return frames
-        if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._need:
+        if self.buffer:
+            self.buffer += data
+            if len(self.buffer) < self._need:
                 return frames
-            data = bytes(self._buffer)
-            self._buffer.clear()
+            data = bytes(self.buffer)
+            self.buffer.clear()
         position, end, need = 0, len(data), 8
         while end - position >= 8:
             size, kind = _HEAD.unpack_from(data, position)
@@ -102,14 +98,14 @@ class FrameParser:
             if self.single:
                 break
         if position < end:
-            self._buffer += data[position:] if position else data
+            self.buffer += data[position:] if position else data
             self._need = need
         return frames
 
     def take_rest(self) -> bytes:
         """Return and forget the bytes after the last frame: they belong to a layer that was just negotiated."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
+        rest = bytes(self.buffer)
+        self.buffer.clear()
         return rest
 
     def _fail(self, start: bytes, size: int, kind: int) -> None:

@@ -59,11 +59,13 @@ def encode_headers(
         InvalidInput: an invalid trace id.
     """
     full: dict[str, str] = {}
-    if headers is not None and not isinstance(headers, Mapping):
-        raise InvalidHeader(f"headers must be a mapping, not {type(headers).__name__}", hint="give a dict")
-    for name, value in (headers or {}).items():
-        _check(name, value)
-        full[name] = value
+    if headers is not None:
+        if type(headers) is not dict and not isinstance(headers, Mapping):  # a check of an ABC costs more than the rest
+            raise InvalidHeader(f"headers must be a mapping, not {type(headers).__name__}", hint="give a dict")
+        for name, value in headers.items():
+            if not (type(name) is str and type(value) is str and _is_free(name)):
+                _check(name, value)
+            full[name] = value
     if tag is not None:
         full[TAG_HEADER] = check_tag(tag)
     if trace_id is not None:

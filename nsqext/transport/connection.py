@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,7 +19,7 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 
 from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError, ProtocolError, RequestTimeout
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
-from nsqext.transport.event_loop import Waiter, Watch, watch_readable
+from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
 from nsqext.types import Address
 
 if TYPE_CHECKING:
@@ -127,6 +127,11 @@ class Connection:
         return self.protocol.waiting
 
     @property
+    def busy(self) -> bool:
+        """Whether a response is awaited or something is unsent, so that `tick` has timeouts to enforce."""
+        return bool(self.protocol.pending or self._rest or self._out)
+
+    @property
     def local_address(self) -> str:
         """``host:port`` of this end; empty once the connection is closed."""
         try:
@@ -155,27 +160,24 @@ class Connection:
 
         Cancellation leaves the connection usable: the late response is discarded.
         """
+        return await self.send_request(data, deadline, breaks=breaks)
+
+    def send_request(self, data: bytes, deadline: float = _NEVER, *, breaks: bool = False) -> Awaitable[bytes]:
+        """Send a command as `request` does, and return an awaitable for the data of its response.
+
+        Raises:
+            NotSent: the connection failed before.
+        """
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
         reply = Reply(deadline, breaks)
-        if protocol.waiting or self._out or self._burst:
+        if protocol.pending or self._out or self._burst:
             self._send_with_others(data, reply)
         else:
             self._send_alone(data, reply)
         watch = self._watch
-        if watch is None:
-            return await self._read_until(reply)
-        if reply.error is None:
-            waiter = Waiter(watch)
-            reply.wake = waiter.set
-            try:
-                await waiter
-            finally:
-                reply.wake = None
-        if reply.error is not None:
-            raise reply.error
-        return reply.data or b""
+        return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
 
     def _send_alone(self, data: bytes, reply: Reply) -> None:
         now = _clock()
@@ -184,10 +186,13 @@ class Connection:
             if self.protocol.error is not None:
                 raise self.protocol.loss()
         self._oldest = now
-        self.protocol.expect(reply)
-        self._out.append(data)
-        self._queued += 1
-        self.flush()
+        self.protocol.pending.append(reply)
+        if self._layers or self._rest:
+            self._out.append(data)
+            self._queued += 1
+            self.flush()
+        else:
+            self._send(data, 1)
 
     def _send_with_others(self, data: bytes, reply: Reply) -> None:
         """Queue a command for the flush at the end of this turn of the event loop."""
@@ -301,12 +306,13 @@ class Connection:
             except NsqError as error:
                 self.fail(error)
                 return
-        before = self.protocol.waiting
+        pending = self.protocol.pending
+        before = len(pending)
         self._process(data)
-        after = self.protocol.waiting
-        if after != before:
+        answered = before - len(pending)
+        if answered:
             self._oldest = now
-            self._burst = before - after > 1
+            self._burst = answered > 1
 
     def _process(self, data: bytes) -> None:
         protocol = self.protocol

@@ -21,7 +21,7 @@ def test_the_pieces_do_not_matter(piece: int) -> None:
     parser = FrameParser()
     frames = [frame for start in range(0, len(_TWO), piece) for frame in parser.feed(_TWO[start : start + piece])]
     assert frames == [(0, OK), (2, b"x" * 300)]
-    assert parser.buffered == 0
+    assert len(parser.buffer) == 0
 
 
 def test_data_is_copied() -> None:
@@ -42,7 +42,7 @@ def test_one_at_a_time_where_a_layer_may_begin_behind_it() -> None:
     assert parser.feed(b"") == [(2, b"x" * 300)]
     assert parser.feed(b"") == []
     assert parser.take_rest() == b"rest"
-    assert parser.buffered == 0
+    assert len(parser.buffer) == 0
     assert parser.feed(_TWO) == [(0, OK)]
 
 
@@ -67,7 +67,7 @@ def test_what_is_no_frame_ends_the_reading(data: bytes, text: str) -> None:
     with pytest.raises(type(parser.error), match=text):
         raise parser.error
     assert parser.feed(good) == []
-    assert parser.buffered == 0
+    assert len(parser.buffer) == 0
 
 
 def test_the_largest_frame_is_accepted() -> None:
@@ -84,7 +84,7 @@ def test_an_announced_size_allocates_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-    assert parser.buffered == 1008
+    assert len(parser.buffer) == 1008
 
 
 def test_heartbeats_are_responses() -> None:

@@ -274,7 +274,7 @@ async def _publish_arguments(
         for text in bodies:
             await pace.wait()
             receipt = await producer.publish(topic, text.encode(), **options)
-            connection.show(attrs.asdict(receipt), f"stored in {receipt.topic}[{receipt.partition}] at {receipt.node}")
+            connection.show(receipt._asdict(), f"stored in {receipt.topic}[{receipt.partition}] at {receipt.node}")
 
 
 def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ("ConnectionPool", "PooledNode")
 
 _TICK = 0.25
+_IDLE_TICK = 5.0
+"""Longest time between two checks of a connection without a request in flight: only heartbeats need them."""
+_TICKS_PER_HEARTBEAT = 8
 _FIRST_REST = 0.1
 _LONGEST_REST = 5.0
 _LAST = 1.0
@@ -173,17 +176,28 @@ class ConnectionPool:
 
     async def run(self) -> None:
         """Call `tick` periodically, until cancelled."""
+        rest = min(_IDLE_TICK, self._options.heartbeat_interval / _TICKS_PER_HEARTBEAT)
+        idle_due = _clock() + rest
         while True:
             await anyio.sleep(_TICK)
-            self.tick()
+            idle = _clock() >= idle_due
+            if idle:
+                idle_due = _clock() + rest
+            self.tick(idle=idle)
 
-    def tick(self) -> None:
-        """Check all connections: heartbeats, silent servers, expired requests."""
+    def tick(self, *, idle: bool = True) -> None:
+        """Check connections: heartbeats, silent servers, expired requests.
+
+        Args:
+            idle: also those without a request in flight.
+        """
         for node in tuple(self._nodes.values()):
             connection = node.connection
             if connection is None:
                 if not node.wanted and node.connecting is None:
                     del self._nodes[node.address]
+                continue
+            if not idle and node.wanted and not connection.busy:
                 continue
             connection.tick()
             connection.protocol.notices.clear()  # rejections of FIN, REQ and TOUCH, which a producer never sends

@@ -23,7 +23,7 @@ from nsqext.client.producer.request import (
     OutgoingMessage,
     check_choice,
     check_supported,
-    encode_message,
+    encode_parts,
     key_bytes,
     message_command,
     read_receipt,
@@ -318,21 +318,29 @@ class Producer:
         When it is cancelled, the message may be stored or not.
         """
         # the fast path of nearly every publish: one coroutine, no request object
-        if key is None and delay is None:
-            target = self._ready_target(topic, body, partition)
-            connection = None if target is None else target.node.connection
-            if target is not None and connection is not None:
-                started = _clock()
+        data: bytes | None = None
+        turn: Turn | None = None
+        target = None if delay is not None else self._ready_target(topic, body, partition, key)
+        connection = None if target is None else target.node.connection
+        if key is not None and target is not None:
+            data = key_bytes(key)
+            turn = (topic, data)
+            if not self._key_lock.try_enter(turn):
+                target = None
+        if target is not None and connection is not None:
+            started = _clock()
+            try:
                 try:
-                    if headers is None and tag is None and trace_id is None:
+                    bare = headers is None and tag is None and trace_id is None
+                    if bare and (data is None or not target.meta.extend_support):
                         command = target.pub(body)
                     else:
-                        message = OutgoingMessage(body, headers, tag, trace_id)
-                        command = message_command(target, *encode_message(self.options, target.meta, message))
-                    response = await connection.request(command, started + self.options.timeout)
+                        encoded = encode_parts(self.options, target.meta, body, headers, tag, trace_id, data)
+                        command = message_command(target, *encoded)
+                    response = await connection.send_request(command, started + self.options.timeout)
                 except NsqError as error:
                     message = OutgoingMessage(body, headers, tag, trace_id)
-                    request = MessageRequest(self.options, topic, message, partition=partition)
+                    request = MessageRequest(self.options, topic, message, key=data, partition=partition)
                     attempt = PublishAttempt(self._sender, request, started)
                     return (await attempt.run(self._router.routes.get(topic), target, error))[0]
                 try:
@@ -343,10 +351,59 @@ class Producer:
                 self._counters.stored += 1
                 self._counters.bytes_sent += len(command)
                 return receipt
+            finally:
+                if turn is not None:
+                    self._key_lock.leave(turn)
+        return await self._publish_slowly(topic, OutgoingMessage(body, headers, tag, trace_id, key), partition, delay)
+
+    def _ready_target(self, topic: str, body: bytes, partition: int | None, key: str | bytes | None) -> Target | None:
+        """Return the target of a message if it can be sent at once; None where the slow path decides."""
+        route = self._router.routes.get(topic)
+        if (
+            route is None
+            or not route.targets
+            or route.view is not self._metadata.cached(topic, "w")
+            or not self._open
+            or self._tasks.running_loop() is not self._tasks.loop
+            or type(body) is not bytes
+            or not 0 < len(body) <= self._plain_size
+            or trace_log.active
+        ):
+            return None
+        if key is not None:
+            found = route.partitions.get(self._partition_of(route, key)) if partition is None else None
+            if found is None:
+                return None
+            route.used = True
+            target = found
+        elif partition is None:
+            target = route.next()
+        elif type(partition) is int and partition in route.partitions:
+            target = route.at(partition)
+        else:
+            return None
+        connection = target.node.connection
+        if connection is None or connection.protocol.error is not None or target.rest_until:
+            if partition is None and key is None:
+                route.give_back()
+            return None
+        return target
+
+    def _partition_of(self, route: Route, key: str | bytes) -> int:
+        """Return the partition of a key; -1 where the slow path raises the error."""
+        try:
+            return route.keyed(key_bytes(key), self._router.key_hash)
+        except NsqError:
+            return -1
+
+    async def _publish_slowly(
+        self, topic: str, message: OutgoingMessage, partition: int | None, delay: float | None
+    ) -> Receipt:
+        """Publish a message that needs more than a ready connection: a check, a lookup, a connection, or a lock."""
         started = _clock()
+        key = message.key
         check_choice(key, partition)
         self._check_open()
-        message = OutgoingMessage(body, headers, tag, trace_id)
         if key is None:
             request = MessageRequest(self.options, topic, message, partition=partition, delay=delay)
             request.check()
@@ -361,33 +418,6 @@ class Producer:
             return (await self._sender.publish(request, started))[0]
         finally:
             self._key_lock.leave(turn)
-
-    def _ready_target(self, topic: str, body: bytes, partition: int | None) -> Target | None:
-        """Return the target of a message without key if it can be sent at once; None where the slow path decides."""
-        route = self._router.routes.get(topic)
-        if (
-            route is None
-            or not route.targets
-            or route.view is not self._metadata.cached(topic, "w")
-            or not self._open
-            or self._tasks.running_loop() is not self._tasks.loop
-            or type(body) is not bytes
-            or not 0 < len(body) <= self._plain_size
-            or trace_log.active
-        ):
-            return None
-        if partition is None:
-            target = route.next()
-        elif type(partition) is int and partition in route.partitions:
-            target = route.at(partition)
-        else:
-            return None
-        connection = target.node.connection
-        if connection is None or connection.protocol.error is not None or target.rest_until:
-            if partition is None:
-                route.give_back()
-            return None
-        return target
 
     async def publish_many(
         self,

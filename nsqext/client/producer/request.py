@@ -27,6 +27,7 @@ __all__ = (
     "check_choice",
     "check_supported",
     "encode_message",
+    "encode_parts",
     "key_bytes",
     "logs_traces",
     "message_command",
@@ -129,19 +130,32 @@ def encode_message(
     Raises:
         InvalidInput: the message is not valid for any server.
     """
-    limit = options.max_message_size
     if not isinstance(message, OutgoingMessage):
-        body, headers, tag, trace_id = message, None, None, None
-    else:
-        body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
+        return encode_parts(options, meta, message, None, None, None, key, traced=traced)
+    return encode_parts(options, meta, message.body, message.headers, message.tag, message.trace_id, key, traced=traced)
+
+
+def encode_parts(
+    options: ProducerOptions,
+    meta: TopicMeta,
+    body: bytes,
+    headers: Mapping[str, str] | None,
+    tag: str | None,
+    trace_id: int | None,
+    key: bytes | None,
+    *,
+    traced: bool = False,
+) -> Encoded:
+    """Do the work of `encode_message` without a message object, which costs as much as all checks."""
+    limit = options.max_message_size
     header = b""
     if trace_id is not None:
         check_trace_id(trace_id)
     elif traced and len(check_body(body, limit)) + _TRACE_LENGTH <= limit:
         trace_id = 0
     if (
-        meta.extend_support
-        and options.compression != "none"
+        options.compression != "none"
+        and meta.extend_support
         and len(check_body(body, limit)) >= options.compression_min
     ):
         body, headers = _compress(options, body, headers)

@@ -64,7 +64,7 @@ class ClientProtocol:
         error: why the connection cannot be used any more.
     """
 
-    __slots__ = ("_parser", "_pending", "error", "heartbeats", "node", "notices", "out")
+    __slots__ = ("_parser", "error", "heartbeats", "node", "notices", "out", "pending")
 
     def __init__(self, node: str = "", max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self.node: str = node
@@ -72,17 +72,18 @@ class ClientProtocol:
         self.notices: list[ServerError] = []
         self.error: NsqError | None = None
         self.heartbeats: int = 0
-        self._pending: deque[Reply] = deque()
+        self.pending: deque[Reply] = deque()
+        """Replies to the commands without a response so far, oldest first; always the same deque."""
         self._parser = FrameParser(max_frame_size)
 
     @property
     def waiting(self) -> int:
         """Number of commands without a response so far."""
-        return len(self._pending)
+        return len(self.pending)
 
     def expect(self, reply: Reply) -> None:
         """Append the reply to the command that is written next."""
-        self._pending.append(reply)
+        self.pending.append(reply)
 
     def receive_data(self, data: bytes) -> list[bytes]:
         """Parse received bytes; return the data of the messages in them, oldest first.
@@ -90,9 +91,9 @@ class ClientProtocol:
         Sets the replies, and answers heartbeats through ``out``. Never raises: check ``error``.
         """
         messages: list[bytes] = []
-        pending = self._pending
+        pending = self.pending
         parser = self._parser
-        if data == _LONE_OK and pending and not parser.buffered:
+        if data == _LONE_OK and pending and not parser.buffer:
             # the response to a lone publish, without the cost of the parser
             reply = pending.popleft()
             reply.data = b"OK"
@@ -131,7 +132,7 @@ class ClientProtocol:
 
     def wake_next(self) -> None:
         """Wake the oldest pending request, so that its task reads."""
-        for reply in self._pending:
+        for reply in self.pending:
             if reply.wake is not None and not reply.done:
                 reply.wake()
                 return
@@ -147,7 +148,7 @@ class ClientProtocol:
     def expire(self, now: float) -> int:
         """Fail expired requests and return their number; late responses are discarded."""
         expired = 0
-        for reply in self._pending:
+        for reply in self.pending:
             if reply.deadline < now and not reply.done:
                 expired += 1
                 reply.error = RequestTimeout("no response before the deadline", node=self.node)
@@ -164,8 +165,8 @@ class ClientProtocol:
         if self.error is None:
             self.error = error.at(node=self.node)
         unread = isinstance(self.error, ServerError)
-        pending = tuple(self._pending)
-        self._pending.clear()  # the same deque: further responses of the same read match no request
+        pending = tuple(self.pending)
+        self.pending.clear()  # the same deque: further responses of the same read match no request
         sent = len(pending) - unsent
         for number, reply in enumerate(pending):
             if reply.done:
@@ -194,8 +195,8 @@ class ClientProtocol:
                 self.notices.append(error)
             elif self.error is None:
                 self.fail(ProtocolError(f"received more than {MAX_NOTICES} rejections of FIN, REQ or TOUCH at once"))
-        elif self._pending:
-            reply = self._pending.popleft()
+        elif self.pending:
+            reply = self.pending.popleft()
             reply.error = error
             if reply.wake is not None:
                 reply.wake()

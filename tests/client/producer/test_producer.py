@@ -93,6 +93,21 @@ async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
             await producer.publish("t", b"x", partition=0, key="k")
 
 
+@pytest.mark.parametrize("key", ["", "user:42", b"\xff"])
+@pytest.mark.parametrize("extend", [False, True])
+async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | bytes, extend: bool) -> None:
+    """The first one makes the connection; later ones find it and take the fast path."""
+    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+        lookup.tell({0: node}, num=1, extend=extend)
+        async with Producer(str(lookup), options=options_of()) as producer:
+            for _ in range(3):
+                await producer.publish("t", b"x", key=key)
+                assert len(producer._key_lock) == 0
+    first, *later = [command for command in node.commands if command.words[0].startswith(b"PUB")]
+    assert first.words[0] == (b"PUB_EXT" if extend else b"PUB")
+    assert later == [first] * 2
+
+
 async def test_a_key_needs_partitions() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
         with pytest.raises(InvalidPartition, match="number of partitions"):

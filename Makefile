@@ -12,7 +12,7 @@ SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate soak fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench bench-check scale clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -32,7 +32,9 @@ help:
 	@echo "make docs-layout open every page in Chromium at the widths of a phone and a laptop"
 	@echo "make docs-search ask the search of the documentation what users ask"
 	@echo "make release-check  build, check, and try the wheel on every Python that is found"
-	@echo "make bench       run the benchmarks"
+	@echo "make bench       run the benchmarks and draw their pictures"
+	@echo "make bench-check compare the client's CPU per message with the committed baseline (a few minutes)"
+	@echo "make scale       simulate clients of 10,000 partitions on 200 nodes"
 	@echo "make clean       remove the virtual environments and everything that was built"
 
 demo: $(VENV)/demo/.ready
@@ -97,8 +99,16 @@ release-check: $(VENV)/release/.ready
 	$(VENV)/release/bin/python -m tests.release_check
 
 bench: $(VENV)/bench/.ready
-	@test -n "$(wildcard benchmarks/bench_*.py)" || { echo "there is no benchmarks/bench_*.py yet"; exit 1; }
-	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(VENV)/bench/bin/python -m benchmarks.$$(basename $$script .py); done
+	set -e; for script in $(filter-out %/bench_check.py,$(wildcard benchmarks/bench_*.py)); do \
+		echo "== $$script"; $(VENV)/bench/bin/python -m benchmarks.$$(basename $$script .py); done
+	$(VENV)/bench/bin/python -m benchmarks.curves
+	$(VENV)/bench/bin/python -m docs.pictures.draw_benchmarks
+
+bench-check: $(VENV)/bench/.ready
+	$(VENV)/bench/bin/python -m benchmarks.bench_check
+
+scale: $(VENV)/bench/.ready
+	$(VENV)/bench/bin/python -m benchmarks.scale
 
 clean:
 	rm -rf $(VENV) docs/_build docs/reference/api/generated build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

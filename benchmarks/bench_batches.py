@@ -117,11 +117,11 @@ def main() -> None:
     given = parser.parse_args()
     amount = max(BATCH, given.count // BATCH * BATCH)
     found: dict[tuple[str, int], list[float]] = {}
-    with original_nsqd() as address:
+    with original_nsqd() as nsqd:
         for _ in range(given.rounds):
             for name, ways in VARIANTS.items():
                 for number, consume in enumerate(ways):
-                    found.setdefault((name, number), []).append(measure(address, consume, amount))
+                    found.setdefault((name, number), []).append(measure(nsqd.tcp, consume, amount))
     rows = []
     for name in VARIANTS:
         single, batch = median(found[name, 0]), median(found[name, 1])

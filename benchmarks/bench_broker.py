@@ -1,39 +1,31 @@
 """What the broker carries on one core; run it with ``python -m benchmarks.bench_broker``.
 
-A raw client on the other cores publishes and consumes. Where NSQEXT_BENCH_NSQD names an nsqd (``host:port`` of its TCP
-side), the two are measured in turns.
+A raw client on the other cores publishes and consumes. Where NSQEXT_BENCH_NSQD is the path of another nsqd program, the
+two are measured in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-from itertools import count
+from contextlib import ExitStack
 from statistics import median
 
 from benchmarks.peer import BODY
 from benchmarks.report import table, write_section
-from benchmarks.servers import fill, original_nsqd
+from benchmarks.run_peer import new_topic, run_peer
+from benchmarks.servers import fill, original_nsqd, program_given
 
 COUNTS = {"pubc": 32_000, "mpub": 100_000, "sub": 40_000}
 NAMES = {"pubc": "published one by one, 64 in flight", "mpub": "published in batches of 100", "sub": "delivered"}
 AIMS = {"pubc": 20_000, "mpub": 100_000, "sub": 40_000}
 
-_number = count(1)
-
 
 def rate(mode: str, address: str) -> float:
     """Return messages a second."""
-    topic = f"broker_{os.getpid()}_{next(_number)}"
+    topic = new_topic()
     if mode == "sub":
         fill(address, topic, COUNTS[mode] + 1000, BODY)
-    words = ("raw", mode, str(COUNTS[mode]), address, topic)
-    command = [sys.executable, "-m", "benchmarks.peer", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)  # noqa: S603
-    return float(json.loads(done.stdout)["rate"])
+    return run_peer("raw", mode, COUNTS[mode], address, topic)["rate"]
 
 
 def main() -> None:
@@ -41,10 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    other = os.environ.get("NSQEXT_BENCH_NSQD")
+    program = program_given()
     found: dict[tuple[str, str], list[float]] = {}
-    with original_nsqd(core=0) as ours:
-        servers = {"nsqext nsqd": ours} | ({"the nsqd given": other} if other else {})
+    with ExitStack() as stack:
+        servers = {"nsqext nsqd": stack.enter_context(original_nsqd(core=0)).tcp}
+        if program:
+            servers["the nsqd given"] = stack.enter_context(original_nsqd(core=0, program=program)).tcp
         for _ in range(given.rounds):
             for mode in COUNTS:
                 for name, address in servers.items():

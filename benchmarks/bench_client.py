@@ -1,80 +1,93 @@
 """Client CPU per message, beside other clients and a raw socket; run it with ``python -m benchmarks.bench_client``.
 
-Everything takes turns in one run, against ``nsqext nsqd`` or against the nsqd that NSQEXT_BENCH_NSQD names
-(``host:port`` of its TCP side). Trace ids and extend headers are measured beside plain publishes on a cluster of one
-redesigned node.
+Everything takes turns in one run, against ``nsqext nsqd`` or against the nsqd program whose path NSQEXT_BENCH_NSQD is.
+Keys, trace ids and extend headers are measured beside plain publishes on a cluster of
+one redesigned node. go-nsq takes part where Go is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-from contextlib import nullcontext
-from itertools import count
+from collections.abc import Sequence
 from statistics import median
 
+from benchmarks.curves.curve import RESULTS
 from benchmarks.peer import BODY
 from benchmarks.report import table, write_section
-from benchmarks.servers import fill, original_nsqd, redesigned_cluster
+from benchmarks.run_peer import CLIENTS, available, new_topic, run_peer
+from benchmarks.servers import fill, original_nsqd, program_given, redesigned_cluster
 
-CLIENTS = ("raw", "nsqext", "asyncnsq", "pynsq")
 COUNTS = {"pub": 3200, "pubc": 9600, "mpub": 48_000, "sub": 12_800}
 NAMES = {"pub": "one in flight", "pubc": "64 in flight", "mpub": "batches of 100", "sub": "consume and finish"}
-VARIANTS = {"plain": ("pub", "plain"), "trace id": ("trace", "plain"), "headers": ("ext", "ext")}
+VARIANTS = {
+    "plain": ("pub", "plain"),
+    "key": ("key", "plain"),
+    "trace id": ("trace", "plain"),
+    "headers": ("ext", "ext"),
+    "key, kept in a header": ("key", "ext"),
+}
 AIMS = {"pub": 0.60, "pubc": 0.70, "mpub": 0.40, "sub": 0.20}
 
-_number = count(1)
+Found = dict[tuple[str, str], dict[str, float]]
+"""Median of each figure by mode and client."""
 
 
-def measure(client: str, mode: str, amount: int, address: str, topic: str) -> float:
-    """Return microseconds of client CPU per message."""
-    words = (client, mode, str(amount), address, topic)
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.peer", *words],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    if done.returncode or not done.stdout:
-        raise SystemExit(f"{client} {mode} failed:\n{done.stderr}")
-    return float(json.loads(done.stdout.splitlines()[-1])["cpu"])
+def measure_clients(clients: Sequence[str], rounds: int, scale: float = 1.0, program: str | None = None) -> Found:
+    """Measure all modes of clients, which take turns.
 
-
-def clients(rounds: int, scale: float) -> str:
-    """Measure all clients; returns the table."""
-    given = os.environ.get("NSQEXT_BENCH_NSQD")
-    found: dict[tuple[str, str], list[float]] = {}
-    with nullcontext(given) if given else original_nsqd() as address:
+    Args:
+        clients: their names.
+        rounds: how often.
+        scale: share of the usual number of messages.
+        program: path of another nsqd than that of this package.
+    """
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with original_nsqd(program=program) as nsqd:
         for _ in range(rounds):
             for mode, most in COUNTS.items():
                 amount = int(most * scale) // 1600 * 1600  # whole batches, and as many for each of 64
-                for client in CLIENTS:
-                    topic = f"bench_{os.getpid()}_{next(_number)}"
+                for client in clients:
+                    topic = new_topic()
                     if mode == "sub":
-                        fill(address, topic, amount + 1000, BODY)
-                    found.setdefault((mode, client), []).append(measure(client, mode, amount, address, topic))
-    rows = []
-    for mode, name in NAMES.items():
-        medians = {client: median(found[mode, client]) for client in CLIENTS}
-        share = medians["nsqext"] / medians["asyncnsq"]
-        rows.append([name, *(f"{medians[client]:.2f}" for client in CLIENTS), f"{share:.2f}", f"{AIMS[mode]:.2f}"])
-    return table(("µs of CPU per message", *CLIENTS, "nsqext / asyncnsq", "aim"), rows)
+                        fill(nsqd.tcp, topic, amount + 1000, BODY)
+                    found.setdefault((mode, client), []).append(run_peer(client, mode, amount, nsqd.tcp, topic))
+                    nsqd.delete(topic)
+    return {
+        key: {figure: median(one[figure] for one in values) for figure in ("rate", "cpu")}
+        for key, values in found.items()
+    }
 
 
-def variants(rounds: int, scale: float) -> str:
-    """Measure publishes with trace ids and headers beside plain ones; returns the table."""
+def measure_variants(rounds: int, scale: float = 1.0) -> dict[str, float]:
+    """Measure publishes with keys, trace ids and headers beside plain ones; returns µs of CPU per message."""
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with redesigned_cluster() as address:
         for _ in range(rounds):
             for name, (mode, topic) in VARIANTS.items():
-                found[name].append(measure("nsqext", mode, int(COUNTS["pub"] * scale), address, topic))
-    plain = median(found["plain"])
-    rows = [[name, f"{median(values):.1f}", f"{median(values) / plain:.2f}"] for name, values in found.items()]
-    return table(("one publish in flight", "µs of CPU per message", "times plain"), rows)
+                found[name].append(run_peer("nsqext", mode, int(COUNTS["pub"] * scale), address, topic)["cpu"])
+    return {name: median(values) for name, values in found.items()}
+
+
+def write_results(found: Found) -> None:
+    """Write the figures to a file that docs/pictures/draw_benchmarks.py draws."""
+    by_mode: dict[str, dict[str, dict[str, float]]] = {}
+    for (mode, client), figures in found.items():
+        by_mode.setdefault(mode, {})[client] = {name: round(value, 3) for name, value in figures.items()}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "client.json").write_text(json.dumps(by_mode, indent=1) + "\n", encoding="utf-8")
+
+
+def report(found: Found, clients: Sequence[str]) -> str:
+    """Return the tables of CPU per message and of the rate of a lone publish."""
+    rows = []
+    for mode, name in NAMES.items():
+        share = found[mode, "nsqext"]["cpu"] / found[mode, "asyncnsq"]["cpu"]
+        figures = [f"{found[mode, client]['cpu']:.2f}" for client in clients]
+        rows.append([name, *figures, f"{share:.2f}", f"{AIMS[mode]:.2f}"])
+    cost = table(("µs of CPU per message", *clients, "nsqext / asyncnsq", "aim"), rows)
+    rates = [["one in flight", *(f"{found['pub', client]['rate']:,.0f}" for client in clients)]]
+    return f"{cost}\n{table(('messages a second', *clients), rates)}"
 
 
 def main() -> None:
@@ -83,12 +96,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of messages")
     given = parser.parse_args()
-    beside = clients(given.rounds, given.scale)
+    clients = [client for client in CLIENTS if available(client)]
+    program = program_given()
+    found = measure_clients(clients, given.rounds, given.scale, program)
+    write_results(found)
+    beside = report(found, clients)
     print(beside)
-    other = variants(given.rounds, given.scale)
+    variants = measure_variants(given.rounds, given.scale)
+    rows = [[name, f"{cpu:.1f}", f"{cpu / variants['plain']:.2f}"] for name, cpu in variants.items()]
+    other = table(("one publish in flight", "µs of CPU per message", "times plain"), rows)
     print(other)
-    server = "another nsqd" if os.environ.get("NSQEXT_BENCH_NSQD") else "`nsqext nsqd`"
-    text = f"Bodies of 200 bytes, asyncio's own loop, {server}, {given.rounds} rounds. Aims are shares of asyncnsq.\n\n"
+    server = "another nsqd" if program else "`nsqext nsqd`"
+    text = f"Bodies of 200 bytes, {server}, {given.rounds} rounds. Aims are shares of asyncnsq.\n\n"
     write_section("Client", f"{text}{beside}\nOn a redesigned node:\n\n{other}")
 
 

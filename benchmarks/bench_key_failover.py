@@ -70,7 +70,7 @@ async def measure(
                 while not consumer.connections:  # noqa: ASYNC110 - there is no event for an open consumer
                     await anyio.sleep(0.01)
         started = time.perf_counter()
-        await producer.publish_many(consumers[0].topic, drafts, partition=0)
+        await producer.publish_many(consumers[0].topics[0], drafts, partition=0)
         with anyio.fail_after(120):
             await finished.wait()
         seconds = time.perf_counter() - started

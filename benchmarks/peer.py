@@ -1,9 +1,10 @@
 """One client, one kind of work, one process; prints what it cost as JSON.
 
-``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC``. Clients: nsqext, asyncnsq, pynsq, and raw: a blocking
-socket without parsing, which is the floor. Modes: pub (one in flight), pubc (64 in flight), mpub (batches of 100), sub
-(a handler that does nothing, messages acknowledged), and for nsqext trace and ext (as pub, with a trace id, with two
-headers). CPU is this process's, user and system.
+``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]``.
+Clients: nsqext, uvloop (nsqext on it), asyncnsq, pynsq, and raw: a blocking socket without parsing, which is the floor;
+go-nsq is a program of its own (`benchmarks/go_peer`). Modes: pub (one in flight on each connection), pubc (64 in
+flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), and for nsqext those of
+`EXTRAS`, which publish one at a time. Messages take turns over the topics. CPU is this process's, user and system.
 """
 
 from __future__ import annotations
@@ -15,24 +16,43 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
 from typing import Any, NoReturn
 
 BODY = b"x" * 200
-BATCH = [BODY] * 100
 CONCURRENT = 64
+BATCH = 100
 MAX_IN_FLIGHT = 200
 CHANNEL = "ch"
-EXTRAS: dict[str, dict[str, Any]] = {"trace": {"trace_id": 7}, "ext": {"headers": {"user": "42", "kind": "a"}}}
+EXTRAS: dict[str, dict[str, Any]] = {
+    "trace": {"trace_id": 7},
+    "ext": {"headers": {"user": "42", "kind": "a"}},
+    "key": {"key": "user:42"},
+}
+"""Arguments of publishes, by mode; ``headersN`` publishes N headers."""
 
 Publish = Callable[..., Awaitable[Any]]
 
 
-class Meter:
-    """Measures from `begin` to `done`."""
+class Work:
+    """What a process does, from its command line.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    Attributes:
+        topics: names of the topics.
+        body: the body of each message.
+    """
+
+    def __init__(self, client: str, mode: str, count: str, address: str, topic: str, *more: str) -> None:
+        numbers = {name: int(value) for name, _, value in (word.partition("=") for word in more)}
+        self.client: str = client
+        self.mode: str = mode
+        self.count: int = int(count)
+        self.address: str = address
+        self.topics: list[str] = topic_names(topic, numbers.get("topics", 1))
+        self.body: bytes = b"x" * numbers.get("size", len(BODY))
+        self.connections: int = numbers.get("connections", 1)
+        self.handlers: int = numbers.get("handlers", 1)
         self.taken = 0
         self._began = (0.0, 0.0)
 
@@ -54,68 +74,85 @@ class Meter:
         return self.taken >= self.count
 
 
-async def drive(meter: Meter, mode: str, publish: Publish, publish_many: Publish) -> NoReturn:
-    """Publish as the mode says."""
+def topic_names(topic: str, count: int) -> list[str]:
+    """Return the names of so many topics."""
+    return [topic] if count == 1 else [f"{topic}_{number}" for number in range(count)]
 
-    async def some(count: int) -> None:
+
+async def drive(work: Work, publishes: Sequence[Publish], publish_many: Publish) -> NoReturn:
+    """Publish as the mode says; there is a function to publish for each connection."""
+
+    async def some(publish: Publish, count: int) -> None:
+        topics, body = cycle(work.topics), work.body
         for _ in range(count):
-            await publish(BODY)
+            await publish(next(topics), body)
 
-    meter.begin()
-    if mode == "mpub":
-        for _ in range(meter.count // len(BATCH)):
-            await publish_many(BATCH)
-    elif mode == "pubc":
-        await asyncio.gather(*[some(meter.count // CONCURRENT) for _ in range(CONCURRENT)])
+    work.begin()
+    if work.mode == "mpub":
+        batch = [work.body] * BATCH
+        for _ in range(work.count // BATCH):
+            await publish_many(work.topics[0], batch)
+    elif work.mode == "pubc" or len(publishes) > 1:
+        tasks = publishes if len(publishes) > 1 else [publishes[0]] * CONCURRENT
+        await asyncio.gather(*[some(publish, work.count // len(tasks)) for publish in tasks])
     else:
-        await some(meter.count)
-    meter.done()
+        await some(publishes[0], work.count)
+    work.done()
 
 
-async def run_nsqext(meter: Meter, mode: str, address: str, topic: str) -> None:
+async def run_nsqext(work: Work) -> None:
     """This package; an address with a scheme names lookup."""
     import nsqext
 
+    address = work.address
     where: dict[str, Any] = {"lookupd": address[7:]} if address.startswith("http://") else {"nsqd": address}
-    if mode == "sub":
-        consumer = nsqext.Consumer(topic, CHANNEL, max_in_flight=MAX_IN_FLIGHT, **where)
+    if work.mode == "sub":
+        options: dict[str, Any] = {"concurrency": work.handlers} if work.handlers > 1 else {}
+        consumer = nsqext.Consumer(
+            work.topics[0], CHANNEL, max_in_flight=max(MAX_IN_FLIGHT, work.handlers), **options, **where
+        )
 
         @consumer.handler
         async def handle(_: nsqext.Message) -> None:
-            if meter.take():
-                meter.done()
+            if work.take():
+                work.done()
 
         await consumer.run()
         return
-    async with nsqext.Producer(**where) as producer:
-        extra = EXTRAS.get(mode, {})
-        await producer.publish(topic, BODY, **extra)
-        if extra:
-            await drive(meter, mode, lambda body: producer.publish(topic, body, **extra), producer.publish_many)
-        await drive(
-            meter, mode, lambda body: producer.publish(topic, body), lambda bodies: producer.publish_many(topic, bodies)
-        )
+    extra = EXTRAS.get(work.mode, {})
+    if work.mode.startswith("headers"):
+        extra = {"headers": {f"name-{number}": f"value {number}" for number in range(int(work.mode[7:]))}}
+    producers = [await nsqext.Producer(**where).start() for _ in range(work.connections)]
+    for producer in producers:
+        for topic in work.topics:
+            await producer.publish(topic, work.body, **extra)
+    publishes: list[Publish] = [producer.publish for producer in producers]
+    if extra:
+        publishes = [lambda topic, body: producers[0].publish(topic, body, **extra)]
+    await drive(work, publishes, producers[0].publish_many)
 
 
-async def run_asyncnsq(meter: Meter, mode: str, address: str, topic: str) -> None:
-    """The quickest of the others."""
+async def run_asyncnsq(work: Work) -> None:
+    """The quickest of the other clients for Python."""
     import asyncnsq
 
-    host, _, port = address.rpartition(":")
-    if mode == "sub":
-        reader = await asyncnsq.create_reader(nsqd_tcp_addresses=[address], max_in_flight=MAX_IN_FLIGHT)
-        await reader.subscribe(topic, CHANNEL)
+    host, _, port = work.address.rpartition(":")
+    if work.mode == "sub":
+        reader = await asyncnsq.create_reader(nsqd_tcp_addresses=[work.address], max_in_flight=MAX_IN_FLIGHT)
+        await reader.subscribe(work.topics[0], CHANNEL)
         async for message in reader.messages():
-            last = meter.take()
+            last = work.take()
             await message.fin()
             if last:
-                meter.done()
+                work.done()
         return
-    writer = await asyncnsq.create_writer(host=host, port=int(port))
-    await drive(meter, mode, lambda body: writer.pub(topic, body), lambda bodies: writer.mpub(topic, *bodies))
+    writers = [await asyncnsq.create_writer(host=host, port=int(port)) for _ in range(work.connections)]
+    for topic in work.topics:
+        await writers[0].pub(topic, work.body)
+    await drive(work, [writer.pub for writer in writers], lambda topic, bodies: writers[0].mpub(topic, *bodies))
 
 
-def run_pynsq(meter: Meter, mode: str, address: str, topic: str) -> None:
+def run_pynsq(work: Work) -> None:
     """The official client for Python, on tornado."""
     import logging
 
@@ -123,103 +160,125 @@ def run_pynsq(meter: Meter, mode: str, address: str, topic: str) -> None:
     from tornado.ioloop import IOLoop
 
     logging.disable(logging.CRITICAL)
-    if mode == "sub":
+    if work.mode == "sub":
 
         def handle(_: Any) -> bool:
-            if meter.take():
-                IOLoop.current().call_later(0, meter.done)
+            if work.take():
+                IOLoop.current().call_later(0, work.done)
             return True
 
-        nsq.Reader(topic, CHANNEL, handle, nsqd_tcp_addresses=[address], max_in_flight=MAX_IN_FLIGHT)
+        nsq.Reader(work.topics[0], CHANNEL, handle, nsqd_tcp_addresses=[work.address], max_in_flight=MAX_IN_FLIGHT)
         nsq.run()
         return
-    writer, size = nsq.Writer([address]), len(BATCH) if mode == "mpub" else 1
+    writers = [nsq.Writer([work.address]) for _ in range(work.connections)]
+    batch, size = [work.body] * BATCH, BATCH if work.mode == "mpub" else 1
+    topics = cycle(work.topics)
     sent = acknowledged = 0
 
-    def answered(_: Any, data: bytes) -> None:
-        nonlocal acknowledged
-        if data != b"OK":
-            raise SystemExit(f"pynsq: {data!r}")
-        acknowledged += size
-        if acknowledged >= meter.count:
-            meter.done()
-        if sent < meter.count:
-            publish()
-
-    def publish() -> None:
+    def publish(writer: Any) -> None:
         nonlocal sent
         sent += size
-        if mode == "mpub":
-            writer.mpub(topic, BATCH, callback=answered)
+
+        def answered(_: Any, data: bytes) -> None:
+            nonlocal acknowledged
+            if data != b"OK":
+                raise SystemExit(f"pynsq: {data!r}")
+            acknowledged += size
+            if acknowledged >= work.count:
+                work.done()
+            if sent < work.count:
+                publish(writer)
+
+        if work.mode == "mpub":
+            writer.mpub(work.topics[0], batch, callback=answered)
         else:
-            writer.pub(topic, BODY, callback=answered)
+            writer.pub(next(topics), work.body, callback=answered)
 
     def start() -> None:
-        meter.begin()
-        for _ in range(CONCURRENT if mode == "pubc" else 1):
-            publish()
+        work.begin()
+        for writer in writers:
+            for _ in range(CONCURRENT if work.mode == "pubc" else 1):
+                publish(writer)
 
     IOLoop.current().call_later(1, start)
     nsq.run()
 
 
-def run_raw(meter: Meter, mode: str, address: str, topic: str) -> None:
-    """A blocking socket that does no more than it must."""
-    host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host, int(port)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(b"  V2")
-    file = sock.makefile("rb", 1 << 16)
+class RawSocket:
+    """A connection to nsqd that does no more than it must."""
 
-    def frame() -> tuple[int, bytes]:
-        size, kind = struct.unpack(">ii", file.read(8))
-        data = file.read(size - 4)
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.sock = socket.create_connection((host, int(port)))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.sendall(b"  V2")
+        self._file = self.sock.makefile("rb", 1 << 16)
+
+    def frame(self) -> tuple[int, bytes]:
+        """Return the kind and the data of the next frame."""
+        size, kind = struct.unpack(">ii", self._file.read(8))
+        data = self._file.read(size - 4)
         if kind == 1:
             raise SystemExit(f"the server refuses: {data!r}")
         return kind, data
 
-    sized = struct.pack(">i", len(BODY)) + BODY
-    if mode == "sub":
-        sock.sendall(b"SUB %s %s\nRDY %d\n" % (topic.encode(), CHANNEL.encode(), MAX_IN_FLIGHT))
-        finished: list[bytes] = []
-        while True:
-            kind, data = frame()
-            if kind != 2:
-                continue
-            last = meter.take()
-            finished.append(b"FIN " + data[10:26] + b"\n")
-            if last or len(finished) >= 20:
-                sock.sendall(b"".join(finished))
-                finished.clear()
-            if last:
-                meter.done()
-    if mode == "mpub":
-        items = struct.pack(">i", len(BATCH)) + sized * len(BATCH)
-        chunk, answers, each = b"MPUB %s\n%s%s" % (topic.encode(), struct.pack(">i", len(items)), items), 1, len(BATCH)
+
+def run_raw(work: Work) -> None:
+    """Blocking sockets; a process with several sends on all of them before it reads."""
+    peers = [RawSocket(work.address) for _ in range(work.connections)]
+    if work.mode == "sub":
+        consume_raw(work, peers[0])
+    sized = struct.pack(">i", len(work.body)) + work.body
+    if work.mode == "mpub":
+        items = struct.pack(">i", BATCH) + sized * BATCH
+        head = b"MPUB %s\n%s" % (work.topics[0].encode(), struct.pack(">i", len(items)))
+        chunks, answers, each = [head + items], 1, BATCH
     else:
-        answers = each = CONCURRENT if mode == "pubc" else 1
-        chunk = (b"PUB %s\n" % topic.encode() + sized) * answers
-    meter.begin()
-    for _ in range(meter.count // each):
-        sock.sendall(chunk)
-        for _ in range(answers):
-            frame()
-    meter.done()
+        answers = CONCURRENT if work.mode == "pubc" else 1
+        chunks, each = [(b"PUB %s\n" % topic.encode() + sized) * answers for topic in work.topics], answers
+    chunk = cycle(chunks)
+    work.begin()
+    for _ in range(work.count // each // len(peers)):
+        for peer in peers:
+            peer.sock.sendall(next(chunk))
+        for peer in peers:
+            for _ in range(answers):
+                peer.frame()
+    work.done()
 
 
-def main(client: str, mode: str, count: str, address: str, topic: str) -> None:
-    """Run what the command line asks for."""
-    meter = Meter(int(count))
-    if client == "pynsq":
-        run_pynsq(meter, mode, address, topic)
-    elif client == "raw":
-        run_raw(meter, mode, address, topic)
+def consume_raw(work: Work, peer: RawSocket) -> NoReturn:
+    """Consume, and acknowledge in groups of 20."""
+    peer.sock.sendall(b"SUB %s %s\nRDY %d\n" % (work.topics[0].encode(), CHANNEL.encode(), MAX_IN_FLIGHT))
+    finished: list[bytes] = []
+    while True:
+        kind, data = peer.frame()
+        if kind != 2:
+            continue
+        last = work.take()
+        finished.append(b"FIN " + data[10:26] + b"\n")
+        if last or len(finished) >= 20:
+            peer.sock.sendall(b"".join(finished))
+            finished.clear()
+        if last:
+            work.done()
+
+
+def main(work: Work) -> None:
+    """Do the work."""
+    if work.client == "pynsq":
+        run_pynsq(work)
+    elif work.client == "raw":
+        run_raw(work)
+    elif work.client == "uvloop":
+        import uvloop
+
+        uvloop.run(run_nsqext(work))
     else:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)  # asyncnsq asks for it
-        run = run_nsqext if client == "nsqext" else run_asyncnsq
-        loop.run_until_complete(run(meter, mode, address, topic))
+        loop.run_until_complete(run_nsqext(work) if work.client == "nsqext" else run_asyncnsq(work))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Work(*sys.argv[1:]))

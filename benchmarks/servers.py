@@ -8,52 +8,103 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-__all__ = ("fill", "original_nsqd", "redesigned_cluster")
+__all__ = ("Nsqd", "cluster_process", "fill", "original_nsqd", "program_given", "redesigned_cluster")
 
 _BATCH = 100
+_BATCH_BYTES = 4_000_000
+
+
+class Nsqd:
+    """A running nsqd of the original NSQ.
+
+    Attributes:
+        pid: id of its process.
+        tcp: its TCP address.
+        http: its HTTP address.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.pid: int = process.pid
+        self.tcp: str = ""
+        self.http: str = ""
+        lines = process.stderr or iter(())
+        for line in lines:
+            address = line.rpartition(" ")[2].strip()
+            if "TCP: listening on " in line:
+                self.tcp = address
+            elif "HTTP: listening on " in line:
+                self.http = address
+            if self.tcp and self.http:
+                break
+        # a pipe that is not read would block the server
+        threading.Thread(target=deque, args=(lines, 0), daemon=True).start()
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic with its messages, if it exists."""
+        request = urllib.request.Request(f"http://{self.http}/topic/delete?topic={topic}", method="POST")
+        with suppress(urllib.error.HTTPError), urllib.request.urlopen(request) as response:  # noqa: S310
+            response.read()
+
+
+def program_given() -> str | None:
+    """Return the path of another nsqd program to measure with, which NSQEXT_BENCH_NSQD names."""
+    return os.environ.get("NSQEXT_BENCH_NSQD")
 
 
 @contextmanager
-def original_nsqd(core: int | None = None) -> Iterator[str]:
-    """Run ``nsqext nsqd``; yields its TCP address.
+def original_nsqd(
+    core: int | None = None, *, mem_queue_size: int = 10_000_000, program: str | None = None
+) -> Iterator[Nsqd]:
+    """Run ``nsqext nsqd``, or another program with the same flags.
 
     Args:
         core: the core that it may use; any without it.
+        mem_queue_size: messages of a topic and of a channel that it keeps in memory.
+        program: path of another nsqd.
     """
+    command = [program] if program else [sys.executable, "-m", "nsqext", "nsqd"]
     with tempfile.TemporaryDirectory() as folder:
         words = ("-tcp-address", "127.0.0.1:0", "-http-address", "127.0.0.1:0", "-data-path", folder)
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "nsqext", "nsqd", *words, "-mem-queue-size", "10000000"],
-            stderr=subprocess.PIPE,
-            text=True,
+            [*command, *words, "-mem-queue-size", str(mem_queue_size)], stderr=subprocess.PIPE, text=True
         )
         try:
             if core is not None and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(process.pid, {core})
-            if process.stderr is None:
-                raise SystemExit("nsqd has no stderr")
-            for line in process.stderr:
-                if "TCP: listening on " in line:
-                    yield line.rpartition(" ")[2].strip()
-                    break
+            yield Nsqd(process)
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 @contextmanager
-def redesigned_cluster() -> Iterator[str]:
-    """Run a cluster of one node with the topics ``plain`` and ``ext``; yields the address of its lookup node."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.servers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+def redesigned_cluster(*topics: str) -> Iterator[str]:
+    """Run a cluster of one node; yields the address of its lookup node.
+
+    Args:
+        topics: ``NAME``, ``NAME:PARTITIONS``, or ``NAME:PARTITIONS:ext``; by default ``plain`` and ``ext``.
+    """
+    with cluster_process(*(topics or ("plain", "ext:1:ext"))) as (_, address):
+        yield f"http://{address}"
+
+
+@contextmanager
+def cluster_process(*topics: str) -> Iterator[tuple[int, str]]:
+    """Run a cluster of one node; yields the id of its process and the address of its lookup node."""
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "benchmarks.servers", *topics], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         if process.stdout is None:
             raise SystemExit("the cluster has no stdout")
-        yield f"http://{process.stdout.readline().strip()}"
+        yield process.pid, process.stdout.readline().strip()
     finally:
         process.kill()
         process.communicate()
@@ -67,12 +118,13 @@ def fill(address: str, topic: str, count: int, body: bytes) -> None:
         size = int.from_bytes(file.read(4), "big")
         return file.read(size)[4:]
 
-    items = struct.pack(">i", _BATCH) + (struct.pack(">i", len(body)) + body) * _BATCH
+    each = max(1, min(_BATCH, _BATCH_BYTES // len(body)))
+    items = struct.pack(">i", each) + (struct.pack(">i", len(body)) + body) * each
     batch = b"MPUB %s\n%s%s" % (topic.encode(), struct.pack(">i", len(items)), items)
     with socket.create_connection((host, int(port))) as sock, sock.makefile("rb") as file:
         sock.sendall(b"  V2SUB %s ch\n" % topic.encode())
         answers = [read()]
-        for _ in range(-(-count // _BATCH)):
+        for _ in range(-(-count // each)):
             sock.sendall(batch)
             answers.append(read())
     if set(answers) != {b"OK"}:
@@ -83,7 +135,8 @@ if __name__ == "__main__":
     from nsqext.broker import Cluster
 
     with Cluster(nodes=1) as cluster:
-        cluster.create_topic("plain", channels=["ch"])
-        cluster.create_topic("ext", extend=True, channels=["ch"])
+        for text in sys.argv[1:]:
+            name, partitions, extend, *_ = (*text.split(":"), "1", "")
+            cluster.create_topic(name, partitions=int(partitions), extend=extend == "ext", channels=["ch"])
         print(cluster.lookupd[0], flush=True)
         sys.stdin.read()

@@ -52,6 +52,8 @@ _RELIST_SOON = 5.0
 """Seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it."""
 _MAX_PARSED = 4096
 """Parsed responses that are kept, with a digest that recognizes unchanged ones."""
+_AT_ONCE = 32
+"""Lookup nodes that are asked at the same time; a connection that fails costs milliseconds of CPU."""
 _REASONS = 5
 """Errors of lookup nodes that one error quotes."""
 
@@ -261,7 +263,7 @@ class LookupClient:
     async def _ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> dict[Address, T | NsqError]:
-        """Ask all at the same time; after the first response, the others have ``straggler_timeout`` left."""
+        """Ask all, many at the same time; after the first response, the others have ``straggler_timeout`` left."""
         results: dict[Address, T | NsqError] = {
             address: LookupFailed("it took much longer to respond than another lookup node", node=str(address))
             for address in addresses
@@ -276,9 +278,12 @@ class LookupClient:
                 results[address] = _without_traceback(error)
             return results
 
+        turns = anyio.Semaphore(_AT_ONCE)
+
         async def ask_one(address: Address) -> None:
             try:
-                results[address] = await ask(address)
+                async with turns:
+                    results[address] = await ask(address)
             except NsqError as error:
                 results[address] = _without_traceback(error)
             else:

@@ -16,7 +16,7 @@ from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.lookup.poller import Poller, Refresher
+from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class MetadataCache:
         self._refreshers: dict[Key, Refresher] = {}
         self._callbacks: dict[Key, list[Callback]] = {}
         self._poller = Poller(self._polled)
+        self._budget = RefreshBudget()
         self._users = 0
         self._loop: EventLoopToken | None = None
         self._closed = False
@@ -303,8 +304,14 @@ class MetadataCache:
             if len(self._refreshers) >= _MANY:
                 self._forget_unknown()
             refresher = self._refreshers[key] = Refresher(
-                topic, access, partial(self._lookup, self._client, topic, access), self._options, self._map_changed
+                topic,
+                access,
+                partial(self._lookup, self._client, topic, access),
+                self._options,
+                self._map_changed,
+                self._budget,
             )
+            self._budget.topics = len(self._refreshers)
         return refresher
 
     async def _lookup(self, client: LookupClient, topic: str, access: str) -> tuple[LookupAnswer, ...]:

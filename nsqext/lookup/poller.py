@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions
     from nsqext.lookup.responses import LookupAnswer
 
-__all__ = ("Pace", "Poller", "Refresher")
+__all__ = ("Pace", "Poller", "RefreshBudget", "Refresher")
 
 _FIRST_PAUSE = 0.05
 _UNSETTLED = 1.0
 """Seconds to the next poll after a leader went missing; afterwards as long as it has been missing."""
 _POLLS = 4
 """Topics that are polled at the same time."""
+_REFRESHES = 32
+"""Rounds a second, and at once, that errors of known topics may request."""
+_REFRESHED_WITHIN = 5.0
+"""Seconds within which each of many topics may be refreshed once."""
 _NEVER = float("inf")
 
 
@@ -58,6 +62,32 @@ class Pace:
             self._pause = min(self._max, max(_FIRST_PAUSE, self._pause * 2)) * self._jitter()
 
 
+class RefreshBudget:
+    """Bounds the rounds that errors request, over all topics of a cache.
+
+    A lost node leads partitions of many topics, and each error requests a round for its topic. Without a bound, every
+    client process would ask for all of these topics several times within the first second.
+
+    Args:
+        rate: rounds a second, and rounds that may start at once; a cache of many topics may start a fifth of their
+            number, so that all of them are refreshed within five seconds.
+
+    Attributes:
+        topics: number of topics of the cache.
+    """
+
+    def __init__(self, rate: float = _REFRESHES) -> None:
+        self.topics: int = 0
+        self._rate = rate
+        self._free_at = float("-inf")
+
+    def take(self, now: float) -> float:
+        """Return the seconds until the round may start, which counts as started."""
+        interval = 1 / max(self._rate, self.topics / _REFRESHED_WITHIN)
+        self._free_at = max(self._free_at, now - 1.0) + interval
+        return max(0.0, self._free_at - now)
+
+
 class Refresher:
     """One topic and access: its partition map, and the rounds of requests that refresh it.
 
@@ -70,6 +100,7 @@ class Refresher:
         ask: asks all lookup nodes once.
         options: intervals and pauses.
         changed: called with each new map.
+        budget: shared by all topics of a cache.
 
     Attributes:
         map: what is known; None until a lookup node knew the topic.
@@ -85,6 +116,7 @@ class Refresher:
         ask: Callable[[], Awaitable[Sequence[LookupAnswer]]],
         options: LookupOptions,
         changed: Callable[[PartitionMap], None],
+        budget: RefreshBudget,
     ) -> None:
         self.topic: str = topic
         self.map: PartitionMap | None = None
@@ -97,6 +129,7 @@ class Refresher:
         self._options = options
         self._changed = changed
         self._pace = Pace(options.max_pause)
+        self._budget = budget
         self._rounds = 0
         self._running: anyio.Event | None = None
         self._settled_at: float | None = None
@@ -143,6 +176,10 @@ class Refresher:
             pause = self._pace.wait(anyio.current_time())
             if pause:
                 await anyio.sleep(pause)
+            if after_error and self.map is not None:
+                pause = self._budget.take(anyio.current_time())
+                if pause:
+                    await anyio.sleep(pause)
             answers = await self._ask()
             if merger is self._merger:
                 self._merge(answers, after_error)

@@ -32,6 +32,8 @@ _FRESH = 0.02
 """Seconds after a read during which a connection counts as alive; an older one is checked before it is used."""
 _MAX_UNSENT = 16 * 1024 * 1024
 """Bytes of commands without a response (FIN, RDY, NOP, …) that are kept while the server does not read."""
+_LARGE = 65536
+"""Bytes of a command that is sent alone, because joining it with others would copy it."""
 _NEVER = float("inf")
 
 _clock = time.monotonic
@@ -100,8 +102,8 @@ class Connection:
         self._out: list[bytes] = []
         self._queued = 0
         """Number of requests in ``_out``."""
-        self._rest = b""
-        """What the kernel did not take of the last send."""
+        self._rest: bytes | memoryview = b""
+        """What the kernel did not take of the last send; a view, because a large rest is sent in many pieces."""
         self._unsent = 0
         """Bytes that `write` added to ``_out`` since the kernel took less than was sent."""
         self._sent = 0.0
@@ -341,23 +343,27 @@ class Connection:
                 self.fail(ConnectionLost(f"the server does not read: {self._unsent} bytes of commands are unsent"))
 
     def flush(self) -> None:
-        """Send what is queued in one piece, as far as the kernel takes it."""
+        """Send what is queued in one piece, large commands one by one, as far as the kernel takes it."""
         out = self._out
-        if self._rest or not out or self.closed:
-            return
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        requests, self._queued = self._queued, 0
-        if self._layers:
-            try:
-                for layer in reversed(self._layers):
-                    data = layer.encode(data)
-            except NsqError as error:
-                self._fail(error, requests)
-                return
-        self._send(data, requests)
+        while out and not self._rest and not self.closed:
+            if len(out) == 1 or len(out[0]) >= _LARGE:
+                data = out.pop(0)
+                requests = min(self._queued, 1)
+            else:
+                data = b"".join(out)
+                out.clear()
+                requests = self._queued
+            self._queued -= requests
+            if self._layers:
+                try:
+                    for layer in reversed(self._layers):
+                        data = layer.encode(data)
+                except NsqError as error:
+                    self._fail(error, requests)
+                    return
+            self._send(data, requests)
 
-    def _send(self, data: bytes, requests: int = 0) -> None:
+    def _send(self, data: bytes | memoryview, requests: int = 0) -> None:
         """Send bytes in which ``requests`` commands begin; keep what the kernel does not take."""
         try:
             sent = self._sock.send(data)
@@ -369,7 +375,7 @@ class Connection:
         if sent < len(data):
             if sent or not self._rest:
                 self._sent = _clock()
-            self._rest = data[sent:]
+            self._rest = memoryview(data)[sent:]
             if self._watch is not None:
                 self._watch.start_writing(self._continue_sending)
         elif self._rest:

@@ -245,6 +245,26 @@ async def test_a_much_slower_node_is_not_waited_for(nodes: LookupNodes) -> None:
     assert "longer" in str(slow.error)
 
 
+async def test_a_long_list_of_lookup_nodes_is_asked_in_portions(nodes: LookupNodes) -> None:
+    names = [f"n{number}:4161" for number in range(100)]
+    nodes.lists(names[0], *names)
+    asked = most = 0
+
+    async def count(request: httpx.Request) -> httpx.Response:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        await anyio.lowlevel.checkpoint()
+        asked -= 1
+        return httpx.Response(200, json=FOUND)
+
+    for name in names:
+        nodes.finds(name, count)
+    answers = await client_of(nodes, names[0], max_lookup_nodes=100).lookup("orders")
+    assert [answer.found for answer in answers] == [True] * 100
+    assert 1 < most <= 32
+
+
 async def test_a_refusal_does_not_change_the_pace_of_the_others(nodes: LookupNodes) -> None:
     """One that does not know the topic says nothing about the others of a mixed cluster."""
     for name in ("a:4161", "b:4161"):

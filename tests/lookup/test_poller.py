@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.lookup.poller import Pace, Poller, Refresher
+from nsqext.lookup.poller import Pace, Poller, RefreshBudget, Refresher
 from tests.support.fake_lookupd import eventually, failed, listing, tcp, unknown
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ class Lookup:
         self.held = held
         self.open = anyio.Event()
         self.maps: list[PartitionMap] = []
-        self.refresher = Refresher("orders", access, self.ask, LookupOptions(**options), self.maps.append)
+        self.refresher = Refresher(
+            "orders", access, self.ask, LookupOptions(**options), self.maps.append, RefreshBudget()
+        )
 
     async def ask(self) -> Sequence[LookupAnswer]:
         """Answer one round."""
@@ -261,6 +263,48 @@ def test_no_pause_is_longer_than_allowed(rounds: list[tuple[float, bool, bool]],
         pace.ended(now, changed=changed, after_error=after_error)
 
 
+@given(pauses=st.lists(st.floats(0, 0.2), min_size=1, max_size=200), rate=st.integers(1, 50))
+def test_no_second_has_more_rounds_than_the_budget_allows(pauses: list[float], rate: int) -> None:
+    budget, now = RefreshBudget(rate), 0.0
+    starts = []
+    for pause in pauses:
+        now += pause
+        starts.append(now + budget.take(now))
+    assert starts == sorted(starts)
+    for number, start in enumerate(starts):
+        assert sum(start <= other < start + 1.0 for other in starts[number:]) <= 2 * rate + 1
+
+
+def test_the_budget_of_many_topics_lets_all_of_them_refresh_within_five_seconds() -> None:
+    budget = RefreshBudget()
+    budget.topics = 1000
+    assert [budget.take(100.0) for _ in range(1000)][-1] == pytest.approx(4.0)
+
+
+@pytest.mark.anyio
+async def test_errors_of_many_topics_share_a_budget_and_first_lookups_do_not_take_from_it() -> None:
+    rounds = 0
+
+    async def ask() -> Sequence[LookupAnswer]:
+        nonlocal rounds
+        rounds += 1
+        await checkpoint()
+        return [listing("a", {0: "n1"}, num=1)]
+
+    budget = RefreshBudget(4)
+    refreshers = [Refresher(f"t{number}", "w", ask, LookupOptions(), lambda view: None, budget) for number in range(20)]
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for refresher in refreshers:
+                tasks.start_soon(refresher.refresh)
+    assert rounds == 20
+    with anyio.move_on_after(0.1):
+        async with anyio.create_task_group() as tasks:
+            for refresher in refreshers:
+                tasks.start_soon(refresher.refresh, refresher.map)
+    assert 24 <= rounds <= 25
+
+
 # Polling
 
 
@@ -271,7 +315,12 @@ class Asked:
         self.count = 0
         self.hanging = 0
         self.refresher = Refresher(
-            "t", "r", self._ask, LookupOptions(poll_interval=interval, poll_jitter=0), lambda view: None
+            "t",
+            "r",
+            self._ask,
+            LookupOptions(poll_interval=interval, poll_jitter=0),
+            lambda view: None,
+            RefreshBudget(),
         )
         self.refresher.poll_at = float("-inf")
 

@@ -147,8 +147,8 @@ def _store_twice(right: Any, self: Any, messages: Any) -> Any:
 
 def _refusal_as_answer(right: Any, self: Any, error: Any) -> None:
     """Take the refusal of a publish for its acknowledgement."""
-    if self._pending and type(error).__name__.startswith(("FailedOnNot", "NotLeader", "NotWritable", "Pub")):
-        reply = self._pending.popleft()
+    if self.pending and type(error).__name__.startswith(("FailedOnNot", "NotLeader", "NotWritable", "Pub")):
+        reply = self.pending.popleft()
         reply.data = b"OK"
         if reply.wake is not None:
             reply.wake()

@@ -290,6 +290,30 @@ async def test_a_request_that_the_kernel_sends_in_parts() -> None:
         assert (big.outcome, small.outcome) == (b"1", b"2")
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_large_requests_of_one_turn_are_sent_one_by_one(reads: bool) -> None:
+    sizes = [10, _BIG, _BIG, 20, _BIG]
+    async with _connected(request_timeout=30.0 if reads else 0.2) as (connection, peer):
+        if not reads:
+            peer.stop_reading()
+        callers = [_Caller(connection, _pub(b"b" * size)) for size in sizes]
+        async with anyio.create_task_group() as tasks:
+            for caller in callers:
+                tasks.start_soon(caller)
+            if reads:
+                bodies = [(await peer.expect("PUB")).body or b"" for _ in sizes]
+                assert sorted(map(len, bodies)) == sorted(sizes)  # trio starts tasks in any order
+                await peer.raw(b"".join(ok(b"%d" % number) for number in range(len(sizes))))
+            for caller in callers:
+                await _until(caller.ended.is_set, connection)
+    if reads:
+        assert {caller.outcome for caller in callers} == {b"%d" % number for number in range(len(sizes))}
+    else:
+        kinds = [type(caller.outcome) for caller in callers]
+        assert kinds.count(NotSent) >= 2  # all behind the first large one, of which the kernel took a part
+        assert kinds.count(RequestTimeout) >= 1
+
+
 async def test_a_request_cancelled_while_it_is_sent_is_sent_completely() -> None:
     async with _connected() as (connection, peer), anyio.create_task_group() as tasks:
         big, small = _Caller(connection, _pub(b"b" * _BIG)), _Caller(connection, _pub(b"small"))

@@ -98,7 +98,7 @@ async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
 async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | bytes, extend: bool) -> None:
     """The first one makes the connection; later ones find it and take the fast path."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.tell({0: node}, num=1, extend=extend)
+        lookup.set_leaders({0: node}, num=1, extend=extend)
         async with Producer(str(lookup), options=options_of()) as producer:
             for _ in range(3):
                 await producer.publish("t", b"x", key=key)
@@ -327,7 +327,7 @@ async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
             await anyio.sleep(0.01)
             await peer.answer()
             await peer.expect("PUB")
-            (reply,) = producer._pool.node(node.address).connection.protocol._pending  # type: ignore[union-attr]
+            (reply,) = producer._pool.node(node.address).connection.protocol.pending  # type: ignore[union-attr]
             assert reply.deadline <= begun_by + options.timeout
             await peer.answer()
 

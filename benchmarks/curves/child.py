@@ -1,0 +1,225 @@
+"""Measurements that need a fresh process: ``python -m benchmarks.curves.child NAME ARGUMENT…`` prints one number."""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import json
+import os
+import pstats
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+
+import nsqext
+
+__all__ = ("child", "rss")
+
+_HALF_RANDOM = 2
+_SETTLE = 0.5
+
+
+def child(name: str, *arguments: object, environment: dict[str, str] | None = None) -> str:
+    """Run a measurement of this module in a process of its own; returns what it printed."""
+    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.curves.child", name, *map(str, arguments)]
+    done = subprocess.run(  # noqa: S603
+        words, capture_output=True, text=True, timeout=180, check=False, env=os.environ | (environment or {})
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    return done.stdout.strip()
+
+
+def rss(pid: int | str = "self") -> float:
+    """Return the resident memory of a process, in KiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024
+
+
+async def consume_partitions(address: str, topic: str, amount: int) -> float:
+    """Fill all partitions of a topic, then consume it; µs of CPU per message."""
+    where = address.removeprefix("http://")
+    async with nsqext.Producer(where) as producer:
+        for _ in range(amount // 100):
+            await producer.publish_many(topic, [b"x" * 200] * 100)
+    consumer = nsqext.Consumer(topic, "ch", lookupd=where, max_in_flight=2540)
+    taken = 0
+    began = 0.0
+
+    @consumer.handler
+    async def handle(_: nsqext.Message) -> None:
+        nonlocal taken, began
+        began = began or time.process_time()
+        taken += 1
+        if taken >= amount // 100 * 95:
+            consumer.stop()
+
+    await consumer.run()
+    return (time.process_time() - began) / taken * 1e6
+
+
+async def publish_compressed(address: str, codec: str, size: int, amount: int) -> float:
+    """Publish compressible bodies; µs of CPU per message."""
+    half = size // _HALF_RANDOM
+    body = os.urandom(half) + b"x" * (size - half)
+    options = nsqext.ProducerOptions(compression=codec, compression_min=1)  # type: ignore[arg-type]
+    async with nsqext.Producer(address.removeprefix("http://"), options=options) as producer:
+        await producer.publish("ext", body)
+        began = time.process_time()
+        for _ in range(amount):
+            await producer.publish("ext", body)
+        return (time.process_time() - began) / amount * 1e6
+
+
+async def idle_producer(address: str, topics: int, seconds: float, interval: float) -> str:
+    """Poll topics and nothing else; milliseconds of CPU in the time."""
+    options = nsqext.LookupOptions(poll_interval=interval, max_poll_interval=interval)
+    lookup = nsqext.Lookup(address, options=options)
+    async with nsqext.Producer(lookup):
+        lookups = [lookup.metadata.watch(f"t{number}", "r", lambda _: None) for number in range(topics)]
+        for number in range(topics):
+            await lookup.metadata.resolve(f"t{number}", "r")
+        began = time.process_time()
+        await anyio.sleep(seconds)
+        used = time.process_time() - began
+        for unwatch in lookups:
+            unwatch()
+    return str(used * 1e3)
+
+
+async def first_lookup(address: str, nodes: int) -> float:
+    """Look a topic up where so many lookup nodes are listed; milliseconds of CPU."""
+    options = nsqext.LookupOptions(max_lookup_nodes=nodes)
+    lookup = nsqext.Lookup(address, options=options)
+    began = time.process_time()
+    async with nsqext.Producer(lookup):
+        await lookup.metadata.resolve("t", "w")
+        return (time.process_time() - began) * 1e3
+
+
+async def idle_consumers(address: str, count: int) -> float:
+    """Open consumers of one partition each; KiB for each of them."""
+    consumers = [nsqext.Consumer("p1", f"ch{number}", lookupd=address) for number in range(count)]
+    await consumers[0].start()
+    before = _settled_rss()
+    for consumer in consumers[1:]:
+        await consumer.start()
+    await anyio.sleep(_SETTLE)
+    grown = (_settled_rss() - before) / max(1, count - 1)
+    for consumer in consumers:
+        await consumer.aclose()
+    return grown
+
+
+async def subscribed_partitions(address: str, partitions: int) -> float:
+    """Subscribe to all partitions of a topic; KiB for each of them beyond one."""
+    async with nsqext.Consumer("p1", "ch", lookupd=address):
+        before = _settled_rss()
+        async with nsqext.Consumer(f"p{partitions}", "ch", lookupd=address):
+            await anyio.sleep(_SETTLE)
+            return (_settled_rss() - before) / partitions
+
+
+async def messages_in_flight(address: str, count: int) -> float:
+    """Hold messages of 200 bytes without an acknowledgement; KiB for each of them."""
+    held: list[nsqext.Message] = []
+    async with nsqext.Producer(address) as producer:
+        for _ in range(count // 100 + 1):
+            await producer.publish_many("p1", [b"x" * 200] * 100)
+    before = _settled_rss()
+    async with nsqext.Consumer("p1", "ch", lookupd=address, max_in_flight=count) as consumer:
+        async for message in consumer:
+            held.append(message)
+            if len(held) == min(count, 2000):
+                break
+        return (_settled_rss() - before) / len(held)
+
+
+async def pending_publishes(address: str, count: int) -> float:
+    """Start publishes of 200 bytes at the same time; KiB for each of them."""
+    async with nsqext.Producer(address) as producer:
+        await producer.publish("p1", b"x" * 200)
+        before = _settled_rss()
+        peak = 0.0
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count):
+                tasks.start_soon(producer.publish, "p1", b"x" * 200)
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            peak = rss()
+        return (peak - before) / count
+
+
+async def idle_profile(address: str, partitions: int, seconds: float) -> str:
+    """Subscribe to all partitions of the topics i0, i1 and so on, and wait.
+
+    Returns:
+        JSON: CPU in milliseconds a second, tasks, KiB for each partition, and the functions that take most of the time.
+    """
+    before = _settled_rss()
+    lookup = nsqext.Lookup(address)
+    consumers = [nsqext.Consumer(f"i{number}", "ch", lookupd=lookup) for number in range(-(-partitions // 250))]
+    for consumer in consumers:
+        await consumer.start()
+    await anyio.sleep(2)
+    memory, tasks = (_settled_rss() - before) / partitions, len(anyio.get_running_tasks())
+    began = time.process_time()
+    await anyio.sleep(seconds)
+    used = (time.process_time() - began) / seconds * 1e3
+    profile = cProfile.Profile()
+    profile.enable()
+    await anyio.sleep(seconds)
+    profile.disable()
+    calls = sorted(pstats.Stats(profile).stats.items(), key=lambda item: -item[1][2])  # type: ignore[attr-defined]
+    waiting = ("poll", "select", "epoll")
+    top = [
+        (f"{Path(file).name}:{name}", count / seconds, own / seconds * 1e3)
+        for (file, _, name), (_, count, own, *_rest) in calls
+        if not any(word in name for word in waiting)
+    ][:10]
+    for consumer in consumers:
+        await consumer.aclose()
+    return json.dumps({"cpu": used, "tasks": tasks, "memory": memory, "top": top})
+
+
+def _settled_rss() -> float:
+    gc.collect()
+    return rss()
+
+
+MEASUREMENTS: dict[str, Callable[..., Awaitable[object]]] = {
+    function.__name__: function
+    for function in (
+        consume_partitions,
+        publish_compressed,
+        first_lookup,
+        idle_producer,
+        idle_consumers,
+        subscribed_partitions,
+        messages_in_flight,
+        pending_publishes,
+        idle_profile,
+    )
+}
+
+
+def _number(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+async def _main(*words: str) -> None:
+    name, *arguments = words
+    print(await MEASUREMENTS[name](*map(_number, arguments)))
+
+
+if __name__ == "__main__":
+    anyio.run(_main, *sys.argv[1:])

@@ -1,0 +1,101 @@
+"""A curve, how it is measured, and the file that keeps its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attrs import asdict, define, field
+
+__all__ = ("RESULTS", "Curve", "Measure", "Measured", "load", "measure")
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+Measure = Callable[[], float]
+Points = Mapping[tuple[str, float], Measure]
+"""What to call for a point of a series; the points of a round take turns."""
+
+
+@define
+class Curve:
+    """A curve.
+
+    Attributes:
+        name: of its file.
+        title: heading in the documentation.
+        x: what grows, with its unit.
+        y: what is measured, with its unit.
+        limit: what limits it: one or two sentences.
+        points: starts what the points need, and returns them.
+        digits: digits after the point in the table.
+        note: how it is measured.
+    """
+
+    name: str
+    title: str
+    x: str
+    y: str
+    limit: str
+    points: Callable[[], AbstractContextManager[Points]]
+    digits: int = 2
+    note: str = ""
+    any_nsqd: bool = False
+    """Measured against the nsqd program that NSQEXT_BENCH_NSQD names, if it does."""
+
+
+@define
+class Measured:
+    """The numbers of a curve: medians of the rounds.
+
+    Attributes:
+        series: for each series, pairs of x and y.
+        rounds: how often each point was measured.
+        when: date.
+        machine: Python and cores.
+    """
+
+    name: str
+    title: str
+    x: str
+    y: str
+    limit: str
+    note: str
+    digits: int
+    series: dict[str, list[tuple[float, float]]] = field(factory=dict)
+    rounds: int = 0
+    when: str = ""
+    machine: str = ""
+
+
+def measure(curve: Curve, rounds: int) -> Measured:
+    """Measure a curve, and write its file."""
+    found: dict[tuple[str, float], list[float]] = {}
+    with curve.points() as points:
+        for _ in range(rounds):
+            for key, run in points.items():
+                found.setdefault(key, []).append(run())
+    server = "another nsqd" if os.environ.get("NSQEXT_BENCH_NSQD") else "`nsqext nsqd`"
+    note = f"{curve.note} Server: {server}." if curve.any_nsqd else curve.note
+    measured = Measured(curve.name, curve.title, curve.x, curve.y, curve.limit, note, curve.digits)
+    for (series, x), values in found.items():
+        measured.series.setdefault(series, []).append((x, round(median(values), 4)))
+    measured.rounds = rounds
+    measured.when = time.strftime("%Y-%m-%d", time.gmtime())
+    measured.machine = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{curve.name}.json").write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
+    return measured
+
+
+def load(name: str) -> Measured:
+    """Return the numbers of a curve from its file."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    found["series"] = {series: [(x, y) for x, y in points] for series, points in found["series"].items()}
+    return Measured(**found)

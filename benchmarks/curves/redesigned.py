@@ -1,0 +1,101 @@
+"""Client CPU per message on a redesigned node: partitions, headers, compression. The peers do not support these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from benchmarks.curves.child import child
+from benchmarks.curves.curve import Curve, Points
+from benchmarks.run_peer import run_peer
+from benchmarks.servers import redesigned_cluster
+
+__all__ = ("CURVES",)
+
+_PARTITIONS = (1, 4, 16, 64, 254)
+_HEADERS = (0, 1, 2, 4, 8, 16, 32)
+_SIZES = (1_000, 10_000, 100_000, 1_000_000)
+_BODY_BYTES = 20_000_000
+
+
+def publish_cpu(mode: str, amount: int, address: str, topic: str) -> float:
+    """Return microseconds of client CPU per message."""
+    return run_peer("nsqext", mode, amount, address, topic)["cpu"]
+
+
+def consume_cpu(address: str, topic: str, amount: int) -> float:
+    """Fill a topic in batches, and consume it; returns microseconds of client CPU per message."""
+    return float(child("consume_partitions", address, topic, amount))
+
+
+def compressed_cpu(address: str, codec: str, size: int) -> float:
+    """Return microseconds of client CPU per compressed body."""
+    return float(child("publish_compressed", address, codec, size, max(40, min(1000, _BODY_BYTES // size))))
+
+
+@contextmanager
+def _partition_points() -> Iterator[Points]:
+    points = {}
+    with redesigned_cluster(*(f"p{count}:{count}" for count in _PARTITIONS)) as address:
+        for count in _PARTITIONS:
+            points["publish, one in flight", float(count)] = partial(publish_cpu, "pub", 2540, address, f"p{count}")
+            points["publish, 64 in flight", float(count)] = partial(publish_cpu, "pubc", 6400, address, f"p{count}")
+            points["consume", float(count)] = partial(consume_cpu, address, f"p{count}", 25_400)
+        yield points
+
+
+@contextmanager
+def _header_points() -> Iterator[Points]:
+    with redesigned_cluster() as address:
+        yield {
+            ("headers", float(count)): partial(
+                publish_cpu, f"headers{count}" if count else "pub", 3200, address, "ext" if count else "plain"
+            )
+            for count in _HEADERS
+        }
+
+
+@contextmanager
+def _compression_points() -> Iterator[Points]:
+    with redesigned_cluster() as address:
+        yield {
+            (codec, float(size)): partial(compressed_cpu, address, codec, size)
+            for size in _SIZES
+            for codec in ("none", "lz4", "snappy", "gzip")
+        }
+
+
+CURVES = (
+    Curve(
+        "partitions",
+        "Partitions",
+        "partitions of the topic",
+        "µs of client CPU per message",
+        "Publishing: the partitions of a node share a connection, so their number adds nothing. Consuming: each "
+        "partition has a connection, as the protocol requires, and reads get smaller when the same messages arrive "
+        "over more of them.",
+        _partition_points,
+        note="One node; the topic that is consumed was filled before.",
+    ),
+    Curve(
+        "headers",
+        "Publish: headers",
+        "headers of a message (0: a plain publish)",
+        "µs of client CPU per message",
+        "Checking the names and values, and one JSON encoder for all of them: a fraction of a microsecond for each "
+        "header, beside what a lone publish costs.",
+        _header_points,
+        note="One publish in flight.",
+    ),
+    Curve(
+        "compression",
+        "Publish: compression",
+        "bytes of a body (half of it random)",
+        "µs of client CPU per message",
+        "The codec: lz4 and snappy compress several hundred MB a second, gzip about thirty.",
+        _compression_points,
+        digits=1,
+        note="One publish in flight, on a topic with extend support.",
+    ),
+)

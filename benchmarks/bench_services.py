@@ -160,12 +160,12 @@ def handlers(rounds: int, amount: int) -> tuple[str, str]:
     """Measure typed bodies and middleware; returns their tables."""
     bodies: dict[str, list[float]] = {name: [] for name in BODIES}
     middleware: dict[str, list[float]] = {name: [] for name in MIDDLEWARE}
-    with original_nsqd() as address:
+    with original_nsqd() as nsqd:
         for _ in range(rounds):
             for name, make in BODIES.items():
-                bodies[name].append(measure(address, make, None, amount))
+                bodies[name].append(measure(nsqd.tcp, make, None, amount))
             for name, around in MIDDLEWARE.items():
-                middleware[name].append(measure(address, raw, around, amount))
+                middleware[name].append(measure(nsqd.tcp, raw, around, amount))
     decoded = [[name, f"{median(found):.2f}"] for name, found in bodies.items()]
     plain = median(middleware["`Consumer`"])
     surrounded = [[name, f"{median(found):.2f}", f"{median(found) - plain:+.2f}"] for name, found in middleware.items()]

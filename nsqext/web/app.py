@@ -50,7 +50,22 @@ _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Pa
 
 
 class _EventStream(StreamingResponse):
-    """Events that end when the browser does not read them: it connects again when it does."""
+    """Events that end when the browser does not read them: it connects again when it does.
+
+    Args:
+        events: the events.
+        ended: called at the end.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._ended = ended
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
 
     async def stream_response(self, send: Any) -> None:
         async def send_in_time(message: Any) -> None:
@@ -175,31 +190,31 @@ class WebPage:
     def _events(self, request: Request, build: _Build) -> Response:
         if self._streams >= _MOST_STREAMS:
             return Response("too many pages are open\n", 503, media_type="text/plain")
-        return _EventStream(self._stream(request, build), media_type="text/event-stream")
+        self._streams += 1  # at once: many requests may be answered before the first stream starts
+        return _EventStream(self._stream(request, build), self._ended)
+
+    def _ended(self) -> None:
+        self._streams -= 1
 
     async def _stream(self, request: Request, build: _Build) -> AsyncIterator[bytes]:
         """Send the part of a page that changes, whenever it has changed."""
-        self._streams += 1
         sent = ""
-        try:
-            yield b"retry: 2000\n\n"
-            while True:
-                snapshot = await self._monitor.following()
-                try:
-                    page = await build(snapshot, request.path_params, request.query_params)
-                except NsqError as error:
-                    yield b"event: gone\ndata: " + orjson.dumps(str(error)) + b"\n\n"
-                    continue
-                template = self._environment.get_template(page.template)
-                context = template.new_context({**self._values(request, snapshot), **page.values})
-                text = "".join(template.blocks["live"](context))
-                if text != sent:
-                    sent = text
-                    yield b"data: " + orjson.dumps(text) + b"\n\n"
-                else:
-                    yield b": unchanged\n\n"
-        finally:
-            self._streams -= 1
+        yield b"retry: 2000\n\n"
+        while True:
+            snapshot = await self._monitor.following()
+            try:
+                page = await build(snapshot, request.path_params, request.query_params)
+            except NsqError as error:
+                yield b"event: gone\ndata: " + orjson.dumps(str(error)) + b"\n\n"
+                continue
+            template = self._environment.get_template(page.template)
+            context = template.new_context({**self._values(request, snapshot), **page.values})
+            text = "".join(template.blocks["live"](context))
+            if text != sent:
+                sent = text
+                yield b"data: " + orjson.dumps(text) + b"\n\n"
+            else:
+                yield b": unchanged\n\n"
 
     # --- actions --------------------------------------------------------------------------------------------------
 

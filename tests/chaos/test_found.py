@@ -19,6 +19,7 @@ class Record:
     """Stands for what was stored."""
 
     size: int = 10
+    parts: tuple[object, ...] = ()
 
 
 async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_replicas_had_it() -> None:

@@ -22,6 +22,7 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.members import Member
 from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.engine.filters.header_filter import compile_filter
+from nsqext.broker.engine.storage.files import with_checksum, without_checksum
 from nsqext.broker.lookupd.api import lookupd_app
 from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
@@ -321,7 +322,23 @@ def _stored() -> dict[str, bytes]:
         client.session.end()
         node.tick()
         node.unhost("t", 0)
-        return {name: (Path(folder) / name).read_bytes() for name in _FILES.values()}
+        return {name: _bare(name, (Path(folder) / name).read_bytes()) for name in _FILES.values()}
+
+
+def _bare(name: str, data: bytes) -> bytes:
+    """Return the content of a file without checksums, behind which no damage would be read."""
+    if name == _QUEUE:
+        return data
+    return b"\n".join(without_checksum(line) if line else line for line in data.split(b"\n"))
+
+
+def _sealed(name: str, data: bytes) -> bytes:
+    """Undo `_bare`."""
+    if name == _QUEUE:
+        return data
+    if name != _DELAYED:
+        return with_checksum(data)
+    return b"\n".join(with_checksum(line) if line else line for line in data.split(b"\n"))
 
 
 def disk(data: bytes) -> None:
@@ -331,7 +348,7 @@ def disk(data: bytes) -> None:
     try:
         (folder / "t").mkdir()
         for name, content in files.items():
-            (folder / name).write_bytes(content)
+            (folder / name).write_bytes(_sealed(name, content))
         clock = Clock()
         node = make_node(clock, data_path=folder)
         with suppress(InvalidSetting):
@@ -360,7 +377,7 @@ def coordinator_state(data: bytes) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=_memory()))
     try:
         path = folder / "cluster.json"
-        path.write_bytes(data)
+        path.write_bytes(with_checksum(data))
         coordinator = _coordinator(folder)
         with suppress(InvalidSetting):
             StateFile(coordinator, path).load()

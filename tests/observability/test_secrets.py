@@ -7,9 +7,11 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -31,12 +33,14 @@ from nsqext import (
     sync,
 )
 from nsqext.broker import Cluster, ClusterOptions
+from nsqext.cli import main
 from nsqext.errors import NsqError
 from nsqext.middleware import MiddlewareProducer
 from nsqext.observability import LogObserver
 from nsqext.observability.otel import OpenTelemetry, TelemetryOptions
 from nsqext.observability.prometheus import Prometheus
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.web import WebOptions, WebPage
 
 GOOD = "planted-good-secret"
 WRONG = "planted-wrong-secret"
@@ -207,11 +211,81 @@ def test_secrets_are_shown_nowhere(
     attempt(findings, lambda: Producer(["lookup.example:4161"], options=options_of(WRONG)[0]))
     monkeypatch.setenv("NSQEXT_CONNECTION_AUTH_SECRETS", WRONG)
     attempt(findings, lambda: App.from_url(f"nsq://{lookup}"))
-    shown = findings.everything()
     assert len(caplog.records) > 50
-    assert "process orders" in shown
+    assert "process orders" in findings.everything()
+    no_secrets_in(findings)
+
+
+def no_secrets_in(findings: Findings) -> None:
+    """Check that nothing shows a secret."""
+    shown = findings.everything()
     places = [shown[max(at - 200, 0) : at + 60] for at in range(len(shown)) if shown.startswith(MARK, at)]
     assert places == []
+
+
+@pytest.mark.parametrize("secret", [GOOD, WRONG])
+def test_commands_show_no_secret(
+    cluster: Cluster,
+    secret: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("NSQEXT_CONTEXTS_FILE", str(tmp_path / "contexts.toml"))
+    findings = Findings(caplog)
+    lookup = cluster.lookupd[0]
+    urls = [
+        f"nsq://:{secret}@{lookup}?timeout=1&start_timeout=1",
+        f"nsq://{lookup}?conection_auth_secret={secret}",
+        f"nsq://user:{secret}@{lookup}",
+    ]
+    commands = [["config", "list"], ["config", "set", "mine", urls[0]], ["config", "list"], ["config", "use", "other"]]
+    for url in urls:
+        commands += [
+            ["pub", "orders", "a message", "--url", url],
+            ["pub", "unknown_topic", "a message", "--url", url],
+            ["tail", "orders", "--channel", "ch", "--count", "1", "--url", url],
+            *([name, "--url", url] for name in ("doctor", "lookup", "stats")),
+            ["topic", "list", "--url", url],
+            ["check", "--url", url],
+        ]
+    for words in commands:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        findings.add(ended.value, *capsys.readouterr())
+    no_secrets_in(findings)
+    assert "mine" in findings.everything()
+
+
+def test_the_web_page_and_its_admin_show_no_secret(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    findings = Findings(caplog)
+
+    async def browse() -> None:
+        options = WebOptions(basic_auth=f"user:{GOOD}", write=True)
+        page = WebPage(cluster.lookupd, options)
+        findings.add(page, options)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(page.run)
+            transport = httpx.ASGITransport(app=page, raise_app_exceptions=False)
+            for auth in (("user", GOOD), ("user", WRONG), None):
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8171", auth=auth) as web:
+                    for path in ("/", "/topics/orders", "/topics/orders/messages", f"/topics/{'x' * 300}", "/nowhere"):
+                        findings.add((await web.get(path)).text)
+                    findings.add((await web.post("/actions/publish", data={"topic": "orders", "body": "x"})).text)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(browse)
+    attempt(findings, lambda: WebOptions(basic_auth=WRONG))
+    wrong = LookupOptions(auth_secret=TOKEN)
+    with sync.Admin(cluster.lookupd, options=wrong) as admin:
+        findings.add(admin, admin.topics())
+        attempt(findings, lambda: admin.topic("unknown"))
+    attempt(findings, lambda: sync.Admin(["lookup.example:4161"], options=wrong).__enter__().topics())
+    no_secrets_in(findings)
+    assert "orders" in findings.everything()
 
 
 def test_the_search_finds_secrets(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.web import WebOptions, WebPage
+from tests.support.consumers import eventually
 from tests.support.web_pages import browsing, press, token_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,37 @@ async def test_foreign_hosts_are_refused(cluster: Cluster) -> None:
         refused = await browser.get("/", headers={"host": "evil.example"})
     assert "--http-host" in refused.text
     assert cluster.nodes["n1"].tcp not in refused.text
+
+
+async def test_streams_of_events_are_bounded() -> None:
+    """Also where all of them are requested before the first one starts, and where browsers leave."""
+    page = WebPage(["127.0.0.1:1"])
+    statuses: list[int] = []
+
+    async def request() -> None:
+        async def receive() -> dict[str, object]:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [(b"host", b"localhost"), (b"accept", b"text/event-stream")]
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+        await page(scope, receive, send)
+
+    async with anyio.create_task_group() as running:
+        await running.start(page.run)
+        for _ in range(2):
+            statuses.clear()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(80):
+                    tasks.start_soon(request)
+                await eventually(lambda: len(statuses) == 80)
+                tasks.cancel_scope.cancel()
+            assert (statuses.count(200), statuses.count(503)) == (64, 16)
+        running.cancel_scope.cancel()
 
 
 async def test_every_response_has_secure_headers(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from attrs import asdict
 
 from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
-from nsqext.broker.engine.storage.files import write_atomically
+from nsqext.broker.engine.storage.files import with_checksum, without_checksum, write_atomically
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import MAX_PARTITIONS, is_valid_channel, is_valid_topic
@@ -77,7 +77,7 @@ class StateFile:
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
 
     def _replace(self) -> None:
-        data = orjson.dumps({"topics": self._topics}, option=orjson.OPT_INDENT_2)
+        data = with_checksum(orjson.dumps({"topics": self._topics}))
         if data == self._written:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class StateFile:
         except OSError as error:
             raise InvalidSetting(f"{self._path} cannot be read: {error.strerror}") from error
         try:
-            found = orjson.loads(data)["topics"]
+            found = orjson.loads(without_checksum(data))["topics"]
             topics = [_load_topic(name, kept) for name, kept in found.items()]
             partitions = {
                 (topic.name, _load_number(number, topic)): _load_partition(kept)

@@ -10,6 +10,8 @@ from nsqext.broker.engine.storage.log import Entry
 from nsqext.protocol.record import Record, raw_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nsqext.broker.engine.storage.log import Log
 
 __all__ = ("NewMessage", "Stored", "as_entries", "counter_of")
@@ -46,12 +48,14 @@ class Stored:
         offset: offset of the first message.
         size: raw bytes of all messages.
         entries: the messages.
+        parts: of a large batch, the parts that were stored one after the other; replicas copy it in the same parts.
     """
 
     message_id: int
     offset: int
     size: int
     entries: list[Entry]
+    parts: Sequence[Stored] = ()
 
 
 def as_entries(messages: list[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[Entry]:

@@ -23,6 +23,8 @@ from nsqext.protocol.names import is_ephemeral
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:
+    import anyio
+
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.auth import Authorizations
@@ -49,6 +51,7 @@ class Hosted:
             Raises `Fault` when the set of replicas changed, `Refusal` when a replica's disk is full.
         auto_create_channels: SUB creates an unknown channel.
         waiting: bytes of publishes that wait for replicas.
+        storing: set when the large batch that is being stored is complete; None while there is no such batch.
         traced: publishes and deliveries of the topic are to be logged (`/message/trace/enable`).
         traced_channels: the same for single channels.
         failed: publishes that failed.
@@ -65,6 +68,7 @@ class Hosted:
     replicate: Callable[[Stored], Awaitable[None]] | None = None
     auto_create_channels: bool = True
     waiting: int = 0
+    storing: anyio.Event | None = None
     traced: bool = False
     traced_channels: set[str] = field(factory=set)
     failed: int = 0

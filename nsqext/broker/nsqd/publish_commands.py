@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attrs import define, field
+from anyio.lowlevel import checkpoint
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import NewMessage
+from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.protocol.frames import OK
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
@@ -16,7 +17,7 @@ from nsqext.protocol.server.request_error import Fault
 from nsqext.protocol.trace_reply import encode_trace_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.node import Hosted, Node
@@ -45,7 +46,7 @@ def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
         raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
 
 
-def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> Stored:
+def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> Stored:
     """Append messages to a partition; they are delivered after `commit`."""
     if node.exiting or not (hosted.writable and node.may_write(hosted)):
         hosted.failed += 1
@@ -63,7 +64,7 @@ def store(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> St
     return stored
 
 
-def _check_sizes(node: Node, hosted: Hosted, items: list[PublishItem], code: str) -> None:
+def _check_sizes(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> None:
     """Refuse records that only the extend part makes too long for the disk, as late as the real server does.
 
     Their ids are used up. The real server refuses all further messages after such a batch, this one does not.
@@ -103,7 +104,10 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
         size = stored.size
         hosted.waiting += size
         try:
-            await _replicator(hosted, epoch)(stored)
+            for part in stored.parts or [stored]:
+                await _replicator(hosted, epoch)(part)
+                if stored.parts:
+                    await checkpoint()
         except (Fault, Refusal) as error:
             hosted.failed += 1
             node.publish_failed += 1
@@ -141,37 +145,44 @@ def _put(
         session.rules.stale_auth = False
         again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
         return session.recheck_auth("PUB", hosted.partition.topic, "", again)
+    if is_large(hosted, items):
+        return Deferred(partial(_put_in_parts, session, hosted, items, code, traced=traced, trace_id=trace_id))
     stored = store(session.node, hosted, items, code)
-    session.count_published(hosted, len(items))
+    return _answer(session, hosted, stored, hosted.epoch, code, traced=traced, trace_id=trace_id)
+
+
+async def _put_in_parts(
+    session: Session, hosted: Hosted, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
+) -> None:
+    epoch = hosted.epoch
+    try:
+        stored = await store_in_parts(hosted, items, lambda part: store(session.node, hosted, part, code))
+        waiting = _answer(session, hosted, stored, epoch, code, traced=traced, trace_id=trace_id)
+    except Fault as fault:
+        session.refuse(fault)
+    else:
+        if waiting is not None:
+            await waiting
+
+
+def _answer(
+    session: Session, hosted: Hosted, stored: Stored, epoch: int, code: str, *, traced: bool, trace_id: int
+) -> Awaitable[None] | None:
+    session.count_published(hosted, len(stored.entries))
     answer = encode_trace_reply(stored.message_id, trace_id, stored.offset, stored.size) if traced else OK
     if hosted.replicate is None:
         session.answer(answer)  # before the delivery, which may go to this client
         hosted.partition.commit(stored)
         return None
-    return _Replicated(session, hosted, stored, code, answer)
+    return Deferred(partial(_commit_and_answer, session, hosted, stored, epoch, code, answer))
 
 
-@define(eq=False)
-class _Replicated:
-    """The answer to a publish that replicas have to store first. Never awaited when the node is killed before."""
-
-    session: Session
-    hosted: Hosted
-    stored: Stored
-    code: str
-    answer: bytes
-    epoch: int = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.epoch = self.hosted.epoch
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._commit().__await__()
-
-    async def _commit(self) -> None:
-        try:
-            await commit(self.session.node, self.hosted, self.stored, self.epoch, self.code)
-        except Fault as fault:
-            self.session.refuse(fault)
-        else:
-            self.session.answer(self.answer)
+async def _commit_and_answer(
+    session: Session, hosted: Hosted, stored: Stored, epoch: int, code: str, answer: bytes
+) -> None:
+    try:
+        await commit(session.node, hosted, stored, epoch, code)
+    except Fault as fault:
+        session.refuse(fault)
+    else:
+        session.answer(answer)

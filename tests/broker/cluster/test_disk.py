@@ -101,7 +101,7 @@ def test_a_follower_keeps_unread_messages_of_channels(tmp_path: Path) -> None:
 
 def _finished(node: Path) -> int:
     """Return how far the channel is on a node's disk."""
-    kept = orjson.loads((node / "t" / "t-0.channels.json").read_bytes())
+    kept = orjson.loads((node / "t" / "t-0.channels.json").read_bytes())["content"]
     return sum(channel["count"] for channel in kept["channels"])
 
 
@@ -158,6 +158,23 @@ def test_topics_are_rebuilt_from_the_nodes_when_the_state_file_is_missing_or_dam
     assert caplog.text == ""
 
 
+def test_any_damaged_file_of_a_cluster_is_survived(tmp_path: Path) -> None:
+    """A bit flips in each file of a data path, one at a time."""
+    with Cluster(1, data_path=tmp_path) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        publish(cluster, "t", b"old")
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
+    assert {"cluster.json", "t-0.channels.json", "t-0.diskqueue.000000.dat"} <= {path.name for path in files}
+    for number, file in enumerate(files):
+        data = bytearray(file.read_bytes())
+        data[len(data) * number // len(files)] ^= 1 << number % 8
+        file.write_bytes(data)
+        with Cluster(1, data_path=tmp_path) as cluster:
+            publish(cluster, "t", b"new")
+            while consume(cluster, "t", 1) != [b"new"]:
+                pass
+
+
 def test_a_damaged_state_file_of_an_empty_cluster_is_kept_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,7 +183,7 @@ def test_a_damaged_state_file_of_an_empty_cluster_is_kept_and_named(
         with Cluster(1, data_path=tmp_path) as cluster:
             cluster.create_topic(f"t{number}")
             cluster.delete_topic(f"t{number}")
-        assert f"cluster.json is damaged (no member 'topics'); it is kept as {tmp_path}" in caplog.text
+        assert f"cluster.json is damaged (the checksum is wrong); it is kept as {tmp_path}" in caplog.text
         assert (tmp_path / f"cluster.json.damaged-{number}").read_text() == "{}"
     assert "rebuilt" not in caplog.text
 
@@ -268,7 +285,7 @@ def test_a_full_disk_refuses_publishes_and_the_cluster_continues(
             assert talker.ask("PUB t 0", b"four") == b"OK"
         assert consume(cluster, "t", 4) == [b"one", b"two", b"three", b"four"]
         kept = tmp_path / "cluster.json"
-        eventually(lambda: "u" in orjson.loads(kept.read_bytes())["topics"])
+        eventually(lambda: "u" in orjson.loads(kept.read_bytes())["content"]["topics"])
 
 
 class Broker:

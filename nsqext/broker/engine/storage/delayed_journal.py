@@ -11,7 +11,7 @@ import orjson
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.storage.delayed_queue import Delayed
-from nsqext.broker.engine.storage.files import checked_number, write_atomically
+from nsqext.broker.engine.storage.files import checked_number, with_checksum, without_checksum, write_atomically
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.errors import ProtocolError
@@ -57,8 +57,8 @@ class DelayedJournal:
         damaged = 0
         for line in lines[:-1]:
             try:
-                _apply(held, orjson.loads(line))
-            except (ValueError, TypeError, KeyError, ProtocolError):
+                _apply(held, orjson.loads(without_checksum(line)))
+            except (ValueError, TypeError, KeyError, AttributeError, ProtocolError):
                 damaged += 1
         if damaged:
             kept = keep_aside(self.path, "damaged", move=False)
@@ -150,7 +150,7 @@ def _apply(held: dict[str, dict[int, Delayed]], change: dict[str, Any]) -> None:
 
 
 def _encode(change: dict[str, Any]) -> bytes:
-    return orjson.dumps(change) + b"\n"
+    return with_checksum(orjson.dumps(change)) + b"\n"
 
 
 def _encode_put(channel: str, delayed: Delayed) -> bytes:

@@ -1,10 +1,11 @@
-"""Names of the files of partitions, and atomic writes."""
+"""Names of the files of partitions, atomic writes, and JSON with a checksum."""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from nsqext.errors import InvalidSetting
 
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ("checked_number", "topic_folder", "usable", "write_atomically")
+__all__ = ("checked_number", "topic_folder", "usable", "with_checksum", "without_checksum", "write_atomically")
 
 
 _MOST = 1 << 62
+_CONTENT = b',"content":'
 
 
 def checked_number(value: object) -> int:
@@ -77,3 +79,21 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Return JSON of one line together with its checksum, as JSON of one line."""
+    return b'{"crc32":%d%b%b}' % (crc32(content), _CONTENT, content)
+
+
+def without_checksum(data: bytes) -> bytes:
+    """Return the JSON that `with_checksum` was given.
+
+    Raises:
+        ValueError: the data is damaged.
+    """
+    head, _, rest = data.partition(_CONTENT)
+    content = rest[:-1]
+    if head != b'{"crc32":%d' % crc32(content) or rest[-1:] != b"}":
+        raise ValueError("the checksum is wrong")
+    return content

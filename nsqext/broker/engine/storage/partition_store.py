@@ -13,10 +13,17 @@ import orjson
 from attrs import define, field
 
 from nsqext.broker.engine.storage.delayed_journal import ChannelJournal, DelayedJournal
-from nsqext.broker.engine.storage.files import checked_number, topic_folder, usable, write_atomically
+from nsqext.broker.engine.storage.files import (
+    checked_number,
+    topic_folder,
+    usable,
+    with_checksum,
+    without_checksum,
+    write_atomically,
+)
 from nsqext.broker.engine.storage.log import Log
+from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
-from nsqext.errors import InvalidSetting
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
 from nsqext.protocol.names import MAX_PARTITION, is_valid_topic
@@ -32,7 +39,8 @@ __all__ = ("ChannelState", "PartitionState", "PartitionStore", "stored_partition
 
 _LOG = logging.getLogger(__name__)
 _STATE = ".channels.json"
-_QUEUE = re.compile(r"(.+)-([0-9]+)\.diskqueue\.[0-9]+\.dat")
+_COPY = ".copy"
+_FILE = re.compile(r"(.+)-([0-9]+)\.(?:diskqueue\.[0-9]+\.dat|channels\.json(?:\.copy)?)")
 
 
 @define
@@ -78,6 +86,7 @@ class PartitionState:
         channels: the channels.
         end_offset: end of the queue when the state was written.
         end_count: messages before it.
+        files: number of each file of the queue, and the offset and the messages before it at which it begins.
     """
 
     topic: str
@@ -89,6 +98,7 @@ class PartitionState:
     channels: list[ChannelState] = field(factory=list)
     end_offset: int = 0
     end_count: int = 0
+    files: list[tuple[int, int, int]] = field(factory=list)
 
     def encode(self) -> bytes:
         """Return the state as JSON."""
@@ -97,18 +107,19 @@ class PartitionState:
             {name: getattr(channel, name) for name in channel.__slots__ if not name.startswith("_")}
             for channel in self.channels
         ]
-        return orjson.dumps(members)
+        return with_checksum(orjson.dumps(members))
 
     @classmethod
     def decode(cls, data: bytes) -> PartitionState:
-        """Read the state from JSON; a missing or invalid member raises ValueError."""
+        """Read the state; damage, a missing and an invalid member raise ValueError."""
         try:
-            state = msgspec.json.decode(data, type=cls)
+            state = msgspec.json.decode(without_checksum(data), type=cls)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
         if not all(map(is_valid_topic, (state.topic, *(channel.name for channel in state.channels)))):
             raise ValueError("the name of the topic or of a channel is not valid")
         numbers = [state.partition, state.readable, state.end_offset, state.end_count]
+        numbers += chain.from_iterable(state.files)
         for channel in state.channels:
             numbers += [channel.offset, channel.count, channel.delayed, *chain.from_iterable(channel.intervals)]
         for number in numbers:
@@ -118,33 +129,28 @@ class PartitionState:
         return state
 
 
-def _read_state(path: Path) -> PartitionState:
-    try:
-        return PartitionState.decode(path.read_bytes())
-    except (ValueError, OSError) as error:
-        raise InvalidSetting(
-            f"{path} cannot be read: {error}", hint="restore it, or remove it: all channels are forgotten then"
-        ) from error
+def _copy_of(path: Path) -> Path:
+    return path.with_name(path.name + _COPY)
+
+
+def _first_readable(*paths: Path) -> PartitionState | None:
+    for path in paths:
+        try:
+            return PartitionState.decode(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def stored_partitions(data_path: Path) -> Iterator[PartitionState]:
-    """Return the states of all partitions in a folder.
-
-    A partition whose file of channels is missing is returned without channels, and a warning is logged.
-
-    Raises:
-        InvalidSetting: a file is damaged.
-    """
+    """Return the states of all partitions in a folder; without channels where the file of channels cannot be read."""
     found: set[Path] = set()
-    for path in sorted(data_path.glob(f"*/*{_STATE}")):
-        found.add(path)
-        yield _read_state(path)
-    for path in sorted(data_path.glob("*/*.diskqueue.*.dat")):
-        match = _QUEUE.fullmatch(path.name)
-        state = path.with_name(f"{match[1]}-{match[2]}{_STATE}") if match else None
-        if match and state is not None and state not in found:
-            found.add(state)
-            yield PartitionState(match[1], int(match[2]))
+    for file in sorted(data_path.glob("*/*")):
+        match = _FILE.fullmatch(file.name)
+        path = file.with_name(f"{match[1]}-{match[2]}{_STATE}") if match else None
+        if match and path is not None and path not in found:
+            found.add(path)
+            yield _first_readable(path, _copy_of(path)) or PartitionState(match[1], int(match[2]))
 
 
 class PartitionStore:
@@ -172,12 +178,32 @@ class PartitionStore:
         self._next = 0.0
 
     def load(self) -> PartitionState | None:
-        """Return the stored state; None for a new partition.
+        """Return the stored state; None for a new partition, and if neither its file nor the copy can be read.
+
+        A damaged file is renamed and kept, and a warning is logged.
 
         Raises:
-            InvalidSetting: the file is damaged.
+            InvalidSetting: a file cannot be read for another reason than damage.
         """
-        return _read_state(self._path) if self._path.exists() else None
+        state: PartitionState | None = None
+        problem = ""
+        with usable(self._path.parent):
+            for path in (self._path, _copy_of(self._path)):
+                try:
+                    state = PartitionState.decode(path.read_bytes())
+                    break
+                except FileNotFoundError:
+                    problem = problem or "is missing"
+                except ValueError as error:
+                    kept = keep_aside(path, "damaged", move=True).name
+                    self.store.recovery.damaged_files.append(kept)
+                    problem = problem or f"is damaged ({error}) and kept as {kept}"
+        if problem and state is not None:
+            self.dirty = True
+            if not self.store.recovery.damaged_files:
+                self.store.recovery.damaged_files.append(self._path.name)
+            _LOG.warning("%s %s; channels are read from its copy", self._path, problem)
+        return state
 
     def open_log(
         self, state: PartitionState | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
@@ -196,7 +222,8 @@ class PartitionStore:
             return Log(self.store, offset, count, **sizes, budget=budget)
 
         log: Log | None = None
-        for run in self.store.recover((state.end_offset, state.end_count) if state else (0, 0)):
+        end, files = ((state.end_offset, state.end_count), state.files) if state else ((0, 0), [])
+        for run in self.store.recover(end, {number: (offset, count) for number, offset, count in files}):
             first = run[0]
             if log is None:
                 log = make(first.offset, first.count - 1)
@@ -206,8 +233,8 @@ class PartitionStore:
         if state is None and log is not None:
             self.store.recovery.damaged_files.append(self._path.name)
             _LOG.warning(
-                "%s is missing: the channels of %d messages are unknown; new channels start at the end", self._path,
-                log.end_count - log.start_count,
+                "%s is missing or damaged: the channels of %d messages are unknown; new channels start at the end",
+                self._path, log.end_count - log.start_count,
             )  # fmt: skip
         return log if log is not None else make(*self.store.beginning)
 
@@ -248,9 +275,14 @@ class PartitionStore:
         return ChannelJournal(self._journal, channel)
 
     def save(self, state: PartitionState) -> None:
-        """Write the state; if the disk cannot be written, that is logged and tried again with the next interval."""
+        """Write the state and a copy of it.
+
+        If the disk cannot be written, that is logged and tried again with the next interval.
+        """
+        state.files = self.store.begins
         try:
-            write_atomically(self._path, state.encode(), sync=self._options.fsync != "never")
+            for path in (self._path, _copy_of(self._path)):
+                write_atomically(path, state.encode(), sync=self._options.fsync != "never")
         except OSError as error:
             _LOG.warning("%s cannot be written: %s", self._path, error.strerror)
             self.dirty = True
@@ -280,5 +312,6 @@ class PartitionStore:
         self.store.destroy()
         self._journal.destroy()
         self._path.unlink(missing_ok=True)
+        _copy_of(self._path).unlink(missing_ok=True)
         if self._path.parent.exists() and not any(self._path.parent.iterdir()):
             self._path.parent.rmdir()

@@ -17,14 +17,20 @@ import orjson
 from attrs import define, frozen
 
 from nsqext.broker.engine.errors import Refusal
-from nsqext.broker.engine.storage.files import checked_number, usable, write_atomically
+from nsqext.broker.engine.storage.files import (
+    checked_number,
+    usable,
+    with_checksum,
+    without_checksum,
+    write_atomically,
+)
 from nsqext.broker.engine.storage.log import Entry
 from nsqext.broker.engine.storage.recovery import Recovery, Run, keep_aside, scan
-from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ("DiskOptions", "Recovery", "SegmentStore")
@@ -96,31 +102,34 @@ class SegmentStore:
 
     # opening
 
-    def recover(self, known_end: tuple[int, int] = (0, 0)) -> Iterator[list[Entry]]:
+    def recover(
+        self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
+    ) -> Iterator[list[Entry]]:
         """Return all records in runs; an offset that does not follow on the last one stands for lost records.
 
         Has to be consumed before any other method is called. Everything but whole files is logged.
 
         Args:
             known_end: offset and number of messages where the queue ended at least; only bytes behind it may be torn.
+            begins: offset and number of messages at which files begin, by their numbers, where that is known.
 
         Raises:
-            InvalidSetting: the folder cannot be used, or it is unknown where a file begins.
+            InvalidSetting: the folder cannot be used.
         """
         with usable(self._folder):
-            yield from self._recover(known_end)
+            yield from self._recover(known_end, begins or {})
             self._report(known_end)
 
-    def _recover(self, known_end: tuple[int, int]) -> Iterator[list[Entry]]:
+    def _recover(self, known_end: tuple[int, int], begins: Mapping[int, tuple[int, int]]) -> Iterator[list[Entry]]:
         pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\.dat")
         matches = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
         numbers = sorted(int(match[1]) for match in matches if match)
         self._last_number = max(numbers, default=-1)
         self._was_empty = not numbers
         end: Entry | None = None
-        for file in self._begins_of(numbers):
+        for file in self._begins_of(numbers, begins):
             if end is not None and file.offset < end.offset + end.size:
-                self._set_aside(file)
+                self._set_aside(file, "overlaps with the file before it")
                 continue
             runs = self._scan(file, known_end)
             self._note_gap(end, file)
@@ -134,41 +143,45 @@ class SegmentStore:
         else:
             self._open(self._files[-1])
 
-    def _begins_of(self, numbers: list[int]) -> list[_File]:
-        """Return the files in the order of their offsets; a file without a readable begin follows the one before it."""
+    def _begins_of(self, numbers: list[int], begins: Mapping[int, tuple[int, int]]) -> list[_File]:
+        """Return the files in the order of their offsets; a file whose begin is unknown is renamed and kept."""
         files: dict[int, _File] = {}
         for number in numbers:
             base = self._path(number, "base.json")
             try:
-                values = orjson.loads(base.read_bytes())
+                values = orjson.loads(without_checksum(base.read_bytes()))
                 files[number] = _File(
                     self._path(number), number, checked_number(values["offset"]), checked_number(values["count"])
                 )
             except (OSError, ValueError, TypeError, KeyError) as error:
-                files[number] = file = self._follow(number, files.get(number - 1))
+                kept = keep_aside(base, "damaged", move=True) if base.exists() else base
+                self.recovery.damaged_files.append(kept.name)
+                file = self._follow(number, files.get(number - 1), begins.get(number))
+                if file is None:
+                    self._set_aside(_File(self._path(number), number, 0, 0), "begins at an unknown offset")
+                    continue
+                files[number] = file
                 _LOG.warning("%s cannot be read (%r); the records begin at offset %d", base, error, file.offset)
                 self._write_base(file)
-                self.recovery.damaged_files.append(base.name)
         return sorted(files.values(), key=lambda file: file.offset)
 
-    def _follow(self, number: int, before: _File | None) -> _File:
-        """Return a file that begins where the one before it ends."""
+    def _follow(self, number: int, before: _File | None, begin: tuple[int, int] | None) -> _File | None:
+        """Return a file that begins at a known position, or where the one before it ends; None if both are unknown."""
+        if begin is not None:
+            return _File(self._path(number), number, *begin)
         if before is not None:
             runs, size = scan(before.path.read_bytes(), (before.offset, before.count), self._partition)
             count = runs[-1].count + len(runs[-1].entries) if runs else before.count
             return _File(self._path(number), number, before.offset + size, count)
         if number == 0:
             return _File(self._path(number), number, 0, 0)
-        raise InvalidSetting(
-            f"{self._path(number, 'base.json')} cannot be read, and the file before it is missing",
-            hint="restore one of them; it is unknown at which offset the records begin",
-        )
+        return None
 
-    def _set_aside(self, file: _File) -> None:
-        """Rename a file that overlaps with the one before it."""
+    def _set_aside(self, file: _File, reason: str) -> None:
+        """Rename a file that cannot be a part of the queue."""
         kept = keep_aside(file.path, "lost", move=True)
         self.recovery.damaged_files.append(kept.name)
-        _LOG.warning("%s overlaps with the file before it; renamed to %s", file.path, kept.name)
+        _LOG.warning("%s %s; renamed to %s", file.path, reason, kept.name)
 
     def _note_gap(self, end: Entry | None, file: _File) -> None:
         if end is not None and self._files and file.offset > end.offset + end.size:
@@ -237,7 +250,7 @@ class SegmentStore:
             )  # fmt: skip
 
     def _write_base(self, file: _File) -> None:
-        base = orjson.dumps({"offset": file.offset, "count": file.count})
+        base = with_checksum(orjson.dumps({"offset": file.offset, "count": file.count}))
         write_atomically(self._path(file.number, "base.json"), base, sync=self._options.fsync != "never")
 
     def _begin(self, offset: int, count: int) -> None:
@@ -254,6 +267,11 @@ class SegmentStore:
         self._out = out
         if not self._files or self._files[-1] is not file:
             self._files.append(file)
+
+    @property
+    def begins(self) -> list[tuple[int, int, int]]:
+        """Number of each file, and the offset and the messages before it at which it begins."""
+        return [(file.number, file.offset, file.count) for file in self._files]
 
     @property
     def beginning(self) -> tuple[int, int]:

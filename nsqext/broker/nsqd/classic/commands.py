@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.go_format import decode
+from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.broker.nsqd.classic.validation import ClassicValidator, parse_delay
 from nsqext.broker.nsqd.commands import identify, nop
 from nsqext.broker.nsqd.consume_commands import check_sub, cls, rdy
@@ -21,6 +22,8 @@ from nsqext.protocol.server.request_error import Fault
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.client import Subscriber
+    from nsqext.broker.engine.publish import Stored
+    from nsqext.broker.nsqd.node import Hosted
     from nsqext.broker.nsqd.session import Handler, Session
     from nsqext.protocol.messages import RawMessage
     from nsqext.protocol.server.command_parser import Command
@@ -78,17 +81,36 @@ def _publish(session: Session, command: Command) -> Awaitable[None] | None:
         messages = [NewMessage(command.body or b"", delay=rules.delay)]
     if not fresh:
         return session.recheck_auth(verb, topic, "", partial(_put, session, verb, topic, messages))
-    _put(session, verb, topic, messages)
-    return None
+    return _put(session, verb, topic, messages)
 
 
-def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) -> None:
+def _put(session: Session, verb: str, topic: str, messages: list[NewMessage]) -> Awaitable[None] | None:
     hosted = session.node.create_topic(topic)
+    if is_large(hosted, messages):
+        return Deferred(partial(_put_in_parts, session, verb, hosted, messages))
     try:
         stored = hosted.partition.put(messages)
     except Refusal as refusal:
-        raise Fault(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}") from None
-    session.count_published(hosted, len(messages))
+        raise _not_stored(verb, refusal) from None
+    _answer(session, hosted, stored)
+    return None
+
+
+async def _put_in_parts(session: Session, verb: str, hosted: Hosted, messages: list[NewMessage]) -> None:
+    try:
+        stored = await store_in_parts(hosted, messages, lambda part: hosted.partition.put(list(part)))
+    except Refusal as refusal:
+        session.refuse(_not_stored(verb, refusal))
+    else:
+        _answer(session, hosted, stored)
+
+
+def _not_stored(verb: str, refusal: Refusal) -> Fault:
+    return Fault(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}")
+
+
+def _answer(session: Session, hosted: Hosted, stored: Stored) -> None:
+    session.count_published(hosted, len(stored.entries))
     session.answer(OK)
     hosted.partition.commit(stored)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,17 +13,18 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.go_format import parse_int, wrap
 from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
-from nsqext.broker.nsqd.http.publish import read_lines
+from nsqext.broker.nsqd.batch_store import store_in_parts
+from nsqext.broker.nsqd.http.publish import parse_aside, read_lines
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.protocol.server.publish_bodies import Target, parse_publish
+from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.partition import Partition
+    from nsqext.broker.engine.partition import Partition, Stored
     from nsqext.broker.nsqd.node import Hosted
 
 __all__ = ("classic_routes", "refusing_routes")
@@ -51,7 +52,7 @@ class _Publisher(RequestArgs):
         if not body:
             raise HttpFault(400, "MSG_EMPTY")
         hosted = self.node.create_topic(self._topic_of(call))
-        self._put(hosted, [NewMessage(body, delay=self._delay(call))])
+        await self._put(hosted, [PublishItem(body)], self._delay(call))
         return "OK"
 
     def _delay(self, call: Call) -> float:
@@ -73,18 +74,22 @@ class _Publisher(RequestArgs):
         body = await call.body(limits.max_body_size)
         if "binary" in call.args and call.arg("binary") not in _FALSE:
             try:
-                items = parse_publish(b"MPUB", body, limits, Target(hosted.partition.topic))
+                target = Target(hosted.partition.topic)
+                items = await parse_aside(lambda: parse_publish(b"MPUB", body, limits, target), body)
             except Fault as fault:
                 raise HttpFault(413, fault.code[2:]) from None
         else:
-            items = read_lines(body, limits.max_msg_size, limits.max_body_size)
+            items = await parse_aside(lambda: read_lines(body, limits.max_msg_size, limits.max_body_size), body)
         if items:
-            self._put(hosted, [NewMessage(item.body) for item in items])
+            await self._put(hosted, items)
         return "OK"
 
-    def _put(self, hosted: Hosted, messages: list[NewMessage]) -> None:
+    async def _put(self, hosted: Hosted, items: list[PublishItem], delay: float = 0.0) -> None:
+        def put(part: Sequence[PublishItem]) -> Stored:
+            return hosted.partition.put([NewMessage(item.body, delay=delay) for item in part])
+
         try:
-            stored = hosted.partition.put(messages)
+            stored = await store_in_parts(hosted, items, put)
         except Refusal:
             raise HttpFault(503, "EXITING") from None
         hosted.partition.commit(stored)

@@ -6,8 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from anyio import to_thread
+
 from nsqext.broker.go_format import parse_unsigned
 from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, route
+from nsqext.broker.nsqd.batch_store import store_in_parts
 from nsqext.broker.nsqd.http.go_json import read_object, write_json
 from nsqext.broker.nsqd.http.request_args import NOT_LEADER, NOT_WRITABLE, RequestArgs
 from nsqext.broker.nsqd.publish_commands import commit, store
@@ -17,15 +20,18 @@ from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_pub
 from nsqext.protocol.server.request_error import Fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.routing import Route
 
     from nsqext.broker.engine.partition import Stored
     from nsqext.broker.nsqd.node import Hosted
 
-__all__ = ("publish_routes", "read_lines")
+__all__ = ("parse_aside", "publish_routes", "read_lines")
 
 _HEADER_PREFIX = "x-nsqext-"
 _MAX_HEADER = 0xFFFF
+_LARGE_BODY = 65_536
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -41,6 +47,11 @@ def read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[Publi
     if any(len(line) > max_msg_size for line in lines):
         raise HttpFault(413, "MSG_TOO_BIG")
     return [PublishItem(line) for line in lines]
+
+
+async def parse_aside(parse: Callable[[], list[PublishItem]], body: bytes) -> list[PublishItem]:
+    """Parse the body of /mpub; a large one in a thread, so that other clients are served meanwhile."""
+    return parse() if len(body) <= _LARGE_BODY else await to_thread.run_sync(parse)
 
 
 def _read_ext(call: Call) -> dict[str, Any] | None:
@@ -128,11 +139,12 @@ class _Publisher(RequestArgs):
         body = await call.body(limits.max_body_size)
         if "binary" in call.args:
             try:
-                items = parse_publish(b"MPUB", body, limits, Target(hosted.partition.topic))
+                target = Target(hosted.partition.topic)
+                items = await parse_aside(lambda: parse_publish(b"MPUB", body, limits, target), body)
             except Fault as fault:
                 raise HttpFault(413, fault.code[2:]) from None
         else:
-            items = read_lines(body, limits.max_msg_size, limits.max_body_size)
+            items = await parse_aside(lambda: read_lines(body, limits.max_msg_size, limits.max_body_size), body)
         self._check_write(hosted)
         if items:
             await self._put(hosted, items)
@@ -149,8 +161,9 @@ class _Publisher(RequestArgs):
 
     async def _put(self, hosted: Hosted, items: list[PublishItem]) -> Stored:
         try:
-            stored = store(self.node, hosted, items, "E_PUB_FAILED")
-            await commit(self.node, hosted, stored, hosted.epoch, "E_PUB_FAILED")
+            epoch = hosted.epoch
+            stored = await store_in_parts(hosted, items, lambda part: store(self.node, hosted, part, "E_PUB_FAILED"))
+            await commit(self.node, hosted, stored, epoch, "E_PUB_FAILED")
         except Fault as fault:
             if fault.code in (NOT_LEADER, NOT_WRITABLE):
                 raise HttpFault(400, NOT_WRITABLE) from None

@@ -10,7 +10,6 @@ import pytest
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import DiskOptions
 from nsqext.broker.engine.storage.partition_store import stored_partitions
-from nsqext.errors import InvalidSetting
 from tests.support.engine_partition import Bench, tagged
 
 if TYPE_CHECKING:
@@ -267,13 +266,6 @@ def test_stored_partitions_are_listed(tmp_path: Path) -> None:
     on_disk(tmp_path, number=3, ordered=True)
     found = {(state.topic, state.partition, state.extend, state.ordered) for state in stored_partitions(tmp_path)}
     assert found == {("orders", 0, True, False), ("orders", 3, False, True)}
-
-
-def test_an_error_names_a_damaged_state(tmp_path: Path) -> None:
-    on_disk(tmp_path)
-    (tmp_path / "orders/orders-0.channels.json").write_text("{")
-    with pytest.raises(InvalidSetting, match=r"orders-0\.channels\.json"):
-        on_disk(tmp_path)
 
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "always"])

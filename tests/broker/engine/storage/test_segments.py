@@ -53,7 +53,7 @@ def test_files_contain_their_begin(tmp_path: Path) -> None:
     for number in range(5):
         bench.publish(f"m{number}")
     bases = sorted((tmp_path / "orders").glob("*.base.json"))
-    assert [orjson.loads(base.read_bytes()) for base in bases] == [
+    assert [orjson.loads(base.read_bytes())["content"] for base in bases] == [
         {"offset": 0, "count": 0},
         {"offset": 64, "count": 2},
         {"offset": 128, "count": 4},
@@ -97,14 +97,27 @@ def test_a_damaged_begin_is_derived_from_the_file_before(
     assert Bench(data_path=tmp_path, disk=SMALL).partition.log.end_count == 6
 
 
-def test_an_unknown_begin_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_begin_is_known_from_the_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(data_path=tmp_path, disk=SMALL)
     for number in range(6):
         bench.publish(f"m{number}")
+    bench.partition.close()
     (tmp_path / "orders/orders-0.diskqueue.000000.dat").unlink()
     (tmp_path / "orders/orders-0.diskqueue.000001.base.json").unlink()
-    with pytest.raises(InvalidSetting, match=r"000001\.base\.json"):
-        Bench(data_path=tmp_path, disk=SMALL)
+    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    assert (log.start_offset, log.end_offset, log.end_count) == (64, 192, 6)
+    assert "the records begin at offset 64" in caplog.text
+
+
+def test_a_file_with_an_unknown_begin_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(data_path=tmp_path, disk=SMALL)
+    for number in range(6):
+        bench.publish(f"m{number}")
+    for name in ("diskqueue.000000.dat", "diskqueue.000001.base.json", "channels.json", "channels.json.copy"):
+        (tmp_path / f"orders/orders-0.{name}").unlink()
+    log = Bench(data_path=tmp_path, disk=SMALL).partition.log
+    assert (log.start_offset, log.end_offset, log.end_count) == (128, 192, 6)
+    assert "000001.dat begins at an unknown offset; renamed to orders-0.diskqueue.000001.dat.lost" in caplog.text
 
 
 @pytest.mark.parametrize("takes", [0, 7])

@@ -1,0 +1,118 @@
+"""Large batches are stored in parts, and other clients have their turns between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import pack
+
+import anyio
+import httpx
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.broker.engine.errors import Refusal
+from nsqext.broker.engine.partition import NewMessage, Stored
+from nsqext.broker.nsqd import batch_store
+from nsqext.broker.nsqd.batch_store import is_large, store_in_parts
+from nsqext.broker.nsqd.node import Hosted
+from tests.support.blocking_client import BlockingClient
+from tests.support.engine_partition import Bench
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ten messages a large batch."""
+    monkeypatch.setattr(batch_store, "_PART", 9)
+
+
+def bodies(bench: Bench) -> list[str]:
+    log = bench.partition.log
+    entries = [log.at(number) for number in range(1, log.end_count + 1)]
+    return [entry.record.body.decode() for entry in entries if entry is not None]
+
+
+async def test_other_publishes_wait_and_other_tasks_run() -> None:
+    bench = Bench()
+    hosted = Hosted(bench.partition)
+    seen: list[str] = []
+
+    def put(part: Sequence[str]) -> Stored:
+        seen.append(f"{len(part)}")
+        return bench.partition.put([NewMessage(body.encode()) for body in part])
+
+    async def publish(*names: str) -> Stored:
+        return await store_in_parts(hosted, names, put)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publish, *(f"a{number}" for number in range(20)))
+        await anyio.lowlevel.checkpoint()
+        assert is_large(hosted, ["b"]), "a small one waits for the large one"
+        tasks.start_soon(publish, "b")
+        while bench.partition.log.end_count < 21:
+            seen.append("-")
+            await anyio.lowlevel.checkpoint()
+    assert bodies(bench) == [*(f"a{number}" for number in range(20)), "b"]
+    assert [text for text in seen if text != "-"] == ["9", "9", "2", "1"]
+    assert "-" in seen[seen.index("9") : seen.index("2")]
+    assert not is_large(hosted, ["b"])
+
+
+async def test_what_is_stored_is_one_batch() -> None:
+    bench = Bench()
+    stored = await store_in_parts(
+        Hosted(bench.partition),
+        [NewMessage(b"%d" % number) for number in range(20)],
+        lambda part: bench.partition.put(list(part)),
+    )
+    assert (stored.message_id, stored.offset, len(stored.entries)) == (2, 0, 20)
+    assert stored.size == bench.partition.log.end_offset
+    assert [len(part.entries) for part in stored.parts] == [9, 9, 2]
+
+
+async def test_a_batch_that_is_refused_in_the_middle_leaves_nothing() -> None:
+    bench = Bench()
+    bench.publish("before")
+    hosted = Hosted(bench.partition)
+
+    def put(part: Sequence[str]) -> Stored:
+        if "9" in part:
+            raise Refusal("full")
+        return bench.partition.put([NewMessage(body.encode()) for body in part])
+
+    with pytest.raises(Refusal, match="full"):
+        await store_in_parts(hosted, [f"{number}" for number in range(20)], put)
+    assert bodies(bench) == ["before"]
+    assert hosted.storing is None
+    bench.publish("after")
+    assert bench.consume(ready=9).bodies() == []
+    assert bodies(bench) == ["before", "after"]
+
+
+@pytest.fixture(scope="module", params=["ha", "nsq"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Servers of a generation; the redesigned ones replicate."""
+    with Cluster(nodes=2 if request.param == "ha" else 1, generation=request.param) as cluster:
+        cluster.create_topic("t", replicas=2 if request.param == "ha" else 1, channels=["ch"])
+        yield cluster
+
+
+def test_large_batches_arrive_over_tcp_and_http(cluster: Cluster) -> None:
+    leader = cluster.nodes[cluster.leader("t") if len(cluster.nodes) > 1 else "n1"]
+    wanted = [b"%03d" % number for number in range(150)]
+    batch = pack(">I", 50) + b"".join(pack(">I", 3) + body for body in wanted[:50])
+    with BlockingClient(leader.tcp) as client:
+        assert client.ask("MPUB t", batch) == b"OK"
+        lines = b"\n".join(wanted[50:100])
+        assert httpx.post(f"http://{leader.http}/mpub?topic=t", content=lines).text == "OK"
+        binary = pack(">I", 50) + b"".join(pack(">I", 3) + body for body in wanted[100:])
+        assert httpx.post(f"http://{leader.http}/mpub?topic=t&binary=true", content=binary).text == "OK"
+        assert client.ask("SUB t ch") == b"OK"
+        client.send("RDY 200")
+        found = []
+        for _ in wanted:
+            message_id, _, body = client.message()
+            client.finish(message_id)
+            found.append(body)
+    assert sorted(found) == wanted

@@ -262,8 +262,8 @@ class RealCluster:
 
     key_failover: bool = False
     settle: float = 90.0
-    shortest: float = 25.0
-    """Longer than the lease: a leader that is killed and starts again within it loses messages that it acknowledged."""
+    shortest: float = 45.0
+    """A leader that is killed and starts again before another replica leads loses messages that it acknowledged."""
 
     def __init__(self) -> None:
         self.lookupd: list[str] = REAL.split(",")

@@ -5,6 +5,7 @@ With one connection per node, publishes to a partition are sent over one connect
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Collection
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ("ConnectionPool", "PooledNode")
 
+logger: logging.Logger = logging.getLogger("nsqext.producer")
+
 _TICK = 0.25
 _IDLE_TICK = 5.0
 """Longest time between two checks of a connection without a request in flight: only heartbeats need them."""
@@ -33,6 +36,8 @@ _FIRST_REST = 0.1
 _LONGEST_REST = 5.0
 _LAST = 1.0
 """Seconds for sending written bytes of all connections when the pool is closed."""
+_LOG_PAUSE = 60.0
+"""Seconds in which the end of a connection to a node is logged once."""
 
 _clock = time.monotonic
 
@@ -47,14 +52,18 @@ class PooledNode:
         rest_until: a node that could not be reached is avoided until then, in seconds of the monotonic clock.
         wanted: a topic needs the node.
         reported: whether the connection was reported as an event, and its end was not.
+        logged_at: when the end of a connection was logged last; None before the first connection.
+        ended_at: when the connection ended whose end was logged and whose successor was not; None for none.
     """
 
     __slots__ = (
         "address",
         "connecting",
         "connection",
+        "ended_at",
         "failure",
         "failures",
+        "logged_at",
         "negotiated",
         "node",
         "reported",
@@ -73,6 +82,8 @@ class PooledNode:
         self.rest_until: float = 0.0
         self.wanted: bool = True
         self.reported: bool = False
+        self.logged_at: float | None = None
+        self.ended_at: float | None = None
 
     @property
     def in_flight(self) -> int:
@@ -85,6 +96,23 @@ class PooledNode:
         self.failures += 1
         longest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 10))
         self.rest_until = _clock() + random.uniform(longest / 2, longest)
+
+    def log_connected(self) -> None:
+        """Log the first connection, and one that follows an end that was logged."""
+        if self.logged_at is None:
+            self.logged_at = float("-inf")
+            logger.info("connected to %s", self.node, extra={"node": self.node})
+        elif self.ended_at is not None:
+            seconds = _clock() - self.ended_at
+            logger.info("connected to %s: back after %.1f s", self.node, seconds, extra={"node": self.node})
+        self.ended_at = None
+
+    def log_ended(self, reason: object) -> None:
+        """Log that a connection ended, once in a while."""
+        now = _clock()
+        if self.logged_at is not None and now - self.logged_at >= _LOG_PAUSE:
+            self.logged_at = self.ended_at = now
+            logger.info("connection to %s ended: %s", self.node, reason, extra={"node": self.node})
 
 
 class ConnectionPool:
@@ -154,6 +182,7 @@ class ConnectionPool:
             node.failures = 0
             node.rest_until = 0.0
             node.reported = True
+            node.log_connected()
             self._events.emit("connected", None, None, node.node)
         except NsqError as error:
             node.failed(error)
@@ -172,6 +201,8 @@ class ConnectionPool:
         connection.close()
         if node.reported:
             node.reported = False
+            if reason is not None and not self._closed:
+                node.log_ended(reason)
             self._events.emit("disconnected", None, None, node.node, str(reason or "closed"))
 
     async def run(self) -> None:

@@ -400,6 +400,8 @@ class Router:
         for partition, node in view.leaders.items():
             known = before.get(partition, node)
             if known != node:
+                where = {"topic": view.topic, "partition": partition, "node": str(node)}
+                logger.info("%s partition %d: leader moved to %s", view.topic, partition, node, extra=where)
                 self._events.emit("leader_moved", view.topic, partition, str(node), f"was {known}")
 
     def _keep_nodes(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import anyio
 import pytest
 
@@ -86,6 +88,22 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
                 await first.expect("IDENTIFY")
                 await first.expect_end()
         await pool.aclose()
+
+
+async def test_connections_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqext.producer")
+    async with scripted_node() as node:
+        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
+        place = pool.node(node.address)
+        for _ in range(4):
+            await pool.connection(place)
+            await (await node.accept()).close()
+            await until(lambda: pool.connections == 0)
+        await pool.aclose()
+    first, ended, back = [record.getMessage() for record in caplog.records]
+    assert first == f"connected to {node}"
+    assert ended.startswith(f"connection to {node} ended: ")
+    assert back.startswith(f"connected to {node}: back after 0.")
 
 
 async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -112,7 +113,8 @@ async def test_unkeyed_messages_hardly_notice_a_node_that_dies() -> None:
     assert taken - pauses.total < 1.5
 
 
-async def test_a_leader_that_moves_is_an_event(cluster: Cluster) -> None:
+async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqext.producer")
     cluster.create_topic("moves", replicas=2, channels=["ch"])
     events: list[ClientEvent] = []
     producer = Producer(cluster.lookupd)
@@ -126,6 +128,8 @@ async def test_a_leader_that_moves_is_an_event(cluster: Cluster) -> None:
     (moved,) = [event for event in events if event.kind == "leader_moved"]
     assert (moved.topic, moved.partition, moved.node) == ("moves", 0, cluster.nodes[new].tcp)
     assert moved.detail == f"was {cluster.nodes[old].tcp}"
+    assert caplog.text.count(f"moves partition 0: leader moved to {moved.node}") == 1
+    assert caplog.text.count(f"connected to {moved.node}") == 1
     assert {event.node for event in events if event.kind == "connected"} >= {moved.node, cluster.nodes[old].tcp}
 
 

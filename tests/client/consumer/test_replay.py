@@ -50,7 +50,7 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
     assert (letter.key, letter.tag, letter.trace_id) == ("ann", "red", 7)
 
 
-async def test_a_replay_connects_as_it_is_told() -> None:
+async def test_a_replay_takes_connection_options() -> None:
     """The embedded cluster has no TLS: nothing is sent in the clear."""
     with Cluster(nodes=1) as cluster, anyio.fail_after(30):
         cluster.create_topic("dead", extend=True, channels=["replay"])

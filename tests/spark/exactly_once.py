@@ -2,7 +2,8 @@
 
 A driver streams topics of all kinds into Parquet, while messages are published and nodes are killed and leaders moved
 at random. The whole driver (Python, Java, workers) is ended by kill -9 at random moments and started again. At the end
-every message must be in the output once.
+every message must be in the output once. A second query counts the messages of a topic by windows and publishes the
+counts to another topic: at the end each window must be there with its count, once after `nsqext.spark.dedupe`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from nsqext.errors import DeliveryUnknown, NsqError
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.options import ClientConfig
 from nsqext.sync import Producer
+from tests.spark.exactly_once_driver import WINDOW
 from tests.support.spark_cluster import Servers, running_servers
 from tests.support.spark_queries import starting, wait_for
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 _DRIVER = "tests.spark.exactly_once_driver"
+_LAST = 10_000_000
+"""Number of a last message, which completes all windows."""
 _RATE = 400
 _PATIENCE = 150.0
 _SMALL = {"maxOffsetsPerTrigger": "700", "maxRecordsPerPartition": "200"}
@@ -92,6 +96,12 @@ class Publishing:
                 else:
                     self.stored.add(body)
 
+    def close(self, topic: str) -> None:
+        """Publish a last message, after which all windows are complete."""
+        with Producer(self.lookupd) as producer:
+            producer.publish(topic, f"{topic} {_LAST}".encode())
+        self.stored.add(f"{topic} {_LAST}")
+
 
 @define
 class Trouble:
@@ -142,10 +152,12 @@ class Driver:
     Attributes:
         folder: where it keeps everything.
         options: of the source.
+        counts: topics ``source`` and ``target`` of the query that counts, and ``lookupd``; empty without it.
     """
 
     folder: Path
     options: dict[str, str]
+    counts: dict[str, str] = field(factory=dict)
 
     def start(self, mode: str) -> subprocess.Popen[bytes]:
         """Start it, in a session of its own: everything that it starts can be found by that."""
@@ -154,7 +166,8 @@ class Driver:
             "PYTHONPATH": str(ROOT),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        command = [sys.executable, "-m", _DRIVER, mode, str(self.folder), json.dumps(self.options)]
+        given = (json.dumps(self.options), json.dumps(self.counts))
+        command = [sys.executable, "-m", _DRIVER, mode, str(self.folder), *given]
         with (self.folder / "driver.log").open("ab") as log:
             return subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -228,7 +241,13 @@ def running(*programs: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def run(
-    kills: int, seed: int, folder: Path, servers: Servers, finish: Callable[[Driver], None] = Driver.finish
+    kills: int,
+    seed: int,
+    folder: Path,
+    servers: Servers,
+    finish: Callable[[Driver], None] = Driver.finish,
+    *,
+    count: bool = False,
 ) -> Result:
     """Publish, cause faults, kill; then compare.
 
@@ -238,11 +257,13 @@ def run(
         folder: where the driver keeps everything.
         servers: the cluster.
         finish: reads to the end when all is quiet.
+        count: also count the messages of a topic, and publish the counts.
     """
     began, chance = time.monotonic(), random.Random(seed)
+    extend = servers.make_topic("extend", 1, extend=True, replicas=3)
     topics = {
         servers.make_topic("plain", 2, replicas=3): 2,
-        servers.make_topic("extend", 1, extend=True, replicas=3): 1,
+        extend: 1,
         servers.make_topic("ordered", 2, ordered=True, replicas=3): 2,
     }
     driver = Driver(
@@ -256,14 +277,20 @@ def run(
         }
         | _SMALL,
     )
+    if count:
+        target = servers.make_topic("counts", extend=True, replicas=3)
+        driver.counts = {"source": extend, "target": target, "lookupd": servers.options["lookupd"]}
     publishing = Publishing(list(servers.lookupd), topics, random.Random(seed + 1))
     trouble = Trouble(servers.cluster, topics, random.Random(seed + 2)) if servers.cluster is not None else None
     with running(publishing.run, *([trouble.run] if trouble else [])):
         for number in range(1, kills + 1):
             say(f"kill {number}: {driver.run_and_kill(chance)}")
     driver.options |= _AT_LAST
+    publishing.close(extend)
     finish(driver)
     result = compare(driver, publishing, anyio.run(ends, servers, topics), servers.first)
+    if count:
+        compare_counts(driver, result)
     result.numbers |= {
         "kills of the driver": kills,
         "nodes killed": trouble.killed if trouble else 0,
@@ -316,6 +343,19 @@ def compare(driver: Driver, publishing: Publishing, ends: dict[tuple[str, int], 
     return Result(numbers, wrong)
 
 
+def compare_counts(driver: Driver, result: Result) -> None:
+    """Compare the published counts with the rows, and add what is wrong to the result."""
+    rows = json.loads((driver.folder / "found.json").read_text())
+    numbers = [int(body.split()[1]) for topic, *_, body in rows if topic == driver.counts["source"]]
+    expected = Counter(number - number % WINDOW for number in numbers if number < _LAST)
+    counts = json.loads((driver.folder / "counts.json").read_text())
+    found = Counter((first, count) for first, count in counts["windows"])
+    windows = Counter(expected.items())
+    result.numbers |= {"windows": len(found), "windows published twice": counts["messages"] - found.total()}
+    if different := sorted((found - windows) + (windows - found)):
+        result.wrong.append(f"{len(different)} windows differ: {different[:5]}")
+
+
 def main() -> int:
     """Run what the command line asks for; 1 when anything was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark.exactly_once", description=__doc__)
@@ -326,7 +366,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary, running_servers() as servers:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        result = run(given.kills, given.seed, folder, servers)
+        result = run(given.kills, given.seed, folder, servers, count=True)
     for name, number in result.numbers.items():
         say(f"{name:32} {number:>10}")
     for problem in result.wrong:

@@ -1,17 +1,29 @@
-"""The program that is killed: a streaming query into Parquet, in a process (and a Java) of its own."""
+"""The program that is killed: streaming queries, in a process (and a Java) of its own.
+
+One query writes topics to Parquet. Another one counts the messages of a topic by windows, and publishes each window to
+a topic as soon as it is complete.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sf
+
+from tests.support.spark_standalone import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ("COLUMNS", "finish")
+__all__ = ("COLUMNS", "WINDOW", "finish")
+
+WINDOW = 50
+"""Numbers of messages in a window: their number is taken as the time in seconds."""
 
 COLUMNS = ("topic", "partition", "offset", "message_id", "value")
 
@@ -27,7 +39,7 @@ def open_session(folder: Path) -> SparkSession:
         .appName("exactly once")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "768m")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
@@ -51,23 +63,63 @@ def start(session: SparkSession, folder: Path, options: dict[str, str], **trigge
     )
 
 
-def main(mode: str, folder: Path, options: dict[str, str]) -> None:
-    """Run until killed, or (``finish``) to the end of the topics, and tell which rows there are."""
+def start_counts(session: SparkSession, folder: Path, counts: Mapping[str, str], **trigger: Any) -> StreamingQuery:
+    """Start the query that counts messages by windows of their numbers, and publishes the counts."""
+    options = {"subscribe": counts["source"], "channel": "counts", "startingOffsets": "earliest"}
+    messages = session.readStream.format("nsqext").options(**options, lookupd=counts["lookupd"]).load()
+    number = sf.split_part(sf.col("value").cast("string"), sf.lit(" "), sf.lit(2)).cast("long")
+    times = messages.select(sf.timestamp_seconds(number).alias("at"))
+    # one partition, one publisher: the numbers are in order
+    windows = times.withWatermark("at", "0 seconds").groupBy(sf.window("at", f"{WINDOW} seconds").alias("span")).count()
+    first = sf.unix_seconds("span.start").cast("string")
+    rows = windows.select(
+        sf.concat_ws(" ", first, sf.col("count").cast("string")).alias("value"),
+        # not the id of the row, which another order of the rows would change
+        sf.create_map(sf.lit("nsqext_id"), first).alias("headers"),
+    )
+    return (
+        rows.writeStream.format("nsqext")
+        .options(lookupd=counts["lookupd"], topic=counts["target"])
+        .option("checkpointLocation", str(folder / "counts-checkpoint"))
+        .trigger(**trigger)
+        .start()
+    )
+
+
+def main(mode: str, folder: Path, options: dict[str, str], counts: dict[str, str]) -> None:
+    """Run until killed, or (``finish``) to the end of the topics, and write down which rows exist."""
     session = open_session(folder)
     if mode == "run":
-        start(session, folder, options, processingTime="0 seconds").awaitTermination()
+        start(session, folder, options, processingTime="0 seconds")
+        if counts:
+            start_counts(session, folder, counts, processingTime="0 seconds")
+        session.streams.awaitAnyTermination()
         return
-    finish(session, folder, options)
+    finish(session, folder, options, counts)
     session.stop()
 
 
-def finish(session: SparkSession, folder: Path, options: dict[str, str]) -> None:
-    """Read to the end, and write down which rows there are, as Spark sees them."""
+def finish(session: SparkSession, folder: Path, options: dict[str, str], counts: dict[str, str]) -> None:
+    """Read to the end, and write down which rows exist, as Spark sees them."""
     start(session, folder, options, availableNow=True).awaitTermination()
+    if counts:
+        finish_counts(session, folder, counts)
     rows = session.read.parquet(str(folder / "rows")).select(*COLUMNS).collect()
     found = [[row.topic, row.partition, row.offset, row.message_id.hex(), row.value.decode()] for row in rows]
     (folder / "found.json").write_text(json.dumps(found))
 
 
+def finish_counts(session: SparkSession, folder: Path, counts: dict[str, str]) -> None:
+    """Count to the end, and write down the published counts: number of messages, and windows without duplicates."""
+    from nsqext.spark import dedupe
+
+    start_counts(session, folder, counts, availableNow=True).awaitTermination()
+    options = {"lookupd": counts["lookupd"], "subscribe": counts["target"], "includeHeaders": "true"}
+    published = session.read.format("nsqext").options(**options).load()
+    once = [row.value.decode().split() for row in dedupe(published).select("value").collect()]
+    found = {"messages": published.count(), "windows": [[int(first), int(count)] for first, count in once]}
+    (folder / "counts.json").write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))

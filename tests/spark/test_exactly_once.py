@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.exactly_once import Driver, Publishing, compare, run
+from tests.spark.exactly_once import Driver, Publishing, Result, compare, compare_counts, run
 from tests.spark.exactly_once_driver import finish
 from tests.support.spark_cluster import running_servers
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @pytest.mark.timeout(300)
 def test_every_message_is_in_parquet_once(spark: SparkSession, tmp_path: Path) -> None:
     with running_servers() as servers:
-        result = run(2, 1, tmp_path, servers, finish=lambda driver: finish(spark, driver.folder, driver.options))
+        # with this seed the drivers are killed soon after their first batches
+        result = run(2, 7, tmp_path, servers, finish=lambda driver: finish(spark, driver.folder, driver.options, {}))
     assert result.wrong == []
     assert result.numbers["rows"] >= result.numbers["messages acknowledged"] > 1000
 
@@ -44,3 +45,21 @@ def test_the_comparison_finds_what_is_wrong(rows: list[list[object]], problem: s
     publishing = Publishing([], {}, random.Random(1), stored={"one", "two"}, unknown={"unknown"})
     wrong = compare(Driver(tmp_path, {}), publishing, {("t", 0): 2}, 0).wrong
     assert any(found.startswith(problem) for found in wrong) if problem else wrong == []
+
+
+@pytest.mark.parametrize(
+    ("windows", "wrong"),
+    [
+        ([[0, 2], [50, 1]], []),
+        ([[0, 2]], ["1 windows differ: [(50, 1)]"]),
+        ([[0, 2], [0, 2], [50, 1]], ["1 windows differ: [(0, 2)]"]),
+        ([[0, 1], [50, 1]], ["2 windows differ: [(0, 1), (0, 2)]"]),
+    ],
+)
+def test_the_comparison_finds_wrong_counts(windows: list[list[int]], wrong: list[str], tmp_path: Path) -> None:
+    bodies = ["t 7", "t 8", "t 50", f"t {10_000_000}"]
+    (tmp_path / "found.json").write_text(json.dumps([["t", 0, 0, "a", body] for body in bodies]))
+    (tmp_path / "counts.json").write_text(json.dumps({"messages": 3, "windows": windows}))
+    result = Result({}, [])
+    compare_counts(Driver(tmp_path, {}, {"source": "t"}), result)
+    assert result.wrong == wrong

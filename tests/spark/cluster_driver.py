@@ -1,50 +1,59 @@
-"""The driver of `tests.spark.cluster_run`: one job of a session on a standalone cluster.
+"""The driver of `tests.spark.cluster_run`: jobs of a session on a standalone cluster.
 
-``python -m tests.spark.cluster_driver JOB OPTIONS``, where the options are JSON.
+``python -m tests.spark.cluster_driver JOBS OPTIONS``: names of jobs with commas between them, and options as JSON.
+Prints the result of each job as a line of JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import nsqext.spark
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 def main() -> None:
-    """Run a job and print its result as JSON."""
-    job, given = sys.argv[1], json.loads(sys.argv[2])
-    builder = SparkSession.builder.master(given["master"]).appName(job)
+    """Run the jobs and print their results."""
+    given = json.loads(sys.argv[2])
+    builder = SparkSession.builder.master(given["master"]).appName(sys.argv[1])
     for name, value in given["conf"].items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     nsqext.spark.register(spark)
-    sys.stdout.write(f"{json.dumps(JOBS[job](spark, given))}\n")
-    sys.stdout.flush()
+    for job in sys.argv[1].split(","):
+        sys.stdout.write(f"{json.dumps(JOBS[job](spark, given))}\n")
+        sys.stdout.flush()
     spark.stop()
 
 
 def write(spark: SparkSession, given: dict[str, str]) -> object:
     """Publish numbered rows."""
-    numbers = spark.range(0, int(given["rows"]), 1, int(given["tasks"]))
+    numbers = spark.range(0, int(given["rows"]), 1, 8)
     values = numbers.select(sf.col("id").cast("string").alias("value"))
-    # tasks that take a while, so that an executor can be killed meanwhile
-    slow = values.mapInArrow(_slowly, "value string")
+    slow = values.mapInArrow(partial(_slowly, given["folder"]), "value string")
     slow.write.format("nsqext").mode("append").options(lookupd=given["lookupd"], topic=given["topic"]).save()
     return int(given["rows"])
 
 
-def _slowly(batches):  # type: ignore[no-untyped-def]
+def _slowly(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Make tasks last long enough to be killed in their middle."""
     import time
 
     for batch in batches:
         for start in range(0, batch.num_rows, 500):
-            time.sleep(0.1)
             yield batch.slice(start, 500)
+            (Path(folder) / "writing").touch()
+            time.sleep(0.1)
 
 
 def read(spark: SparkSession, given: dict[str, str]) -> object:
@@ -71,13 +80,13 @@ def stream(spark: SparkSession, given: dict[str, str]) -> object:
     query = (
         rows.select("topic", "partition", "offset", "value")
         .writeStream.format("parquet")
-        .option("path", f"{given['out']}/rows")
-        .option("checkpointLocation", f"{given['out']}/checkpoint")
+        .option("path", f"{given['folder']}/rows")
+        .option("checkpointLocation", f"{given['folder']}/checkpoint")
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    return os.getpid()
+    return len(query.recentProgress)
 
 
 JOBS = {"read": read, "stream": stream, "write": write}

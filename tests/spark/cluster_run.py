@@ -2,7 +2,8 @@
 
 Starts an NSQ cluster of three nodes, a Spark master and two workers. The environment is delivered with
 ``spark.archives``, packed by venv-pack. Kills an executor during a batch write, and a worker and the driver during a
-stream; then compares the contents. ``--short`` delivers a link to this interpreter instead of a packed environment.
+stream; then compares the contents, and runs the Spark programs of ``examples``. ``--short`` delivers a link to this
+interpreter instead of a packed environment.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.dataset as ds
 from attrs import frozen
 
 from nsqext.broker import Cluster
-from tests.support.spark_standalone import Standalone, archive_of_link, archive_of_venv, standalone
+from tests.support.spark_standalone import JAVA_OPTIONS, Standalone, archive_of_link, archive_of_venv, standalone
 
 ROOT = Path(__file__).parent.parent.parent
-TOPIC = "numbers"
 PARTITIONS = 4
-_DEADLINE = 400.0
+_BATCHES = 10
+"""Batches of the stream."""
+_DEADLINE = 200.0
 
 
 def say(text: str) -> None:
@@ -37,17 +42,31 @@ def say(text: str) -> None:
 
 
 @frozen
-class Job:
-    """A driver that was started."""
+class Driver:
+    """A running driver, which does one job after the other."""
 
     process: subprocess.Popen[str]
     errors: Path
 
     def result(self) -> object:
-        """Wait for the end, and return what the driver printed."""
-        out, _ = self.process.communicate(timeout=_DEADLINE)
-        assert self.process.returncode == 0, self.errors.read_text()[-5000:]
-        return json.loads(out.splitlines()[-1])
+        """Wait until the next job has ended, and return what the driver printed about it."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors.read_text()[-5000:]
+        return json.loads(line)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition while the driver runs."""
+        deadline = time.monotonic() + _DEADLINE
+        while not condition():
+            assert self.process.poll() is None, self.errors.read_text()[-5000:]
+            assert time.monotonic() < deadline, self.errors.read_text()[-5000:]
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End the driver and its Java process by SIGKILL."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
 
 
 @frozen
@@ -57,6 +76,7 @@ class Run:
     Attributes:
         spark: the Spark cluster.
         lookupd: lookup address of the NSQ cluster.
+        topic: an empty topic.
         archive: the environment of workers.
         folder: for files.
         rows: number of messages.
@@ -64,85 +84,118 @@ class Run:
 
     spark: Standalone
     lookupd: str
+    topic: str
     archive: Path
     folder: Path
     rows: int
 
-    def start(self, job: str, **given: object) -> Job:
-        """Start a driver."""
-        conf = {
+    def _conf(self) -> dict[str, str]:
+        return {
             "spark.archives": f"{self.archive}#environment",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "768m",
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+            "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+            "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "WARN",
-            "spark.executor.memory": "512m",
             "spark.sql.shuffle.partitions": "2",
             "spark.task.maxFailures": "8",
         }
-        options = {"master": self.spark.url, "conf": conf, "lookupd": self.lookupd, "topic": TOPIC, **given}
+
+    def _environment(self) -> dict[str, str]:
+        own = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": "./environment/bin/python", "SPARK_LOCAL_IP": "127.0.0.1"}
+        return os.environ | own
+
+    def _home(self) -> Path:
         home = self.folder / "driver"
         home.mkdir(exist_ok=True)
-        errors = self.folder / f"{job}.log"
-        env = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "PYSPARK_PYTHON": "./environment/bin/python",
-            "SPARK_LOCAL_IP": "127.0.0.1",
+        return home
+
+    @contextmanager
+    def driver(self, *jobs: str) -> Iterator[Driver]:
+        """Run a driver."""
+        options = {
+            "master": self.spark.url,
+            "conf": self._conf(),
+            "lookupd": self.lookupd,
+            "topic": self.topic,
+            "rows": self.rows,
+            "batch": max(self.rows // _BATCHES, 1),
+            "folder": str(self.folder),
         }
+        errors = self.folder / f"{'-'.join(jobs)}.log"
         with errors.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.cluster_driver", job, json.dumps(options)],
+                [sys.executable, "-m", "tests.spark.cluster_driver", ",".join(jobs), json.dumps(options)],
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env=env,
-                cwd=home,
+                env=self._environment(),
+                cwd=self._home(),
                 start_new_session=True,
             )
-        return Job(process, errors)
+        driver = Driver(process, errors)
+        try:
+            yield driver
+        finally:
+            if process.poll() is None:
+                driver.kill()
 
-    def write(self) -> None:
-        """Publish while an executor is killed."""
-        job = self.start("write", rows=self.rows, tasks=8)
-        self._wait(lambda: self.spark.executors(0), job)
-        time.sleep(3)
-        say(f"executor killed: {self.spark.kill_executor(0)}")
-        job.result()
+    def example(self, name: str, *arguments: str) -> str:
+        """Run an example on the Spark cluster; returns what it prints."""
+        conf = [f"--conf {shlex.quote(f'{option}={value}')}" for option, value in self._conf().items()]
+        command = [sys.executable, str(ROOT / "examples" / name), "--lookupd", self.lookupd, "--master", self.spark.url]
+        done = subprocess.run(
+            [*command, *arguments],
+            env=self._environment() | {"PYSPARK_SUBMIT_ARGS": f"{' '.join(conf)} pyspark-shell"},
+            cwd=self._home(),
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-5000:]
+        return done.stdout
 
-    def read(self) -> list[int]:
-        """Return the numbers of messages, ids and values."""
-        found = self.start("read").result()
+    def batches(self) -> int:
+        """Return the number of completed batches of the stream."""
+        return len(list(self.folder.glob("checkpoint/commits/[0-9]*")))
+
+    def write_and_read(self, driver: Driver) -> int:
+        """Publish while an executor is killed, and read; returns the number of messages."""
+        driver.wait_for((self.folder / "writing").exists)
+        assert self.spark.kill_executor(0)
+        say("executor killed")
+        assert driver.result() == self.rows
+        found = driver.result()
         assert isinstance(found, list)
-        return found
+        total, ids, values = found
+        say(f"batch: {total} messages, {ids} ids, {values} values of {self.rows} rows")
+        assert ids == values == self.rows, "the ids tell duplicates apart, and nothing is missing"
+        assert total >= self.rows
+        return int(total)
 
-    def stream(self) -> Counter[tuple[int, int]]:
-        """Stream while a worker and the driver are killed; returns how often each message was written."""
-        out = self.folder / "out"
-        batch = {"out": str(out), "batch": max(self.rows // 20, 1)}
-        job = self.start("stream", **batch)
-        self._wait(lambda: len(list(out.glob("checkpoint/commits/[0-9]*"))) >= 2, job)
+    def kill_during_stream(self, driver: Driver) -> None:
+        """Kill a worker and then the driver, each in the middle of the stream."""
+        driver.wait_for(lambda: self.batches() >= 2)
         self.spark.kill_worker(1)
         say("worker killed")
-        self._wait(lambda: len(list(out.glob("checkpoint/commits/[0-9]*"))) >= 5, job)
-        os.killpg(job.process.pid, signal.SIGKILL)
-        job.process.communicate()
-        say("driver killed")
-        self.spark.start_worker()
-        self.start("stream", **batch).result()
-        files = _committed(out / "rows")
-        table = ds.dataset(files, format="parquet").to_table(columns=["partition", "offset"])
+        before = self.batches()
+        driver.wait_for(lambda: self.batches() >= before + 2)
+        driver.kill()
+        say(f"driver killed after {self.batches()} batches")
+        assert self.batches() < _BATCHES, "messages are left"
+
+    def streamed(self) -> Counter[tuple[int, int]]:
+        """Return how often each message is in the files of the stream."""
+        table = ds.dataset(committed_files(self.folder / "rows"), format="parquet").to_table(["partition", "offset"])
         return Counter(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
 
-    def _wait(self, condition, job: Job) -> None:  # type: ignore[no-untyped-def]
-        deadline = time.monotonic() + _DEADLINE
-        while not condition():
-            assert job.process.poll() is None, job.errors.read_text()[-5000:]
-            assert time.monotonic() < deadline, job.errors.read_text()[-5000:]
-            time.sleep(0.05)
 
-
-def _committed(folder: Path) -> list[str]:
+def committed_files(folder: Path) -> list[str]:
     """Return the files that Spark's file sink has committed."""
     names: list[str] = []
     for log in (folder / "_spark_metadata").glob("[0-9]*"):
@@ -151,24 +204,27 @@ def _committed(folder: Path) -> list[str]:
     return sorted(set(names))
 
 
-def run(rows: int, *, short: bool) -> None:
-    """Run everything; raises AssertionError if the contents differ."""
-    with tempfile.TemporaryDirectory(prefix="spark") as name, Cluster(nodes=3) as nsq:
-        folder = Path(name)
-        nsq.create_topic(TOPIC, PARTITIONS, extend=True, replicas=2, channels=["keep"])
-        archive = archive_of_link(folder, ROOT) if short else archive_of_venv(folder, ROOT)
-        say(f"environment: {archive.stat().st_size / 1e6:.1f} MB")
-        with standalone(folder) as spark:
-            say(f"Spark at {spark.url}")
-            job = Run(spark, nsq.lookupd[0], archive, folder, rows)
-            job.write()
-            total, ids, values = job.read()
-            say(f"batch: {total} messages, {ids} ids, {values} values of {rows} rows")
-            assert ids == values == rows, "the ids tell duplicates apart, and nothing is missing"
-            assert total >= rows
-            counts = job.stream()
-            say(f"stream: {len(counts)} messages, {sum(counts.values())} rows")
-            assert len(counts) == sum(counts.values()) == total, "every message once"
+def check(run: Run) -> None:
+    """Write, read and stream while processes are killed; raises AssertionError if the contents differ."""
+    with run.driver("write", "read", "stream") as driver:
+        total = run.write_and_read(driver)
+        run.kill_during_stream(driver)
+    with run.driver("stream") as driver:
+        driver.result()
+    counts = run.streamed()
+    say(f"stream: {len(counts)} messages, {sum(counts.values())} rows")
+    assert len(counts) == sum(counts.values()) == total, "every message once"
+
+
+def check_examples(run: Run, topic: str) -> None:
+    """Write, stream and read with the example programs."""
+    out = run.folder / "orders"
+    run.example("spark_write.py", "--topic", topic, "--rows", "1000")
+    run.example("spark_stream.py", "--topic", topic, "--out", str(out), "--once")
+    table = run.example("spark_read.py", "--topic", topic)
+    rows = ds.dataset(committed_files(out / "rows"), format="parquet").to_table(["value"])["value"].to_pylist()
+    assert sorted(rows) == sorted(b'{"id":%d}' % number for number in range(1000))
+    say(table)
 
 
 def main() -> None:
@@ -177,7 +233,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--short", action="store_true", help="do not pack an environment")
     given = parser.parse_args()
-    run(given.rows, short=given.short)
+    with tempfile.TemporaryDirectory(prefix="spark") as name, Cluster(nodes=3) as nsq:
+        folder = Path(name)
+        nsq.create_topic("numbers", PARTITIONS, extend=True, replicas=2, channels=["keep"])
+        archive = archive_of_link(folder, ROOT) if given.short else archive_of_venv(folder, ROOT)
+        say(f"environment: {archive.stat().st_size / 1e6:.1f} MB")
+        with standalone(folder / "spark") as spark:
+            say(f"Spark at {spark.url}")
+            run = Run(spark, nsq.lookupd[0], "numbers", archive, folder, given.rows)
+            check(run)
+            nsq.create_topic("orders", 2, channels=["keep"])
+            check_examples(run, "orders")
     say("contents equal")
 
 

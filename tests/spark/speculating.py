@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.spark_standalone import JAVA_OPTIONS
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -32,7 +34,9 @@ def open_session(master: str) -> SparkSession:
         .appName("speculation")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "768m")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.executor.memory", "512m")
+        .config("spark.executor.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.speculation", "true")
         .config("spark.speculation.interval", "100ms")

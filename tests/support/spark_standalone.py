@@ -15,9 +15,14 @@ from pathlib import Path
 
 from attrs import define, field
 
-__all__ = ("Standalone", "archive_of_link", "archive_of_venv", "standalone")
+__all__ = ("JAVA_OPTIONS", "Standalone", "archive_of_link", "archive_of_venv", "interpreter", "standalone")
+
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Make a Java process that runs for seconds start with half of the CPU time."""
 
 _HOST = "127.0.0.1"
+_HOSTS = ("127.0.0.2", "127.0.0.3") if sys.platform.startswith("linux") else (_HOST, _HOST)
+"""Of the workers. Spark repeats a slow task on another host only; Linux has all of 127.0.0.0/8 on its loopback."""
 _START = 120.0
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -37,14 +42,15 @@ class Standalone:
     url: str
     workers: list[subprocess.Popen[bytes]] = field(factory=list)
 
-    def start_worker(self) -> None:
-        """Start a worker with two cores."""
-        number = len(self.workers)
-        words = ["--host", _HOST, "--cores", "2", "--memory", "1g", "--webui-port", "0"]
-        work = ["--work-dir", str(self.folder / f"work{number}"), self.url]
-        process = _start("org.apache.spark.deploy.worker.Worker", [*words, *work], self.folder / f"worker{number}.log")
-        _wait_for_line(self.folder / f"worker{number}.log", r"Successfully registered with master", process)
-        self.workers.append(process)
+    def start_workers(self) -> None:
+        """Start two workers of two cores each, and wait until the master knows them."""
+        for number, host in enumerate(_HOSTS):
+            words = ["--host", host, "--cores", "2", "--memory", "1g", "--webui-port", "0"]
+            work = ["--work-dir", str(self.folder / f"work{number}"), self.url]
+            log = self.folder / f"worker{number}.log"
+            self.workers.append(_start("org.apache.spark.deploy.worker.Worker", [*words, *work], log, host))
+        for number, process in enumerate(self.workers):
+            _wait_for_line(self.folder / f"worker{number}.log", r"Successfully registered with master", process)
 
     def executors(self, worker: int) -> list[int]:
         """Return the process ids of the executors of a worker."""
@@ -75,11 +81,12 @@ class Standalone:
 
 
 @contextmanager
-def standalone(folder: Path, workers: int = 2) -> Iterator[Standalone]:
-    """Run a cluster."""
+def standalone(folder: Path) -> Iterator[Standalone]:
+    """Run a cluster of two workers."""
+    folder.mkdir(exist_ok=True)
     log = folder / "master.log"
     words = ["--host", _HOST, "--port", "0", "--webui-port", "0"]
-    master = _start("org.apache.spark.deploy.master.Master", words, log)
+    master = _start("org.apache.spark.deploy.master.Master", words, log, _HOST)
     try:
         url = _wait_for_line(log, r"Starting Spark master at (spark://\S+)", master)
     except BaseException:
@@ -88,21 +95,26 @@ def standalone(folder: Path, workers: int = 2) -> Iterator[Standalone]:
         raise
     cluster = Standalone(folder, master, url)
     try:
-        for _ in range(workers):
-            cluster.start_worker()
+        cluster.start_workers()
         yield cluster
     finally:
         cluster.stop()
 
 
-def _start(name: str, words: list[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(name: str, words: list[str], log: Path, host: str) -> subprocess.Popen[bytes]:
     import pyspark
 
     home = Path(pyspark.__file__).parent
     # workers get neither the interpreter nor the path of this process: these have to be delivered
     left_out = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
-    env |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": _HOST, "SPARK_DAEMON_MEMORY": "256m"}
+    env |= {
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": host,
+        "SPARK_LOCAL_HOSTNAME": host,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+    }
     with log.open("wb") as file:
         # exec: the process is the JVM itself, whose children are the executors
         return subprocess.Popen(
@@ -140,18 +152,23 @@ def _command(pid: int) -> str:
         return ""
 
 
-def archive_of_link(folder: Path, *path: Path) -> Path:
-    """Return an archive whose ``bin/python`` starts the interpreter of this process with some folders on its path.
-
-    Delivered as an environment of venv-pack is, and made in no time; it works on this machine only.
-    """
+def interpreter(folder: Path, *path: Path) -> Path:
+    """Return a script that starts the interpreter of this process with some folders on its path."""
     script = folder / "python"
     search = os.pathsep.join(map(str, path))
     script.write_text(f'#!/bin/sh\nPYTHONPATH="{search}:$PYTHONPATH" exec {sys.executable} "$@"\n')
     script.chmod(0o755)
+    return script
+
+
+def archive_of_link(folder: Path, *path: Path) -> Path:
+    """Return an archive whose ``bin/python`` is an `interpreter`.
+
+    Delivered as an environment of venv-pack is, and made in no time; it works on this machine only.
+    """
     archive = folder / "environment.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(script, "bin/python")
+        tar.add(interpreter(folder, *path), "bin/python")
     return archive
 
 

@@ -354,7 +354,9 @@ class SimulatedPath(PosixPath):
         self.disk.move(self, str(target))
         return target
 
-    rename = replace
+    def rename(self, target: Any) -> Any:
+        """Rename."""
+        return self.replace(target)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove a file."""

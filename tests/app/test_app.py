@@ -385,11 +385,13 @@ async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, t
     app = App(cluster.lookupd)
     batches: list[list[bytes]] = []
     later: list[Message] = []
-    done = anyio.Event()
+    done, written = anyio.Event(), anyio.Event()
 
     @app.batch_handler(topics[0], "ch", max_count=3, max_wait=5.0)
     async def write(batch: MessageBatch) -> str:
         batches.append([message.body for message in batch])
+        if sum(map(len, batches)) == 7:
+            written.set()
         return "written"
 
     @app.handler(topics[1], "ch", auto_finish=False)
@@ -406,6 +408,7 @@ async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, t
             await done.wait()
             assert not later[0].answered
             await later[0].finish()
+            await written.wait()
     assert batches[:1] == [[b"alone"]]
     assert sorted(body for batch in batches[1:] for body in batch) == [b"%d" % number for number in range(6)]
     assert max(map(len, batches)) <= 3

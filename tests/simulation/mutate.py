@@ -23,7 +23,7 @@ def find(name: str, most: int) -> tuple[int, str]:
 def main() -> int:
     """Run the mutations and print a table; 1 when one of them is not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutate", description=__doc__)
-    parser.add_argument("--most", type=int, default=30, help="seeds for each mutation")
+    parser.add_argument("--most", type=int, default=100, help="seeds for each mutation")
     parser.add_argument("names", nargs="*", help="mutations; all by default")
     given = parser.parse_args()
     names = given.names or list(MUTATIONS)

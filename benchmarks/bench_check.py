@@ -12,7 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.bench_client import COUNTS, NAMES, VARIANTS, measure_clients, measure_variants
+from benchmarks.bench_client import COUNTS, NAMES, measure_clients, measure_variants
+from benchmarks.curves.child import VARIANTS
 from benchmarks.report import table
 
 BASELINE = Path(__file__).with_name("baseline.json")

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from statistics import median
 
+from benchmarks.curves.child import VARIANTS, child
 from benchmarks.curves.curve import RESULTS
 from benchmarks.peer import BODY
 from benchmarks.report import table, write_section
@@ -20,13 +21,6 @@ from benchmarks.servers import fill, original_nsqd, program_given, redesigned_cl
 
 COUNTS = {"pub": 3200, "pubc": 9600, "mpub": 48_000, "sub": 12_800}
 NAMES = {"pub": "one in flight", "pubc": "64 in flight", "mpub": "batches of 100", "sub": "consume and finish"}
-VARIANTS = {
-    "plain": ("pub", "plain"),
-    "key": ("key", "plain"),
-    "trace id": ("trace", "plain"),
-    "headers": ("ext", "ext"),
-    "key, kept in a header": ("key", "ext"),
-}
 AIMS = {"pub": 0.60, "pubc": 0.70, "mpub": 0.40, "sub": 0.20}
 
 Found = dict[tuple[str, str], dict[str, float]]
@@ -64,8 +58,9 @@ def measure_variants(rounds: int, scale: float = 1.0) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with redesigned_cluster() as address:
         for _ in range(rounds):
-            for name, (mode, topic) in VARIANTS.items():
-                found[name].append(run_peer("nsqext", mode, int(COUNTS["pub"] * scale), address, topic)["cpu"])
+            measured: dict[str, float] = json.loads(child("publish_variants", address, int(COUNTS["pub"] * scale)))
+            for name, cpu in measured.items():
+                found[name].append(cpu)
     return {name: median(values) for name, values in found.items()}
 
 

@@ -3,8 +3,8 @@
 ``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]``.
 Clients: nsqext, uvloop (nsqext on it), asyncnsq, pynsq, and raw: a blocking socket without parsing, which is the floor;
 go-nsq is a program of its own (`benchmarks/go_peer`). Modes: pub (one in flight on each connection), pubc (64 in
-flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), and for nsqext those of
-`EXTRAS`, which publish one at a time. Messages take turns over the topics. CPU is this process's, user and system.
+flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), and for nsqext headersN (one
+in flight, N headers). Messages take turns over the topics. CPU is this process's, user and system.
 """
 
 from __future__ import annotations
@@ -25,13 +25,6 @@ CONCURRENT = 64
 BATCH = 100
 MAX_IN_FLIGHT = 200
 CHANNEL = "ch"
-EXTRAS: dict[str, dict[str, Any]] = {
-    "trace": {"trace_id": 7},
-    "ext": {"headers": {"user": "42", "kind": "a"}},
-    "key": {"key": "user:42"},
-}
-"""Arguments of publishes, by mode; ``headersN`` publishes N headers."""
-
 Publish = Callable[..., Awaitable[Any]]
 
 
@@ -119,7 +112,7 @@ async def run_nsqext(work: Work) -> None:
 
         await consumer.run()
         return
-    extra = EXTRAS.get(work.mode, {})
+    extra: dict[str, Any] = {}
     if work.mode.startswith("headers"):
         extra = {"headers": {f"name-{number}": f"value {number}" for number in range(int(work.mode[7:]))}}
     producers = [await nsqext.Producer(**where).start() for _ in range(work.connections)]

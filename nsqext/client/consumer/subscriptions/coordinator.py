@@ -69,6 +69,7 @@ class SubscriptionGroup:
         self._flush_due = anyio.Event()
         self._tick_due = anyio.Event()
         self._due_at = 0.0
+        self._all_due = 0.0
         self._idle = False
         self._levels: dict[Backoff, int] = {}
 
@@ -83,7 +84,8 @@ class SubscriptionGroup:
         self.opened += 1
         self._flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
         self.rebalance()
-        self._wake_timer()  # its message timeout may be shorter than the pause
+        self._all_due = 0.0  # its message timeout may be shorter than the pause
+        self._wake_timer()
 
     def remove(self, subscription: Subscription) -> bool:
         """Remove a subscription that ended; returns whether it had been added."""
@@ -180,8 +182,12 @@ class SubscriptionGroup:
             self._tick_due.set()
 
     def _tick(self, now: float, late: float) -> None:
+        every = now >= self._all_due
+        if every:
+            self._all_due = now + self._longest_pause()
         for subscription in self.subscriptions:
-            subscription.tick(now)
+            if every or subscription.busy:
+                subscription.tick(now)
         for backoff in self._backoffs():
             backoff.tick(now)
         # before the next distribution: it may raise the total
@@ -190,15 +196,16 @@ class SubscriptionGroup:
 
     def _pause(self) -> float:
         """Return the seconds until the next tick."""
-        subscriptions = self.live
-        in_flight = any(subscription.in_flight for subscription in subscriptions)
-        self._idle = not (in_flight or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
-        if not self._idle:
-            return _TICK
+        busy = any(subscription.busy for subscription in self.live)
+        self._idle = not (busy or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
+        return self._longest_pause() if self._idle else _TICK
+
+    def _longest_pause(self) -> float:
+        """Return the seconds between two ticks of a subscription without messages in flight."""
         shortest = min(
             (
                 min(subscription.msg_timeout, subscription.request.options.connection.heartbeat_interval)
-                for subscription in subscriptions
+                for subscription in self.live
             ),
             default=_IDLE_TICK,
         )

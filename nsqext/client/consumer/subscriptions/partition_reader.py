@@ -223,6 +223,11 @@ class PartitionReader:
     # Ending
 
     @property
+    def busy(self) -> bool:
+        """Whether a response is awaited or something is unsent."""
+        return self._connection.busy
+
+    @property
     def usable(self) -> bool:
         """Whether the connection is open and has no error."""
         return self._connection.usable

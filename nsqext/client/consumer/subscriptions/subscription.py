@@ -179,6 +179,11 @@ class Subscription:
             raise InvalidState("the subscription is not open", topic=self.topic, partition=self.partition)
         return self._reader
 
+    @property
+    def busy(self) -> bool:
+        """Whether messages are in flight or commands unsent, so that `tick` is due several times a second."""
+        return self.in_flight > 0 or (self._reader is not None and self._reader.busy)
+
     # Receiving
 
     def _receive(self, frames: list[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext import Consumer
+from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, scripted_node
 
@@ -36,5 +37,32 @@ async def test_more_connections_than_messages_take_turns() -> None:
                         )
                     )
             assert len(set(got)) == 2
+            for peer in peers:
+                await peer.close()
+
+
+async def test_connections_without_messages_are_ticked_rarely_while_they_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
+        options = quick(start_timeout=0.0)
+        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, options=options) as consumer:
+            peers = [await one.accept(), await two.accept()]
+            for peer in peers:
+                await peer.expect("SUB")
+                await peer.answer()
+            await eventually(lambda: len(consumer.connections) == 2)
+            group = consumer._session.group
+            busy, rest = group.subscriptions
+            ticked: list[Subscription] = []
+            monkeypatch.setattr(Subscription, "tick", lambda self, now: ticked.append(self))
+            start = group._all_due
+            busy.in_flight = 1
+            for turn in range(1, 5):
+                group._tick(start - turn * 0.01, 0.0)
+            assert ticked == [busy] * 4
+            group._tick(start, 0.0)
+            assert ticked[4:] == [busy, rest]
+            busy.in_flight = 0
             for peer in peers:
                 await peer.close()

@@ -25,9 +25,10 @@ def main() -> None:
     text = (
         f"{given.partitions:,} subscribed partitions without messages, default settings, {given.seconds:g} s: "
         f"{found['cpu']:.1f} ms of CPU a second ({found['cpu'] / 10:.2f} % of a core), {found['tasks']:,} tasks, "
-        f"{found['memory']:.1f} KiB of memory for each partition. Heartbeats (one every 30 s and connection) and the "
-        "timer of each consumer are all that runs; a task of a partition waits and is not woken. Profile, with the "
-        "profiler's own cost:\n\n"
+        f"{found['memory']:.1f} KiB of memory for each partition. There are more partitions than messages that may be "
+        "in flight, so RDY takes turns over them four times a second, which is most of it; the rest is heartbeats (one "
+        "every 30 s and connection). The task of a partition waits and is not woken. Profile, with the profiler's own "
+        "cost:\n\n"
     )
     rows = [[f"`{name}`", f"{calls:.1f}", f"{cost:.2f}"] for name, calls, cost in found["top"]]
     profile = table(("function", "calls a second", "ms of CPU a second"), rows)

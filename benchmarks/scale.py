@@ -54,6 +54,7 @@ class World:
         requests: requests for a topic by lookup node and second.
         subscribed: connections that are subscribed, by topic and partition.
         connections: connections that nodes accepted, by second.
+        transports: open connections of the nodes.
     """
 
     topics: int
@@ -63,6 +64,7 @@ class World:
     lost: set[str] = field(factory=set)
     requests: Counter[int] = field(factory=Counter)
     connections: Counter[int] = field(factory=Counter)
+    transports: set[asyncio.Transport] = field(factory=set)
     subscribed: dict[tuple[str, int], set[NodeProtocol]] = field(factory=dict)
 
     def lookup(self, topic: str) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class NodeProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
+        self._world.transports.add(self._transport)
         self._world.connections[int(self._loop.time())] += 1
         self._loop.call_later(_HEARTBEAT, self._heartbeat)
 
@@ -102,6 +105,7 @@ class NodeProtocol(asyncio.Protocol):
             self._loop.call_later(_HEARTBEAT, self._heartbeat)
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._world.transports.discard(self._transport)
         if self._place is not None:
             self._world.subscribed[self._place].discard(self)
 
@@ -240,6 +244,7 @@ class Scale:
         self.names = [f"n{number}" for number in range(nodes)]
         self.topics = [f"t{number}" for number in range(topics)]
         self.phases: list[Phase] = []
+        self._servers: list[asyncio.Server] = []
         self._loop = loop
         self._random = Random(7)
         addresses = [f"127.0.0.1:{number + 1}" for number in range(lookups)]
@@ -266,6 +271,7 @@ class Scale:
                 "127.0.0.1",
                 0,
             )
+            self._servers.append(server)
             port = server.sockets[0].getsockname()[1]
             self._loop.network.name_port(port, name)
             self.world.ports[name] = port
@@ -350,6 +356,11 @@ class Scale:
         async with anyio.create_task_group() as tasks:
             for process in self.processes:
                 tasks.start_soon(process.aclose)
+        for server in self._servers:
+            server.close()
+        for transport in tuple(self.world.transports):
+            transport.abort()
+        await anyio.sleep(0.01)
 
 
 def simulate(nodes: int, topics: int, partitions: int, processes: int, lookups: int, idle: float) -> Scale:

@@ -85,8 +85,8 @@ CURVES = (
         "number of them",
         "KiB each",
         "A consumer has its queues, tasks and statistics; a partition has a socket, a protocol state and a task that "
-        "waits; a publish and a message are a few Python objects beside their bytes. All of it is linear: none grows "
-        "with the number of the others.",
+        "waits (about 7 KiB of it); a publish and a message are a few Python objects beside their bytes. All of it is "
+        "linear: none grows with the number of the others.",
         _client_points,
         note="Growth of the resident memory divided by the number; bodies of 200 bytes.",
     ),
@@ -95,8 +95,8 @@ CURVES = (
         "Memory of the broker",
         "number of them",
         "KiB each",
-        "Partitions, channels and connections are Python objects. Messages on disk cost their place in the file's "
-        "index; their bodies are read when they are sent.",
+        "Partitions, channels and connections are Python objects. Messages on disk cost buffers of a fixed size, so "
+        "the figure falls with their number: they are read when they are sent.",
         _broker_points,
         note="Growth of the resident memory of `nsqext` servers divided by the number.",
     ),

@@ -34,8 +34,9 @@ def _points(mode: str, name: str, values: Sequence[int], amount: int, clients: S
     with original_nsqd(program=None if name == "topics" else program_given()) as nsqd:
         points = {}
         for value in values:
-            most = amount if name != "size" else min(amount, max(64, _BYTES // value))
-            count = max(value, most) // 64 * 64 if name != "connections" else max(value * 4, most) // value * value
+            count = min(amount, max(64, _BYTES // value)) if name == "size" else max(value * 4, amount)
+            unit = value if name == "connections" else 64
+            count = count // unit * unit
             for client in clients:
                 if available(client):
                     points[client, float(value)] = partial(cost, client, mode, count, nsqd, **{name: value})
@@ -80,8 +81,8 @@ CURVES = (
         "Publish: connections",
         "connections",
         "µs of client CPU per message",
-        "More connections are cheaper up to the point where every turn of the event loop serves several of them; "
-        "with 1,000, each message has a send and a receive of its own, and their memory exceeds the caches.",
+        "Each message has a send and a receive of its own. A turn of the event loop serves several connections, which "
+        "makes some of them cheaper than one; with 1,000, their memory exceeds the caches.",
         partial(_points, "pub", "connections", (1, 10, 100, 1000), 6000, CLIENTS),
         note="One producer for each connection, one publish in flight on each.",
         any_nsqd=True,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio import create_task_group
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pytest
     from anyio.abc import TaskGroup
 
-__all__ = ("LossyConsumers", "backward_steps", "lossy_options", "numbered", "relayed_connections")
+__all__ = ("Faults", "LossyConsumers", "backward_steps", "lossy_options", "numbered", "relayed_connections")
 
 PATIENCE = 90.0
 _CUTS = 8
@@ -38,6 +38,13 @@ def lossy_options(**members: object) -> ConsumerOptions:
         **members,
     }
     return ConsumerOptions(**given)  # type: ignore[arg-type]
+
+
+class Faults(Protocol):
+    """Ends connections while messages are in flight."""
+
+    def cut(self, chance: random.Random) -> None:
+        """End some connections."""
 
 
 class RelayedConnections:
@@ -129,15 +136,15 @@ class LossyConsumers:
         self.done.append((name, int(number)))
 
     async def run(
-        self, relays: RelayedConnections, producer: Producer, topic: str, messages: dict[int, list[OutgoingMessage]]
+        self, faults: Faults, producer: Producer, topic: str, messages: Mapping[int, Sequence[bytes | OutgoingMessage]]
     ) -> None:
         """Publish messages to their partitions, and consume until each was handled.
 
         Args:
-            relays: cut at random until then.
+            faults: cut connections at random until then.
             producer: publishes.
             topic: name of the topic.
-            messages: by partition.
+            messages: by partition; -1 for an original node.
         """
         wanted = sum(map(len, messages.values()))
         async with create_task_group() as tasks:
@@ -150,15 +157,19 @@ class LossyConsumers:
                 tasks.start_soon(self._publish, producer, topic, messages)
                 for done in sorted(self._chance.sample(range(1, wanted), _CUTS)):
                     await eventually(lambda done=done: len(set(self.done)) >= done, PATIENCE)  # type: ignore[misc]
-                    relays.cut(self._chance)
+                    faults.cut(self._chance)
                 await eventually(lambda: len(set(self.done)) == wanted, PATIENCE)
             for consumer in self._consumers:
                 consumer.stop()
 
-    async def _publish(self, producer: Producer, topic: str, messages: dict[int, list[OutgoingMessage]]) -> None:
+    async def _publish(
+        self, producer: Producer, topic: str, messages: Mapping[int, Sequence[bytes | OutgoingMessage]]
+    ) -> None:
         for partition, given in messages.items():
             for first in range(0, len(given), 40):
-                await producer.publish_many(topic, given[first : first + 40], partition=partition)
+                await producer.publish_many(
+                    topic, given[first : first + 40], partition=partition if partition >= 0 else None
+                )
                 await anyio.sleep(0.01)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -75,4 +76,36 @@ async def test_key_failover_delivers_first_in_order(
     lossy = LossyConsumers(consumers, seed)
     async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
         await lossy.run(relays, producer, topic, numbered(2, 6, 200, seed))
+    assert backward_steps(dict.fromkeys(lossy.begun)) == []
+
+
+class Leaders:
+    """Kills the leader of a topic, and starts the one that was killed before."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._killed: str | None = None
+
+    def cut(self, chance: random.Random) -> None:
+        """Kill the leader, or start it again."""
+        if self._killed is None:
+            self._killed = self._cluster.leader(self._topic)
+            self._cluster.kill(self._killed)
+        else:
+            self._cluster.restart(self._killed)
+            self._killed = None
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("dispatch", [None, "key_failover"])
+async def test_keys_keep_their_order_when_leaders_die(dispatch: str | None) -> None:
+    """A new leader may redeliver what was finished shortly before: the first deliveries are in order."""
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("t", replicas=3, extend=True, channels=["ch"])
+        options = lossy_options(key="of", dispatch=dispatch)
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, options=options)
+        lossy = LossyConsumers([consumer], 1)
+        async with Producer(cluster.lookupd) as producer:
+            await lossy.run(Leaders(cluster, "t"), producer, "t", numbered(1, 6, 200, 1))
     assert backward_steps(dict.fromkeys(lossy.begun)) == []

@@ -64,7 +64,7 @@ class World:
     lost: set[str] = field(factory=set)
     requests: Counter[int] = field(factory=Counter)
     connections: Counter[int] = field(factory=Counter)
-    transports: set[asyncio.Transport] = field(factory=set)
+    transports: set[Any] = field(factory=set)
     subscribed: dict[tuple[str, int], set[NodeProtocol]] = field(factory=dict)
 
     def lookup(self, topic: str) -> dict[str, Any]:

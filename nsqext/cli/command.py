@@ -20,13 +20,13 @@ from nsqext.errors import NsqError
 __all__ = ("BRACKET", "examples", "option_objects", "perform")
 
 BRACKET = r"\["
-"""A bracket in a help: others begin rich's markup."""
+"""A bracket in a help text, where others begin rich's markup."""
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def examples(*lines: str) -> Callable[[F], F]:
-    """Decorator: end the help of a command with examples."""
+    """Return a decorator that ends the help of a command with examples."""
 
     def add(function: F) -> F:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
@@ -39,7 +39,7 @@ def examples(*lines: str) -> Callable[[F], F]:
 
 
 def option_objects(function: Callable[..., object]) -> Callable[..., object]:
-    """Decorator: a parameter that is an attrs class stands for the options of its attributes, which are annotated."""
+    """Decorate a command: a parameter that is an attrs class stands for the options that its attributes are."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     classes = {one.name: one.annotation for one in own if attrs.has(one.annotation) and one.name != "connection"}
 

@@ -70,6 +70,7 @@ def test_a_task_that_runs_twice_at_once(
     assert sorted(json.loads((tmp_path / "found.json").read_text())) == wanted
 
 
+@pytest.mark.timeout(400)
 def test_contents_are_equal_after_kills(standalone_spark: Standalone, servers: Servers, tmp_path: Path) -> None:
     assert servers.cluster is not None, "the topic must be new"
     topic = servers.make_topic("numbers", PARTITIONS, extend=True, replicas=2)

@@ -218,3 +218,19 @@ async def loses_power(world: World) -> None:
 
 def test_nodes_read_their_disks_after_a_loss_of_power() -> None:
     assert [run_seed(loses_power, seed, (), disk=True).error for seed in range(1, 6)] == [None] * 5
+
+
+async def deletes_a_topic_while_disks_fail(world: World) -> None:
+    """Delete a topic whose files cannot be synced."""
+    cluster = world.cluster
+    await cluster.create_topic("orders", channels=["billing"])
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish("orders", b"one")
+    assert cluster.disk is not None
+    cluster.disk.failing.update(cluster.nodes)
+    cluster.runtime.delete_topic("orders")
+    del cluster.topics["orders"]
+
+
+def test_a_topic_can_be_deleted_while_disks_fail() -> None:
+    assert run_seed(deletes_a_topic_while_disks_fail, 1, (), disk=True).error is None

@@ -410,12 +410,16 @@ class SegmentStore:
         self._dirty = False
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; a failed fsync is logged."""
         if self._out >= 0:
-            if self._options.fsync != "never":
-                os.fsync(self._out)
-            os.close(self._out)
-            self._out = -1
+            try:
+                if self._options.fsync != "never":
+                    os.fsync(self._out)
+            except OSError as error:
+                _LOG.warning("%s cannot be written: %s", self._folder / self._name, error.strerror)
+            finally:
+                os.close(self._out)
+                self._out = -1
 
     def destroy(self) -> None:
         """Close and remove the files."""

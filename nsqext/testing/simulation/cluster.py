@@ -128,8 +128,10 @@ class SimulatedCluster:
             await self.runtime.create_topic(name, *self._specs[name])
 
     async def recreate_topic(self, name: str) -> bool:
-        """Delete a topic with its messages and create it again; returns False while a node is not reachable."""
+        """Delete a topic with its messages and create it again; returns False while a node or disk cannot take it."""
         if not all(running.member.reachable for running in self.runtime.nodes.values()):
+            return False
+        if self.disk is not None and (self.disk.full or self.disk.failing):
             return False
         with as_server():
             self.runtime.delete_topic(name)

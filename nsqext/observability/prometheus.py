@@ -115,7 +115,7 @@ _CONSUMER = (
     _count("consumer_received_messages", "Messages received.", lambda found: found.received),
     _count("consumer_finished_messages", "Messages finished (FIN).", lambda found: found.finished),
     _count("consumer_requeued_messages", "Messages requeued (REQ).", lambda found: found.requeued),
-    _count("consumer_lost_messages", "Messages in flight when their connection ended.", lambda found: found.lost),
+    _count("consumer_lost_messages", "Messages that timed out, or whose connection ended.", lambda found: found.lost),
     _count("consumer_received_bytes", "Bytes of messages received.", lambda found: found.bytes_received),
     _count("consumer_reconnects", "Subscriptions made again.", lambda found: found.reconnects),
     _highest("consumer_lookup_age_seconds", "Time since lookup answered last.", lambda found: found.lookup_age),

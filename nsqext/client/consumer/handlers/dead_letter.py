@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from nsqext.client.producer.producer import Producer
-from nsqext.errors import ExtendNotSupported, InvalidHeader
+from nsqext.errors import ExtendNotSupported, InvalidHeader, InvalidState
 from nsqext.errors.server import ExtendRefused
 
 if TYPE_CHECKING:
@@ -69,8 +69,17 @@ class DeadLetterTopic:
         """Publish a message; returns when it is stored.
 
         Raises:
+            InvalidState: the message is a dead letter of this topic: it would be published, rejected and published for
+                ever.
             NsqError: it is not stored, or the outcome is unknown.
         """
+        if message.topic == self.topic:
+            raise InvalidState(
+                "a message of the dead letter topic was rejected by its consumer",
+                topic=message.topic,
+                partition=message.partition,
+                hint="give the consumer of dead letters other failure options, or consume them without a handler",
+            )
         await self._open.wait()
         trace_id = message.trace_id or None
         try:

@@ -10,7 +10,7 @@ from anyio import create_task_group
 
 from nsqext import ProducerOptions
 from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
-from nsqext.errors import NsqError
+from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.trace_reply import encode_trace_reply
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
@@ -72,3 +72,14 @@ async def test_a_refusal_is_raised() -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             await bury(make_message(RecordingOwner()), node)
         assert caught.group_contains(NsqError)
+
+
+async def test_a_dead_letter_is_not_published_to_its_own_topic() -> None:
+    """An app whose options name a dead letter topic may have a handler for it as well."""
+    owner = RecordingOwner()
+    owner.topic = "dead"
+    async with scripted_node(obey(), granted=PLAIN) as node:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await bury(make_message(owner), node)
+        assert caught.group_contains(InvalidState, match="of the dead letter topic was rejected")
+        assert sent(node) == []

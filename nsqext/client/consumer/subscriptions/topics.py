@@ -13,7 +13,7 @@ import anyio
 
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber
 from nsqext.client.tasks import first_error
-from nsqext.errors import InvalidInput, InvalidSetting, LookupFailed, LookupUnreachable, NsqError
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class TopicSubscriptions:
         self._subscribers: dict[str, Subscriber] = {}
         self._tasks = tasks
         self._changed = anyio.Event()
-        self._listed = False
+        self._listed = self._list_failed = False
+        self._starting = False
         self._closing = False
 
     # The topics
@@ -164,12 +165,18 @@ class TopicSubscriptions:
         except LookupFailed as error:
             if not self._listed and not (isinstance(error, LookupUnreachable) and _clock() < deadline):
                 raise  # a wrong address is reported at once
-            logger.warning("topics cannot be listed: %s", error, extra={"topic": str(self.selection)})
+            if not self._list_failed:
+                logger.warning("topics cannot be listed: %s", error, extra={"topic": str(self.selection)})
+            self._list_failed = True
             return None
+        except InvalidState:
+            if self._closing:
+                return None
+            raise
         found = set(filter(self.selection.matches, topics))
         if not (self._listed or found):
             logger.info("no topic matches %s so far", self.selection, extra={"topic": str(self.selection)})
-        self._listed = True
+        self._listed, self._list_failed = True, False
         return found
 
     def _update(self, listed: set[str] | None) -> None:
@@ -181,7 +188,8 @@ class TopicSubscriptions:
         for topic in wanted:
             if topic not in self._subscribers:
                 self._join(topic)
-        if not self.started.is_set() and (self._listed or not self.selection.patterns):
+        if not self._starting and (self._listed or not self.selection.patterns):
+            self._starting = True
             self._tasks.start_soon(self._wait_started)
 
     def _join(self, topic: str) -> None:

@@ -148,6 +148,26 @@ async def test_a_list_without_the_topics_takes_nothing_away(cluster: Cluster, pr
 
 
 @pytest.mark.anyio
+async def test_a_list_that_fails_is_reported_once_and_changes_nothing(
+    cluster: Cluster, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic(f"{prefix}a", channels=["ch"])
+    failures = 0
+
+    async def fail(**_: float) -> tuple[str, ...]:
+        nonlocal failures
+        failures += 1
+        raise LookupFailed("no answer")
+
+    async with Consumer(f"{prefix}*", "ch", lookupd=cluster.lookupd, options=_POLLED) as consumer:
+        monkeypatch.setattr(consumer._directory, "topics", fail)
+        await eventually(lambda: failures >= 3)
+        await send(cluster, f"{prefix}a", b"one")
+        assert await take(consumer, 1) == [b"one"]
+    assert [record.getMessage() for record in caplog.records].count("topics cannot be listed: no answer") == 1
+
+
+@pytest.mark.anyio
 async def test_one_budget_is_shared_by_all_topics(cluster: Cluster, prefix: str) -> None:
     busy, quiet = f"{prefix}busy", f"{prefix}quiet"
     for name in (busy, quiet):

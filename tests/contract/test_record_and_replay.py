@@ -25,7 +25,7 @@ from nsqext import Admin, OutgoingMessage
 from nsqext.broker import Cluster
 from nsqext.cli.files.message_files import files_in, read_entries
 from nsqext.cli.files.replay import Progress
-from nsqext.cli.flights.rows import FLIGHTS, Parcel, find_flights, read_parcels
+from nsqext.cli.flights.rows import FLIGHTS, Flight, find_flights, read_flights
 from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name
 from nsqext.sync import Producer
 from tests.support.cluster import REAL
@@ -56,14 +56,16 @@ class Servers:
 
 
 @pytest.fixture(scope="module", params=["redesigned", "original"])
-def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """An embedded cluster of each generation, or the real ones that the environment names."""
     extend = request.param == "redesigned"
     real = REAL if extend else _REAL_ORIGINAL
     if real:
         yield Servers(real, extend)
         return
-    with Cluster(nodes=1, generation="ha" if extend else "nsq") as cluster:
+    # on disk: the flights of a year exceed the memory that a node keeps for messages
+    folder = tmp_path_factory.mktemp("data")
+    with Cluster(nodes=1, generation="ha" if extend else "nsq", data_path=folder) as cluster:
         yield Servers(cluster.lookupd[0], extend)
 
 
@@ -85,13 +87,13 @@ def topics(servers: Servers) -> Iterator[tuple[str, str]]:
 def publish(servers: Servers, topic: str) -> None:
     """Publish the flights, numbered in their bodies; with headers and keys where there are any."""
 
-    def message(number: int, parcel: Parcel) -> OutgoingMessage:
-        body = b'{"row":%d,' % number + parcel.body[1:]
-        return OutgoingMessage(body, parcel.headers, key=parcel.key) if servers.extend else OutgoingMessage(body)
+    def message(number: int, flight: Flight) -> OutgoingMessage:
+        body = b'{"row":%d,' % number + flight.body[1:]
+        return OutgoingMessage(body, flight.headers, key=flight.key) if servers.extend else OutgoingMessage(body)
 
-    flights = enumerate(islice(cycle(read_parcels(find_flights(), FLIGHTS)), COUNT))
+    numbered = enumerate(islice(cycle(read_flights(find_flights(), FLIGHTS)), COUNT))
     with Producer(servers.lookupd) as producer:
-        while some := [message(number, parcel) for number, parcel in islice(flights, 1000)]:
+        while some := [message(number, flight) for number, flight in islice(numbered, 1000)]:
             producer.publish_many(topic, some)
 
 

@@ -15,7 +15,7 @@ from nsqext import NsqError
 from nsqext.cli.command import examples
 from nsqext.cli.flights.journey import CHANNEL, Journey, Outcome, travel
 from nsqext.cli.flights.report import make_progress, show_tables, show_verdict
-from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Parcel, find_flights, read_parcels
+from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Flight, find_flights, read_flights
 from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting
@@ -60,17 +60,17 @@ def run(
         raise InvalidSetting("--nodes is for a cluster of its own", hint="leave it out with --lookupd")
     columns = _columns(key_column, tag_column, tag_value, header_columns)
     path = csv or find_flights()
-    parcels = read_parcels(path, columns)
+    flights = read_flights(path, columns)
     console = Console()
-    keyed = sum(parcel.key is not None for parcel in parcels)
-    canaries = sum(parcel.tag is not None for parcel in parcels)
-    text = f"{path.name}: {len(parcels)} rows, {keyed} with a key, {canaries} with the tag {CANARY}"
+    keyed = sum(flight.key is not None for flight in flights)
+    canaries = sum(flight.tag is not None for flight in flights)
+    text = f"{path.name}: {len(flights)} rows, {keyed} with a key, {canaries} with the tag {CANARY}"
     console.print(text, highlight=False)
     with _flat_errors():
         if lookupd is None:
-            outcome = _on_own_cluster(parcels, partitions, nodes or 3, console)
+            outcome = _on_own_cluster(flights, partitions, nodes or 3, console)
         else:
-            outcome = anyio.run(_on_running_cluster, parcels, partitions, lookupd, console)
+            outcome = anyio.run(_on_running_cluster, flights, partitions, lookupd, console)
     show_tables(console, outcome.tally, partitions)
     if not show_verdict(console, outcome.tally, outcome.publishing, outcome.all_in):
         raise typer.Exit(1)
@@ -101,21 +101,21 @@ def _flat_errors() -> Iterator[None]:
         raise first_error(matching) from None
 
 
-def _on_own_cluster(parcels: Sequence[Parcel], partitions: int, nodes: int, console: Console) -> Outcome:
+def _on_own_cluster(flights: Sequence[Flight], partitions: int, nodes: int, console: Console) -> Outcome:
     from nsqext.broker import Cluster
 
     with Cluster(nodes=nodes) as cluster:
         cluster.create_topic("flights", partitions=partitions, extend=True, channels=[CHANNEL])
         console.print(f"cluster of {nodes} nodes, lookup at {', '.join(cluster.lookupd)}", highlight=False)
         with make_progress(console) as progress:
-            return anyio.run(travel, Journey(parcels, "flights", cluster.lookupd, progress))
+            return anyio.run(travel, Journey(flights, "flights", cluster.lookupd, progress))
 
 
-async def _on_running_cluster(parcels: Sequence[Parcel], partitions: int, lookupd: str, console: Console) -> Outcome:
+async def _on_running_cluster(flights: Sequence[Flight], partitions: int, lookupd: str, console: Console) -> Outcome:
     plan = TopicPlan(fresh_name("nsqext_demo"), partitions, extend=True, channels=(CHANNEL,))
     console.print(f"topic {plan.name} at {lookupd}, deleted in the end", highlight=False)
     with make_progress(console) as progress:
         writable = progress.add_task("partitions ready (up to 75 s)", total=partitions)
         async with temporary_topic(lookupd, plan):
             progress.advance(writable, partitions)
-            return await travel(Journey(parcels, plan.name, lookupd, progress))
+            return await travel(Journey(flights, plan.name, lookupd, progress))

@@ -11,7 +11,7 @@ from attrs import frozen
 from rich.progress import Progress, TaskID
 
 from nsqext import Consumer, ConsumerOptions, Message, Producer
-from nsqext.cli.flights.rows import CANARY, Parcel
+from nsqext.cli.flights.rows import CANARY, Flight
 from nsqext.cli.flights.tally import Side, Tally
 from nsqext.errors import MessageNotInFlight
 
@@ -34,13 +34,13 @@ class Journey:
     """What a run of the demo does.
 
     Attributes:
-        parcels: what is published.
+        flights: what is published.
         topic: where to.
         lookupd: lookup addresses of the cluster.
         progress: shows how far it is.
     """
 
-    parcels: Sequence[Parcel]
+    flights: Sequence[Flight]
     topic: str
     lookupd: str | Sequence[str]
     progress: Progress
@@ -62,7 +62,7 @@ async def travel(journey: Journey) -> Outcome:
     other one.
     """
     sides = [Side(f"tag {CANARY}", CANARY), Side("without tag", None)]
-    tally = Tally(journey.parcels, sides)
+    tally = Tally(journey.flights, sides)
     arrived = _Arrivals(tally)
     topic, lookupd, progress = journey.topic, journey.lookupd, journey.progress
     async with AsyncExitStack() as stack:
@@ -72,7 +72,7 @@ async def travel(journey: Journey) -> Outcome:
         ]
         producer = await stack.enter_async_context(Producer(lookupd))
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        publishing = progress.add_task("published", total=len(journey.parcels))
+        publishing = progress.add_task("published", total=len(journey.flights))
         for consumer, side in zip(consumers, sides, strict=True):
             line = progress.add_task(f"received {side.name}", total=side.expected)
             tasks.start_soon(_consume, consumer, side, arrived, _advance(progress, line))
@@ -118,14 +118,14 @@ class _Arrivals:
 
 async def _publish_all(producer: Producer, topic: str, tally: Tally, advance: Callable[[], None]) -> None:
     """Publish with many publishes under way; those of one key keep their order."""
-    parcels = iter(tally.parcels)
+    flights = iter(tally.flights)
 
     async def publisher() -> None:
-        for parcel in parcels:
+        for flight in flights:
             receipt = await producer.publish(
-                topic, parcel.body, headers=parcel.headers, tag=parcel.tag, trace_id=parcel.number, key=parcel.key
+                topic, flight.body, headers=flight.headers, tag=flight.tag, trace_id=flight.number, key=flight.key
             )
-            tally.published(parcel, receipt)
+            tally.published(flight, receipt)
             advance()
 
     async with anyio.create_task_group() as tasks:

@@ -46,7 +46,7 @@ def _by_partition(tally: Tally, partitions: int) -> Table:
 
 
 def _by_consumer(tally: Tally) -> Table:
-    tags = sorted({parcel.tag for parcel in tally.parcels}, key=lambda tag: tag or "")
+    tags = sorted({flight.tag for flight in tally.flights}, key=lambda tag: tag or "")
     sides = list(tally.sides.values())
     table = Table(title="By consumer and tag", title_justify="left", show_footer=True)
     table.add_column("consumer", footer="all")
@@ -54,7 +54,7 @@ def _by_consumer(tally: Tally) -> Table:
         count = sum(side.received[tag] for side in sides)
         table.add_column(f"tag {tag}" if tag else "without tag", justify="right", footer=str(count))
     table.add_column("received", justify="right", footer=str(sum(side.total for side in sides)))
-    table.add_column("meant for it", justify="right", footer=str(len(tally.parcels)))
+    table.add_column("meant for it", justify="right", footer=str(len(tally.flights)))
     for side in sides:
         counts = [str(side.received[tag]) for tag in tags]
         table.add_row(side.name, *counts, str(side.total), str(side.expected))

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from nsqext.errors import InvalidSetting
 
-__all__ = ("CANARY", "FLIGHTS", "Columns", "Parcel", "find_flights", "read_parcels")
+__all__ = ("CANARY", "FLIGHTS", "Columns", "Flight", "find_flights", "read_flights")
 
 CANARY = "canary"
 """The tag."""
@@ -63,7 +63,7 @@ FLIGHTS = Columns(keys=("tailnum", "flight"), headers=("carrier", "origin", "des
 
 
 @frozen
-class Parcel:
+class Flight:
     """One row, as it is published.
 
     Attributes:
@@ -94,7 +94,7 @@ def find_flights() -> Path:
     raise InvalidSetting(f"{_FILE} is not part of this installation", hint="give a file of your own with --csv")
 
 
-def read_parcels(path: Path, columns: Columns) -> list[Parcel]:
+def read_flights(path: Path, columns: Columns) -> list[Flight]:
     """Read a CSV file whose first line names the columns.
 
     Characters of a column's name that no header name may have become underscores.
@@ -108,17 +108,17 @@ def read_parcels(path: Path, columns: Columns) -> list[Parcel]:
             names = next(rows, [])
             if len(set(names)) < len(names) or not names:
                 raise InvalidSetting(f"the first line of {path} does not name the columns, each by a name of its own")
-            parcels = list(_parcels(rows, names, columns.fit(names, path), path))
+            flights = list(_flights(rows, names, columns.fit(names, path), path))
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidSetting(f"{path} is no CSV file in UTF-8: {error}") from error
-    if not parcels:
+    if not flights:
         raise InvalidSetting(f"{path} has no rows")
-    return parcels
+    return flights
 
 
-def _parcels(rows: Iterator[list[str]], names: list[str], columns: Columns, path: Path) -> Iterator[Parcel]:
+def _flights(rows: Iterator[list[str]], names: list[str], columns: Columns, path: Path) -> Iterator[Flight]:
     number = 0
     for cells in rows:
         if not cells:
@@ -127,7 +127,7 @@ def _parcels(rows: Iterator[list[str]], names: list[str], columns: Columns, path
         if len(cells) != len(names):
             raise InvalidSetting(f"row {number} of {path} has {len(cells)} cells, the first line names {len(names)}")
         row = dict(zip(names, cells, strict=True))
-        yield Parcel(
+        yield Flight(
             number=number,
             body=orjson.dumps(row),
             headers={_NO_HEADER_NAME.sub("_", name): row[name] for name in columns.headers},

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
-from nsqext.cli.flights.rows import Parcel
+from nsqext.cli.flights.rows import Flight
 from nsqext.types import Receipt
 
 __all__ = ("Arrival", "PartitionLine", "Side", "Tally")
@@ -44,7 +44,7 @@ class Side:
     Attributes:
         name: what it is called in the tables.
         tag: the tag that it asks for, or None.
-        expected: how many parcels are meant for it.
+        expected: how many flights are meant for it.
         received: how many messages arrived, by the tag that they carry.
         out_of_order: messages that came after a later one of the same key.
     """
@@ -61,13 +61,13 @@ class Side:
         """All messages that arrived here."""
         return self.received.total()
 
-    def note(self, parcel: Parcel) -> None:
-        """Count a parcel in."""
-        self.received[parcel.tag] += 1
-        if parcel.key is not None:
-            if self._last.get(parcel.key, 0) > parcel.number:
+    def note(self, flight: Flight) -> None:
+        """Count a flight in."""
+        self.received[flight.tag] += 1
+        if flight.key is not None:
+            if self._last.get(flight.key, 0) > flight.number:
                 self.out_of_order += 1
-            self._last[parcel.key] = parcel.number
+            self._last[flight.key] = flight.number
 
 
 @frozen
@@ -90,47 +90,47 @@ class PartitionLine:
 
 
 class Tally:
-    """Counts receipts and arrivals of the parcels of one run.
+    """Counts receipts and arrivals of the flights of one run.
 
     Args:
-        parcels: what is published.
+        flights: what is published.
         sides: the consumers; exactly one asks for each tag that occurs, and one for none.
 
     Attributes:
-        foreign: messages that are none of the parcels, or whose content is not what was published.
+        foreign: messages that are none of the flights, or whose content is not what was published.
         misplaced: messages that came to a consumer that they are not meant for.
         unfinished: messages that could not be finished.
     """
 
-    def __init__(self, parcels: Sequence[Parcel], sides: Sequence[Side]) -> None:
-        self.parcels = parcels
+    def __init__(self, flights: Sequence[Flight], sides: Sequence[Side]) -> None:
+        self.flights = flights
         self.sides: dict[str | None, Side] = {side.tag: side for side in sides}
         self.foreign: int = 0
         self.misplaced: int = 0
         self.unfinished = 0
-        self._by_number = {parcel.number: parcel for parcel in parcels}
+        self._by_number = {flight.number: flight for flight in flights}
         self._receipts: dict[int, Receipt] = {}
         self._arrivals: Counter[int] = Counter()
         self._places: dict[int, tuple[int, int, int, int]] = {}
         self._by_partition: Counter[int] = Counter()
-        for parcel in parcels:
-            self.sides[parcel.tag].expected += 1
+        for flight in flights:
+            self.sides[flight.tag].expected += 1
 
-    def published(self, parcel: Parcel, receipt: Receipt) -> None:
+    def published(self, flight: Flight, receipt: Receipt) -> None:
         """Note the receipt of a publish."""
-        self._receipts[parcel.number] = receipt
+        self._receipts[flight.number] = receipt
 
     def arrived(self, side: Side, message: Arrival) -> None:
         """Note a message that arrived at a consumer."""
         self._by_partition[message.partition] += 1
-        parcel = self._by_number.get(message.trace_id)
-        if parcel is None or (message.body, message.headers, message.tag) != (parcel.body, parcel.headers, parcel.tag):
+        flight = self._by_number.get(message.trace_id)
+        if flight is None or (message.body, message.headers, message.tag) != (flight.body, flight.headers, flight.tag):
             self.foreign += 1
             return
-        self._arrivals[parcel.number] += 1
-        self._places[parcel.number] = (message.partition, message.internal_id, message.offset, message.size)
-        side.note(parcel)
-        if self.sides[parcel.tag] is not side:
+        self._arrivals[flight.number] += 1
+        self._places[flight.number] = (message.partition, message.internal_id, message.offset, message.size)
+        side.note(flight)
+        if self.sides[flight.tag] is not side:
             self.misplaced += 1
 
     @property
@@ -145,17 +145,17 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether every parcel has arrived somewhere."""
-        return len(self._arrivals) == len(self.parcels)
+        """Whether every flight has arrived somewhere."""
+        return len(self._arrivals) == len(self.flights)
 
     @property
     def lost(self) -> int:
         """Parcels that never arrived."""
-        return len(self.parcels) - len(self._arrivals)
+        return len(self.flights) - len(self._arrivals)
 
     @property
     def duplicated(self) -> int:
-        """Arrivals of parcels that had arrived before."""
+        """Arrivals of flights that had arrived before."""
         return self._arrivals.total() - len(self._arrivals)
 
     @property
@@ -199,6 +199,6 @@ class Tally:
             "out of order": self.out_of_order,
             "not what was published": self.foreign,
             "elsewhere than their receipt tells": self.mismatched,
-            "not confirmed": len(self.parcels) - self.confirmed,
+            "not confirmed": len(self.flights) - self.confirmed,
             "not finished": self.unfinished,
         }

@@ -15,7 +15,7 @@ from attrs import define, field
 from nsqext import Producer, Receipt
 from nsqext.cli import main
 from nsqext.cli.flights import journey as flights_journey
-from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Parcel, find_flights, read_parcels
+from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Flight, find_flights, read_flights
 from nsqext.cli.flights.tally import Side, Tally
 from nsqext.errors import InvalidSetting
 
@@ -52,10 +52,10 @@ def counts(output: str) -> dict[str, int]:
 
 
 def test_a_day_of_flights() -> None:
-    parcels = read_parcels(find_flights(), FLIGHTS)
-    assert [parcel.number for parcel in parcels] == list(range(1, 843))
-    assert sum(parcel.tag == CANARY for parcel in parcels) == 94
-    first = parcels[0]
+    flights = read_flights(find_flights(), FLIGHTS)
+    assert [flight.number for flight in flights] == list(range(1, 843))
+    assert sum(flight.tag == CANARY for flight in flights) == 94
+    first = flights[0]
     assert (first.key, first.headers, first.tag) == (
         "N14228",
         {"carrier": "UA", "origin": "EWR", "dest": "IAH"},
@@ -67,26 +67,26 @@ def test_a_day_of_flights() -> None:
 def test_an_aircraft_without_tail_number_gives_the_flight_number_as_key(tmp_path: Path) -> None:
     path = tmp_path / "flights.csv"
     path.write_text("carrier,flight,tailnum\nUA,1545,NA\nUA,7,\nAA,8,N1\n", encoding="utf-8")
-    assert [parcel.key for parcel in read_parcels(path, FLIGHTS)] == ["1545", "7", "N1"]
+    assert [flight.key for flight in read_flights(path, FLIGHTS)] == ["1545", "7", "N1"]
 
 
 def test_columns_that_are_not_requested_may_be_missing(people: Path) -> None:
-    parcels = read_parcels(people, FLIGHTS)
-    assert {(parcel.key, parcel.tag, len(parcel.headers)) for parcel in parcels} == {(None, None, 0)}
+    flights = read_flights(people, FLIGHTS)
+    assert {(flight.key, flight.tag, len(flight.headers)) for flight in flights} == {(None, None, 0)}
 
 
 def test_a_row_without_a_value_has_no_key_and_column_names_become_header_names(people: Path) -> None:
     columns = Columns(keys=("name",), headers=("home town",), tag="age", tag_value="41")
-    parcels = read_parcels(people, columns)
-    assert [parcel.key for parcel in parcels] == ["Ada", None, None]
-    assert parcels[0].headers == {"home_town": "London"}
-    assert [parcel.tag for parcel in parcels] == [None, CANARY, None]
+    flights = read_flights(people, columns)
+    assert [flight.key for flight in flights] == ["Ada", None, None]
+    assert flights[0].headers == {"home_town": "London"}
+    assert [flight.tag for flight in flights] == [None, CANARY, None]
 
 
 def test_a_byte_order_mark_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b"\xef\xbb\xbfname,age\r\n\r\nAda,36\r\n")
-    assert [json.loads(parcel.body) for parcel in read_parcels(path, Columns())] == [{"name": "Ada", "age": "36"}]
+    assert [json.loads(flight.body) for flight in read_flights(path, Columns())] == [{"name": "Ada", "age": "36"}]
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, complaint: 
     path = tmp_path / "table.csv"
     path.write_bytes(content)
     with pytest.raises(InvalidSetting, match=complaint):
-        read_parcels(path, FLIGHTS)
+        read_flights(path, FLIGHTS)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="cannot be read: No such file"):
-        read_parcels(tmp_path / "nowhere.csv", FLIGHTS)
+        read_flights(tmp_path / "nowhere.csv", FLIGHTS)
 
 
 def test_a_requested_column_must_exist(people: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"no column 'shoe size'.*: it has name, home town, age"):
-        read_parcels(people, Columns(keys=("shoe size",), required=frozenset({"shoe size"})))
+        read_flights(people, Columns(keys=("shoe size",), required=frozenset({"shoe size"})))
 
 
 # The book
@@ -134,23 +134,23 @@ class FakeMessage:
     size: int = 31
 
 
-def book(*parcels: Parcel) -> tuple[Tally, Side, Side]:
-    """Return the book of these parcels, which were published to partition 0, and its two consumers."""
+def book(*flights: Flight) -> tuple[Tally, Side, Side]:
+    """Return the book of these flights, which were published to partition 0, and its two consumers."""
     tagged, untagged = Side("tagged", CANARY), Side("untagged", None)
-    tally = Tally(parcels, [tagged, untagged])
-    for parcel in parcels:
-        receipt = Receipt("t", 0, "n1", parcel.number + 1, parcel.number, (parcel.number - 1) * 31, 31)
-        tally.published(parcel, receipt)
+    tally = Tally(flights, [tagged, untagged])
+    for flight in flights:
+        receipt = Receipt("t", 0, "n1", flight.number + 1, flight.number, (flight.number - 1) * 31, 31)
+        tally.published(flight, receipt)
     return tally, tagged, untagged
 
 
-def parcel(number: int, tag: str | None = None, key: str | None = None) -> Parcel:
-    """Return a parcel."""
-    return Parcel(number, b"x", {}, key, tag)
+def flight(number: int, tag: str | None = None, key: str | None = None) -> Flight:
+    """Return a flight."""
+    return Flight(number, b"x", {}, key, tag)
 
 
 def arrival(number: int, **changes: Any) -> FakeMessage:
-    """Return the message of a parcel as it should arrive."""
+    """Return the message of a flight as it should arrive."""
     values: dict[str, Any] = {"internal_id": number + 1, "offset": (number - 1) * 31, **changes}
     return FakeMessage(number, **values)
 
@@ -161,7 +161,7 @@ def wrong(tally: Tally) -> dict[str, int]:
 
 
 def test_a_good_run_leaves_nothing_to_complain_about() -> None:
-    tally, tagged, untagged = book(parcel(1), parcel(2, CANARY), parcel(3))
+    tally, tagged, untagged = book(flight(1), flight(2, CANARY), flight(3))
     assert not tally.complete
     tally.arrived(untagged, arrival(3))
     tally.arrived(untagged, arrival(1))
@@ -174,13 +174,13 @@ def test_a_good_run_leaves_nothing_to_complain_about() -> None:
 
 
 def test_what_never_arrives_is_lost() -> None:
-    tally, _, untagged = book(parcel(1), parcel(2))
+    tally, _, untagged = book(flight(1), flight(2))
     tally.arrived(untagged, arrival(2))
     assert wrong(tally) == {"lost": 1}
 
 
 def test_messages_delivered_twice_are_reported() -> None:
-    tally, _, untagged = book(parcel(1))
+    tally, _, untagged = book(flight(1))
     tally.arrived(untagged, arrival(1))
     tally.arrived(untagged, arrival(1))
     assert wrong(tally) == {"duplicated": 1}
@@ -188,14 +188,14 @@ def test_messages_delivered_twice_are_reported() -> None:
 
 @pytest.mark.parametrize("tag", [CANARY, None])
 def test_messages_at_the_wrong_consumer_are_reported(tag: str | None) -> None:
-    tally, tagged, untagged = book(parcel(1, tag))
+    tally, tagged, untagged = book(flight(1, tag))
     tally.arrived(untagged if tag else tagged, arrival(1, tag=tag))
     assert wrong(tally) == {"at the wrong consumer": 1}
 
 
 @pytest.mark.parametrize("changes", [{"body": b"y"}, {"tag": CANARY}, {"headers": {"a": "b"}}, {"trace_id": 9}])
 def test_what_is_not_what_was_published_does_not_count_as_arrived(changes: dict[str, Any]) -> None:
-    tally, _, untagged = book(parcel(1))
+    tally, _, untagged = book(flight(1))
     message = arrival(1)
     for name, value in changes.items():
         setattr(message, name, value)
@@ -204,7 +204,7 @@ def test_what_is_not_what_was_published_does_not_count_as_arrived(changes: dict[
 
 
 def test_messages_of_one_key_have_to_keep_their_order_at_each_consumer() -> None:
-    tally, tagged, untagged = book(parcel(1, key="k"), parcel(2, key="k"), parcel(3, key="l"), parcel(4, CANARY, "k"))
+    tally, tagged, untagged = book(flight(1, key="k"), flight(2, key="k"), flight(3, key="l"), flight(4, CANARY, "k"))
     tally.arrived(tagged, arrival(4, tag=CANARY))
     tally.arrived(untagged, arrival(3))
     tally.arrived(untagged, arrival(2))
@@ -215,14 +215,14 @@ def test_messages_of_one_key_have_to_keep_their_order_at_each_consumer() -> None
 
 @pytest.mark.parametrize("name", ["partition", "internal_id", "offset", "size"])
 def test_a_message_is_delivered_from_the_position_of_its_receipt(name: str) -> None:
-    tally, _, untagged = book(parcel(1))
+    tally, _, untagged = book(flight(1))
     tally.arrived(untagged, arrival(1, **{name: 7}))
     assert wrong(tally) == {"elsewhere than their receipt tells": 1}
     assert [line.partition for line in tally.partitions(1)] == ([0, 7] if name == "partition" else [0])
 
 
 def test_a_publish_without_receipt_and_an_unfinished_message_are_reported() -> None:
-    tally = Tally([parcel(1)], [Side("untagged", None)])
+    tally = Tally([flight(1)], [Side("untagged", None)])
     tally.arrived(tally.sides[None], arrival(1))
     tally.unfinished += 1
     assert wrong(tally) == {"not confirmed": 1, "not finished": 1}

@@ -144,7 +144,9 @@ def main() -> None:
     draw_speed(FOLDER / "speed.svg")
     head = (
         "How cost grows with one quantity. `python -m benchmarks.curves` measures, `python -m "
-        "docs.pictures.draw_benchmarks` draws. Points take turns in each round; figures are medians.\n\n"
+        "docs.pictures.draw_benchmarks` draws. Points take turns in each round; figures are medians. "
+        "Many points have one round, and other processes used the machine meanwhile: compare the lines of a plot, and no "
+        "figures of different plots.\n\n"
     )
     write_section("Curves", head + "\n".join(texts))
 

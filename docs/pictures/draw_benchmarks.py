@@ -145,8 +145,8 @@ def main() -> None:
     head = (
         "How cost grows with one quantity. `python -m benchmarks.curves` measures, `python -m "
         "docs.pictures.draw_benchmarks` draws. Points take turns in each round; figures are medians. "
-        "Many points have one round, and other processes used the machine meanwhile: compare the lines of a plot, and no "
-        "figures of different plots.\n\n"
+        "Many points have one round, and other processes used the machine meanwhile: compare the lines of a plot, and "
+        "no figures of different plots.\n\n"
     )
     write_section("Curves", head + "\n".join(texts))
 

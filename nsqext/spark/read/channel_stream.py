@@ -43,6 +43,8 @@ __all__ = ("ChannelBatches", "NsqChannelReader")
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
+_clock = time.monotonic
+
 _VERSION = 1
 _WAIT = 0.2
 """Seconds to wait for the first message of a batch."""
@@ -108,8 +110,10 @@ class ChannelBatches:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._requeue()
-        await self._closing.aclose()
+        try:
+            self._requeue()
+        finally:
+            await self._closing.aclose()
 
     def _requeue(self) -> None:
         """Requeue unfinished messages: the original NSQ would keep them in flight until their timeout."""
@@ -134,7 +138,7 @@ class ChannelBatches:
         while True:
             await anyio.sleep(_TICK)
             held = [entry.message for entry in self._held]
-            touch_due((*held, *self._received, *self._later), time.monotonic())
+            touch_due((*held, *self._received, *self._later), _clock())
 
     async def freeze(self) -> None:
         """Exclude messages that are stored from now on, by the clocks of the servers."""

@@ -47,7 +47,8 @@ async def test_other_publishes_wait_and_other_tasks_run() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish, *(f"a{number}" for number in range(20)))
-        await anyio.lowlevel.checkpoint()
+        while hosted.storing is None:
+            await anyio.lowlevel.checkpoint()
         assert is_large(hosted, ["b"]), "a small one waits for the large one"
         tasks.start_soon(publish, "b")
         while bench.partition.log.end_count < 21:

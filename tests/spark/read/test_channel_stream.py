@@ -13,6 +13,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput
 from nsqext.spark.options import SourceOptions
+from nsqext.spark.read import channel_stream
 from nsqext.spark.read.channel_stream import NsqChannelReader
 from nsqext.sync import Producer
 
@@ -112,7 +113,7 @@ def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, 
         restarted.stop()
 
 
-def test_messages_in_flight_are_touched(original: Cluster, topic: str) -> None:
+def test_messages_in_flight_are_touched(original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(original, topic, 3)
     source = reader(original, topic)
     try:
@@ -120,9 +121,9 @@ def test_messages_in_flight_are_touched(original: Cluster, topic: str) -> None:
         assert sorted(found) == [0, 1, 2]
         holder = source._opened()._batches
         held = [entry.message for entry in holder._held]
-        for message in held:
-            message.received -= message.owner.msg_timeout * 0.6
         before = [message.received for message in held]
+        later = held[0].owner.msg_timeout * 0.6
+        monkeypatch.setattr(channel_stream, "_clock", lambda: time.monotonic() + later)
         wait_for(lambda: all(message.received > old for message, old in zip(held, before, strict=True)))
     finally:
         source.stop()

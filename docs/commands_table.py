@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 
+from docs.generated_section import with_section
 from nsqext.cli import COMMANDS
 from nsqext.cli.command import BRACKET
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
-BEGIN, END = "<!-- begin: commands -->\n", "<!-- end: commands -->\n"
 
 SHARED = frozenset(("--lookupd", "--nsqd", "--url", "--context", "--json", "--help"))
 """Options that the page describes once."""
@@ -84,8 +84,7 @@ def reference() -> str:
 
 def page() -> str:
     """Return the page as it has to be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n{reference()}\n{END}{rest.partition(END)[2]}"
+    return with_section(PAGE, reference(), "commands")
 
 
 if __name__ == "__main__":

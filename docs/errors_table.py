@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs.generated_section import with_section
 from nsqext.errors import NsqError
 from nsqext.errors.server import SERVER_ERRORS
 
 PAGE = Path(__file__).parent / "reference" / "errors.md"
-BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
 _FLAGS = ("retryable", "refresh_lookup", "overload", "closes_connection", "maybe_stored")
 
@@ -39,8 +39,7 @@ def table() -> str:
 
 def page() -> str:
     """Return the page with the current table."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_section(PAGE, table())
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs.generated_section import with_section
+
 PAGE = Path(__file__).parent / "reference" / "logs.md"
 PACKAGE = Path(__file__).parent.parent / "nsqext"
-BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
 _LEVELS = {"debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR"}
 _LOGGER = re.compile(r"""getLogger\((?:"([\w.]+)"|(__name__))\)""")
@@ -51,8 +52,7 @@ def table() -> str:
 
 def page() -> str:
     """Return the page with the table as it has to be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_section(PAGE, table())
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ import sys
 from inspect import cleandoc
 from pathlib import Path
 
+from docs.generated_section import with_section
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.from_url import consumer_settings, producer_settings
 from nsqext.settings import PREFIX, Setting
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
-BEGIN, END = "<!-- begin: table -->\n", "<!-- end: table -->\n"
 
 _MEMBER = re.compile(r"^    (\w+): ((?:.+\n?)(?:^ {8}.+\n?)*)", re.MULTILINE)
 _SHARES = ("jitter",)
@@ -54,8 +54,7 @@ def table() -> str:
 
 def page() -> str:
     """Return the page with the table as it has to be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_section(PAGE, table())
 
 
 if __name__ == "__main__":

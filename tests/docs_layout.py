@@ -9,9 +9,12 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
+from tests.support.browser import start_chrome
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 WIDTHS = (390, 1280)
 
@@ -24,13 +27,9 @@ return [page.scrollWidth, page.clientWidth, wide.slice(0, 3).map((one) => one.ou
 """
 
 
-def chromium() -> webdriver.Chrome:
+def chromium() -> Chrome:
     """Return a headless Chromium; as a context manager it ends on exit."""
-    options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
-        options.add_argument(argument)
-    options.binary_location = shutil.which("chromium") or ""
-    return webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+    return start_chrome(shutil.which("chromium"), shutil.which("chromedriver"))
 
 
 def overflows(folder: Path) -> list[str]:

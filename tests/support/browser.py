@@ -14,7 +14,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-__all__ = ("Browser", "running_browser")
+__all__ = ("Browser", "running_browser", "start_chrome")
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _LONGEST = 20.0  # seconds; the machine of the tests may be busy
@@ -111,6 +111,18 @@ class Browser:
         return [str(entry["message"]) for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
 
+def start_chrome(browser: str | None, driver: str | None) -> Chrome:
+    """Return a browser without a window; selenium raises if a program is missing."""
+    options = ChromeOptions()
+    options.binary_location = browser or ""
+    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    if os.geteuid() == 0:
+        words.append("--no-sandbox")
+    for word in words:
+        options.add_argument(word)
+    return Chrome(options=options, service=Service(driver))
+
+
 @contextmanager
 def running_browser() -> Iterator[Chrome]:
     """Start a browser without a window; skips the test where it is not installed."""
@@ -118,14 +130,7 @@ def running_browser() -> Iterator[Chrome]:
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
         pytest.skip("chromium and its driver are not installed: apt-get install chromium chromium-driver")
-    options = ChromeOptions()
-    options.binary_location = browser
-    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-    if os.geteuid() == 0:
-        words.append("--no-sandbox")
-    for word in words:
-        options.add_argument(word)
-    started = Chrome(options=options, service=Service(driver))
+    started = start_chrome(browser, driver)
     try:
         yield started
     finally:

@@ -56,13 +56,13 @@ def draw_curve(measured: Measured, path: Path) -> None:
     everywhere = sorted({x for points in measured.series.values() for x, _ in points})
     for number, (name, points) in enumerate(measured.series.items()):
         colour = _COLOURS.get(name, _OTHERS[number % len(_OTHERS)])
-        ours = name in ("nsqext", "uvloop")
+        own = name in ("nsqext", "uvloop")
         axes.plot(
             *zip(*points, strict=True),
             color=colour,
             marker="o",
             ms=4,
-            lw=2.2 if ours else 1.4,
+            lw=2.2 if own else 1.4,
             label=_NAMES.get(name, name),
         )
     axes.set(xlabel=measured.x, ylabel=measured.y)

@@ -1,4 +1,4 @@
-"""Runs many schedules and prints a table: ``python -m tests.chaos --schedules 200``."""
+"""Run many schedules and print a table: ``python -m tests.chaos --schedules 200``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.chaos.schedule import run_schedule
 BACKENDS = ("asyncio", "asyncio+uvloop", "trio")
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def run_one(seed: int, backend: str) -> tuple[Outcome, int]:
-    """Run the schedule of a seed; returns what came of it, and how many faults it has."""
+    """Run the schedule of a seed; return its outcome and its number of faults."""
     plan = make_plan(seed)
     options = {} if backend == "trio" else {"use_uvloop": backend.endswith("uvloop")}
     try:
@@ -35,57 +35,59 @@ def run_one(seed: int, backend: str) -> tuple[Outcome, int]:
 
 
 def print_table(outcomes: dict[int, tuple[Outcome, int]], seconds: float) -> None:
-    """Print what came of all schedules."""
+    """Print the totals of all schedules."""
     results = [outcome for outcome, _ in outcomes.values()]
     total: Counter[str] = Counter()
     for outcome in results:
         for name in ("published", "unknown", "failed", "twice_stored", "redelivered"):
             total[name] += getattr(outcome, name)
-        for name in ("lost", "reordered", "unexplained", "phantoms", "leaks"):
+        for name in ("lost", "reordered", "unexplained", "stored_after_failure", "leaks"):
             total[name] += len(getattr(outcome, name))
     rows = {
         "schedules": len(results),
         "faults": sum(faults for _, faults in outcomes.values()),
         "messages published": total["published"],
-        "publishes of unknown fate": total["unknown"],
-        "publishes that failed": total["failed"],
+        "publishes with unknown outcome": total["unknown"],
+        "failed publishes": total["failed"],
         "lost": total["lost"],
         "reordered": total["reordered"],
         "duplicates: stored twice": total["twice_stored"],
         "duplicates: redelivered": total["redelivered"],
         "duplicates: unexplained": total["unexplained"],
-        "failed, yet consumed": total["phantoms"],
+        "failed, but consumed": total["stored_after_failure"],
         "leaks and hangs": total["leaks"],
         "longest publish, s": round(max(outcome.publish_stall for outcome in results), 2),
-        "longest wait of a consumer, s": round(max(outcome.consume_stall for outcome in results), 2),
+        "longest time to consumption, s": round(max(outcome.consume_stall for outcome in results), 2),
         "seconds": round(seconds),
     }
     for name, value in rows.items():
-        say(f"{name:32} {value:>10}")
+        print_line(f"{name:32} {value:>10}")
 
 
 def main() -> int:
-    """Run the schedules that the command line asks for; 1 when anything was found."""
+    """Run the schedules selected by the command line; return 1 if any violates a guarantee."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--first", type=int, default=1, help="first seed")
-    parser.add_argument("--backend", choices=BACKENDS, help="all in turns without it")
+    parser.add_argument("--backend", choices=BACKENDS, help="default: each in turn")
     parser.add_argument("--verbose", action="store_true", help="show the faults of each schedule")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     outcomes: dict[int, tuple[Outcome, int]] = {}
-    began = time.monotonic()
-    for seed in range(given.first, given.first + given.schedules):
-        backend = given.backend or BACKENDS[seed % len(BACKENDS)]
-        if given.verbose:
+    started = time.monotonic()
+    for seed in range(arguments.first, arguments.first + arguments.schedules):
+        backend = arguments.backend or BACKENDS[seed % len(BACKENDS)]
+        if arguments.verbose:
             for step in make_plan(seed).steps:
-                say(f"  {step.at:.2f} s  {step.name}")
+                print_line(f"  {step.at:.2f} s  {step.name}")
         outcomes[seed] = run_one(seed, backend)
         outcome = outcomes[seed][0]
-        if given.verbose or outcome.faults_found:
-            say(f"seed {seed} on {backend}: published {outcome.published}, {outcome.faults_found or 'all is well'}")
-    print_table(outcomes, time.monotonic() - began)
-    return any(outcome.faults_found for outcome, _ in outcomes.values())
+        if arguments.verbose or outcome.violations:
+            print_line(
+                f"seed {seed} on {backend}: published {outcome.published}, {outcome.violations or 'no violations'}"
+            )
+    print_table(outcomes, time.monotonic() - started)
+    return any(outcome.violations for outcome, _ in outcomes.values())
 
 
 if __name__ == "__main__":

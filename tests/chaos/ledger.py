@@ -1,4 +1,4 @@
-"""What was published and what came of it, and what a schedule's outcome is judged by."""
+"""Records of the publishes and deliveries of a schedule, and the check of the guarantees."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Entry:
     """One publish.
 
     Attributes:
-        topic: where to.
-        key: key, or the publisher's name where order means nothing.
-        number: place among the publishes of its key.
-        tag: its tag.
-        began: when it was called.
-        ended: when it returned or raised.
-        error: what it raised.
-        receipt: what it returned.
-        seen: deliveries whose handler returned: id of the message, and of the subscription.
-        first: place of the first of them among all of its topic; -1 for none.
-        waited: seconds from the end of the publish to that.
+        topic: topic of the publish.
+        key: key, or the publisher's name in topics without keys.
+        number: position among the publishes of the key.
+        tag: tag of the message, or None.
+        began: time of the call.
+        ended: time when the call returned or raised.
+        error: error that the call raised.
+        receipt: receipt that the call returned.
+        seen: deliveries whose handler returned: message id, subscription id and attempts.
+        first: position of the first delivery among the topic's consumed messages; -1 if not consumed.
+        waited: seconds from the end of the publish to the first delivery.
     """
 
     topic: str
@@ -48,27 +48,27 @@ class Entry:
 
     @property
     def stored(self) -> bool:
-        """Whether the publish returned."""
+        """Whether the publish was acknowledged."""
         return self.ended > 0 and self.error is None
 
 
 @define
 class Outcome:
-    """What came of a schedule; ``faults_found`` is empty when all is well.
+    """Outcome of a schedule; ``violations`` is empty if all guarantees held.
 
     Attributes:
-        published: publishes that returned.
-        unknown: publishes whose fate was unknown.
-        failed: publishes that said that nothing was stored.
-        lost: publishes that returned and were never consumed.
-        reordered: messages that were consumed before an earlier one of their key.
-        twice_stored: messages that are in the queue more than once.
-        redelivered: deliveries beyond the first of the same message.
-        unexplained: duplicates that nothing explains.
-        phantoms: publishes that said that nothing was stored, and were consumed.
+        published: acknowledged publishes.
+        unknown: publishes that raised `DeliveryUnknown`.
+        failed: publishes that raised another error, which promises that nothing was stored.
+        lost: acknowledged publishes that were never consumed.
+        reordered: messages consumed after a later one of the same key.
+        twice_stored: copies in the queue beyond the first of each message.
+        redelivered: deliveries beyond the first of each copy.
+        unexplained: duplicates that neither a retry nor a redelivery explains.
+        stored_after_failure: failed publishes that were consumed.
         publish_stall: longest publish, in seconds.
         consume_stall: longest time from a publish to its consumption, in seconds.
-        leaks: tasks, sockets and warnings that were left over.
+        leaks: tasks, sockets and warnings left over.
     """
 
     published: int = 0
@@ -79,25 +79,25 @@ class Outcome:
     twice_stored: int = 0
     redelivered: int = 0
     unexplained: list[str] = field(factory=list)
-    phantoms: list[str] = field(factory=list)
+    stored_after_failure: list[str] = field(factory=list)
     publish_stall: float = 0.0
     consume_stall: float = 0.0
     leaks: list[str] = field(factory=list)
 
     @property
-    def faults_found(self) -> list[str]:
-        """Everything that must not be."""
+    def violations(self) -> list[str]:
+        """Violations of the guarantees, with their kind."""
         found = []
-        for name in ("lost", "reordered", "unexplained", "phantoms", "leaks"):
+        for name in ("lost", "reordered", "unexplained", "stored_after_failure", "leaks"):
             found += [f"{name}: {text}" for text in getattr(self, name)]
         return found
 
 
 class Ledger:
-    """Everything that was published and consumed in a schedule.
+    """Record of all publishes and deliveries of a schedule.
 
     Args:
-        on_unknown: what the producers do; with ``raise`` nothing may be stored twice.
+        on_unknown: option of the producers; with ``raise`` no message may be stored twice.
     """
 
     def __init__(self, on_unknown: str) -> None:
@@ -107,13 +107,13 @@ class Ledger:
         self._order: dict[str, int] = defaultdict(int)
 
     def begin(self, topic: str, key: str, number: int, tag: str | None) -> tuple[bytes, Entry]:
-        """Note a publish that begins; returns its body, too."""
+        """Record the start of a publish; return its body and its entry."""
         body = f"{topic}/{key}/{number}".encode()
         entry = self.entries[body] = Entry(topic, key, number, tag)
         return body, entry
 
     def consumed(self, message: Message) -> None:
-        """Note a message whose handler returns."""
+        """Record a message whose handler is about to return."""
         entry = self.entries[message.body]
         if entry.first < 0:
             self._order[entry.topic] += 1
@@ -123,11 +123,11 @@ class Ledger:
 
     @property
     def missing(self) -> int:
-        """Publishes that returned and were not consumed so far."""
+        """Number of acknowledged publishes that have not been consumed yet."""
         return sum(entry.stored and entry.first < 0 for entry in self.entries.values())
 
-    def judge(self) -> Outcome:
-        """Return what came of it."""
+    def outcome(self) -> Outcome:
+        """Return the outcome of the schedule."""
         outcome = Outcome()
         for body, entry in self.entries.items():
             self._count(outcome, body.decode(), entry)
@@ -147,17 +147,19 @@ class Ledger:
         else:
             outcome.failed += 1
             if entry.first >= 0:
-                outcome.phantoms.append(f"{name}: {entry.error!r}")
+                outcome.stored_after_failure.append(f"{name}: {entry.error!r}")
         copies = {message for message, _, _ in entry.seen}
         outcome.twice_stored += max(len(copies) - 1, 0)
         outcome.redelivered += len(entry.seen) - len(copies)
         if len(copies) > 1 and self._on_unknown == "raise":
-            outcome.unexplained.append(f"{name} is stored {len(copies)} times, although nothing was retried")
+            outcome.unexplained.append(f"{name} is stored {len(copies)} times, although no publish was retried")
         if len(set(entry.seen)) < len(entry.seen):
-            outcome.unexplained.append(f"{name} came twice over one subscription as the same delivery")
+            outcome.unexplained.append(
+                f"{name} was received twice over one subscription with the same number of attempts"
+            )
 
     def _overtaken(self) -> list[str]:
-        """Return the messages that came before an earlier one of their key, where keys keep their order."""
+        """Return the messages consumed after a later one of their key, in topics that keep the order of keys."""
         found = []
         last: dict[tuple[str, str], Entry] = {}
         for entry in sorted(self.entries.values(), key=lambda entry: (entry.topic, entry.key, entry.number)):

@@ -1,4 +1,4 @@
-"""What goes wrong in a schedule, and when: drawn from its seed alone."""
+"""The faults of a schedule and their times: they depend on the seed alone."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LOOKUPDS = ("l1", "l2")
 TOPICS = ("plain", "keyed", "ordered", "tagged")
 PARTITIONS = 2
 LENGTH = 1.0
-"""Seconds in which faults begin."""
+"""Seconds within which every fault begins."""
 
 
 @define
 class World:
-    """The cluster, and which of its servers are down.
+    """The cluster and the state of its servers.
 
     Attributes:
         cluster: the cluster.
         down: names of killed nodes and lookup nodes.
-        refused: moves that the cluster would not make, because a node was away.
+        refused: number of leader moves that the cluster refused because a node was down.
     """
 
     cluster: Cluster
@@ -39,7 +39,7 @@ class World:
     refused: int = 0
 
     def kill(self, name: str) -> None:
-        """Kill a server, once."""
+        """Kill a server unless it is down already."""
         if name not in self.down:
             self.down.add(name)
             self.cluster.kill(name)
@@ -51,14 +51,14 @@ class World:
             self.down.discard(name)
 
     def move(self, topic: str, partition: int, name: str) -> None:
-        """Move a leader, where the cluster can."""
+        """Move a leader, unless the cluster refuses."""
         try:
             self.cluster.move_leader(topic, partition, name)
         except NsqError:
             self.refused += 1
 
-    def mend(self) -> None:
-        """Undo everything; returns when every partition takes writes."""
+    def heal(self) -> None:
+        """End all faults, and return when every partition accepts writes."""
         for name in tuple(self.down):
             self.restart(name)
         self.cluster.faults.heal()
@@ -69,12 +69,12 @@ class World:
 
 @frozen
 class Step:
-    """One thing that is done to the cluster.
+    """Start or end of a fault.
 
     Attributes:
         at: seconds since the schedule began.
-        name: what is done, for people.
-        act: does it, blocking.
+        name: description for the output.
+        act: blocking function that performs the step.
     """
 
     at: float
@@ -87,11 +87,11 @@ class Plan:
     """A schedule.
 
     Attributes:
-        seed: what it was drawn from.
-        on_unknown: what producers do with publishes whose fate is unknown.
-        replicas: copies of each partition: of two, the remaining one accepts no writes; of three, two continue.
-        faults: how many things go wrong.
-        steps: faults and their ends, by time.
+        seed: seed that decides everything else.
+        on_unknown: whether producers retry or raise if the outcome of a publish is unknown.
+        replicas: copies of each partition; with one node down, two accept no writes and three do.
+        faults: number of faults.
+        steps: starts and ends of faults, by time.
     """
 
     seed: int
@@ -101,8 +101,8 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-def _kill(chance: random.Random, at: float) -> list[Step]:
-    topic, partition = chance.choice(TOPICS), chance.randrange(PARTITIONS)
+def _kill(rng: random.Random, at: float) -> list[Step]:
+    topic, partition = rng.choice(TOPICS), rng.randrange(PARTITIONS)
     names: list[str] = []
 
     def kill(world: World) -> None:
@@ -113,79 +113,79 @@ def _kill(chance: random.Random, at: float) -> list[Step]:
         for name in names:
             world.restart(name)
 
-    end = at + chance.uniform(0.2, 0.9)
+    end = at + rng.uniform(0.2, 0.9)
     return [Step(at, f"kill the leader of {topic}[{partition}]", kill), Step(end, "restart it", restart)]
 
 
-def _move(chance: random.Random, at: float) -> list[Step]:
-    topic, partition, name = chance.choice(TOPICS), chance.randrange(PARTITIONS), chance.choice(NODES)
+def _move(rng: random.Random, at: float) -> list[Step]:
+    topic, partition, name = rng.choice(TOPICS), rng.randrange(PARTITIONS), rng.choice(NODES)
     return [Step(at, f"move {topic}[{partition}] to {name}", lambda world: world.move(topic, partition, name))]
 
 
-def _cut(chance: random.Random, at: float) -> list[Step]:
-    name, count = chance.choice(NODES), chance.randint(1, 3)
-    direction: Literal["in", "out"] = chance.choice(("in", "out"))
+def _cut(rng: random.Random, at: float) -> list[Step]:
+    name, count = rng.choice(NODES), rng.randint(1, 3)
+    direction: Literal["in", "out"] = rng.choice(("in", "out"))
     text = f"cut {count} connections of {name} in the middle of a frame ({direction})"
     return [Step(at, text, lambda world: world.cluster.faults.cut(name, direction, connections=count))]
 
 
-def _delay(chance: random.Random, at: float) -> list[Step]:
-    name, seconds = chance.choice(NODES), chance.uniform(0.002, 0.03)
-    direction: Literal["in", "out"] = chance.choice(("in", "out"))
+def _delay(rng: random.Random, at: float) -> list[Step]:
+    name, seconds = rng.choice(NODES), rng.uniform(0.002, 0.03)
+    direction: Literal["in", "out"] = rng.choice(("in", "out"))
     text = f"delay bytes of {name} by {seconds:.3f} s ({direction})"
     return [Step(at, text, lambda world: world.cluster.faults.delay(name, direction, seconds))]
 
 
-def _freeze(chance: random.Random, at: float) -> list[Step]:
-    name = chance.choice(NODES)
+def _freeze(rng: random.Random, at: float) -> list[Step]:
+    name = rng.choice(NODES)
     return [
         Step(at, f"freeze {name}", lambda world: world.cluster.faults.freeze(name)),
-        Step(at + chance.uniform(0.1, 0.8), f"thaw {name}", lambda world: world.cluster.faults.thaw(name)),
+        Step(at + rng.uniform(0.1, 0.8), f"thaw {name}", lambda world: world.cluster.faults.thaw(name)),
     ]
 
 
-def _refuse(chance: random.Random, at: float) -> list[Step]:
-    name = chance.choice(NODES)
+def _refuse(rng: random.Random, at: float) -> list[Step]:
+    name = rng.choice(NODES)
     return [
         Step(at, f"{name} refuses connections", lambda world: world.cluster.faults.refuse(name)),
-        Step(at + 0.4, f"{name} takes them", lambda world: world.cluster.faults.refuse(name, False)),
+        Step(at + 0.4, f"{name} accepts connections", lambda world: world.cluster.faults.refuse(name, False)),
     ]
 
 
-def _answer(chance: random.Random, at: float) -> list[Step]:
-    name, times = chance.choice(NODES), chance.randint(1, 5)
-    code = chance.choice(("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_PUB_FAILED"))
-    command = chance.choice(("PUB", "PUB_EXT"))
-    text = f"{name} answers {times} {command} with {code}"
+def _answer(rng: random.Random, at: float) -> list[Step]:
+    name, times = rng.choice(NODES), rng.randint(1, 5)
+    code = rng.choice(("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_PUB_FAILED"))
+    command = rng.choice(("PUB", "PUB_EXT"))
+    text = f"{name} answers {times} {command} commands with {code}"
     return [Step(at, text, lambda world: world.cluster.faults.answer(name, code, times=times, command=command))]
 
 
-def _stale(chance: random.Random, at: float) -> list[Step]:
-    name = chance.choice((None, *LOOKUPDS))
+def _stale(rng: random.Random, at: float) -> list[Step]:
+    name = rng.choice((None, *LOOKUPDS))
     return [
         Step(at, f"{name or 'lookup'} is stale", lambda world: world.cluster.faults.stale_lookup(name)),
         Step(at + 0.6, f"{name or 'lookup'} is repaired", lambda world: world.cluster.faults.heal_lookup(name)),
     ]
 
 
-def _empty(chance: random.Random, at: float) -> list[Step]:
-    name = chance.choice((None, *LOOKUPDS))
+def _empty(rng: random.Random, at: float) -> list[Step]:
+    name = rng.choice((None, *LOOKUPDS))
     return [
         Step(at, f"{name or 'lookup'} is empty", lambda world: world.cluster.faults.empty_lookup(name)),
         Step(at + 0.6, f"{name or 'lookup'} is repaired", lambda world: world.cluster.faults.heal_lookup(name)),
     ]
 
 
-def _slow(chance: random.Random, at: float) -> list[Step]:
-    seconds = chance.uniform(0.05, 0.5)
+def _slow(rng: random.Random, at: float) -> list[Step]:
+    seconds = rng.uniform(0.05, 0.5)
     return [
         Step(at, f"lookup takes {seconds:.2f} s", lambda world: world.cluster.faults.slow_lookup(seconds)),
         Step(at + 0.6, "lookup is repaired", lambda world: world.cluster.faults.heal_lookup()),
     ]
 
 
-def _away(chance: random.Random, at: float) -> list[Step]:
-    names = chance.choice((("l1",), ("l2",), LOOKUPDS))
+def _away(rng: random.Random, at: float) -> list[Step]:
+    names = rng.choice((("l1",), ("l2",), LOOKUPDS))
     steps = []
     for name in names:
         steps.append(Step(at, f"kill {name}", partial(World.kill, name=name)))
@@ -193,7 +193,7 @@ def _away(chance: random.Random, at: float) -> list[Step]:
     return steps
 
 
-# a black hole is a frozen node: bytes that are missing in the middle of a stream are what TCP never does
+# a lost packet is a frozen node: TCP never leaves bytes out of a stream
 KINDS: dict[str, Callable[[random.Random, float], list[Step]]] = {
     "kill": _kill,
     "move": _move,
@@ -211,10 +211,10 @@ KINDS: dict[str, Callable[[random.Random, float], list[Step]]] = {
 
 def make_plan(seed: int) -> Plan:
     """Return the schedule of a seed."""
-    chance = random.Random(seed)
-    kinds = [*chance.choices(("kill", "move"), k=2), *chance.choices(tuple(KINDS), k=chance.randint(2, 6))]
+    rng = random.Random(seed)
+    kinds = [*rng.choices(("kill", "move"), k=2), *rng.choices(tuple(KINDS), k=rng.randint(2, 6))]
     steps: list[Step] = []
     for kind in kinds:
-        steps += KINDS[kind](chance, chance.uniform(0.05, LENGTH))
+        steps += KINDS[kind](rng, rng.uniform(0.05, LENGTH))
     steps.sort(key=lambda step: step.at)
-    return Plan(seed, chance.choice(("retry", "raise")), chance.choice((2, 3)), len(kinds), tuple(steps))
+    return Plan(seed, rng.choice(("retry", "raise")), rng.choice((2, 3)), len(kinds), tuple(steps))

@@ -1,4 +1,4 @@
-"""Running a schedule: a cluster, publishers and consumers of every kind, and the faults of a plan."""
+"""Run a schedule: a cluster, publishers and consumers of every kind, and the faults of a plan."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ("run_schedule",)
 
 CHANNEL = "chaos"
 PUBLISHING = 1.5
-"""Seconds for which publishers continue."""
+"""Seconds for which each publisher publishes."""
 LEAST = 12
-"""Publishes that each of them makes also where that takes longer."""
+"""Number of publishes by each publisher, even if they take longer."""
 DRAINING = 20.0
-"""Seconds after which what has not been consumed counts as lost."""
+"""Seconds after which messages that have not been consumed count as lost."""
 KEYS = 6
 
 
 class HandlerFailed(Exception):
-    """What handlers raise now and then."""
+    """Raised by 1% of the calls of handlers."""
 
 
 def make_topics(cluster: Cluster, replicas: int) -> None:
@@ -50,8 +50,8 @@ def make_topics(cluster: Cluster, replicas: int) -> None:
         )
 
 
-def make_consumers(cluster: Cluster, ledger: Ledger, chance: random.Random) -> list[Consumer]:
-    """Return consumers of every kind, with a handler that is slow and fails now and then."""
+def make_consumers(cluster: Cluster, ledger: Ledger, rng: random.Random) -> list[Consumer]:
+    """Return consumers of every kind, whose handler sometimes sleeps or fails."""
     options = ConsumerOptions(
         failure=FailureOptions(requeue_delay=0.02),
         backoff=BackoffOptions(mode="off"),
@@ -59,56 +59,56 @@ def make_consumers(cluster: Cluster, ledger: Ledger, chance: random.Random) -> l
         max_reconnect_wait=0.5,
     )
 
-    def consumer(topic: str, **settings: Any) -> Consumer:
-        made = Consumer(topic, CHANNEL, lookupd=cluster.lookupd, options=options, **settings)
+    def make_consumer(topic: str, **settings: Any) -> Consumer:
+        consumer = Consumer(topic, CHANNEL, lookupd=cluster.lookupd, options=options, **settings)
 
-        @made.handler
+        @consumer.handler
         async def handle(message: Message) -> None:
-            if chance.random() < 0.3:
-                await anyio.sleep(chance.uniform(0.0, 0.004))
-            if chance.random() < 0.01:
+            if rng.random() < 0.3:
+                await anyio.sleep(rng.uniform(0.0, 0.004))
+            if rng.random() < 0.01:
                 raise HandlerFailed
             ledger.consumed(message)
 
-        return made
+        return consumer
 
     return [
-        consumer("plain", concurrency=8),
-        consumer("keyed", concurrency=4, dispatch="key_failover"),
-        consumer("keyed", concurrency=4, dispatch="key_failover"),
-        consumer("ordered", concurrency=2),
-        consumer("tagged", concurrency=4, tag="blue"),
-        consumer("tagged", concurrency=4),
+        make_consumer("plain", concurrency=8),
+        make_consumer("keyed", concurrency=4, dispatch="key_failover"),
+        make_consumer("keyed", concurrency=4, dispatch="key_failover"),
+        make_consumer("ordered", concurrency=2),
+        make_consumer("tagged", concurrency=4, tag="blue"),
+        make_consumer("tagged", concurrency=4),
     ]
 
 
-async def publish(producer: Producer, ledger: Ledger, topic: str, name: str, chance: random.Random) -> None:
-    """Publish to a topic for a while, one after the other; keyed where order means something."""
+async def publish(producer: Producer, ledger: Ledger, topic: str, name: str, rng: random.Random) -> None:
+    """Publish to a topic one message after the other, with keys if the topic keeps their order."""
     keyed = topic in ("keyed", "ordered")
     numbers: dict[str, int] = {}
     until = time.monotonic() + PUBLISHING
     while time.monotonic() < until or sum(numbers.values()) < LEAST:
         # a key belongs to one publisher, so that the order of its publishes is known
-        key = f"{name}-{chance.randrange(KEYS)}" if keyed else name
+        key = f"{name}-{rng.randrange(KEYS)}" if keyed else name
         numbers[key] = numbers.get(key, 0) + 1
-        tag = chance.choice((None, "blue")) if topic == "tagged" else None
+        tag = rng.choice((None, "blue")) if topic == "tagged" else None
         body, entry = ledger.begin(topic, key, numbers[key], tag)
         try:
             entry.receipt = await producer.publish(topic, body, key=key if keyed else None, tag=tag)
         except NsqError as error:
             entry.error = error
         entry.ended = time.monotonic()
-        await anyio.sleep(chance.uniform(0.0, 0.01))
+        await anyio.sleep(rng.uniform(0.0, 0.01))
 
 
 async def take_step(step: Step, world: World) -> None:
-    """Do a step when its time has come; the cluster's calls block, so they run in a thread."""
+    """Perform a step at its time, in a thread because the cluster's calls block."""
     await anyio.sleep(step.at)
     await to_thread.run_sync(step.act, world)
 
 
 async def drain(ledger: Ledger) -> None:
-    """Wait until everything that was stored is consumed, and a moment more for what comes twice."""
+    """Wait until every acknowledged message is consumed, and 50 ms longer for duplicates."""
     with anyio.move_on_after(DRAINING):
         while ledger.missing:  # noqa: ASYNC110 - the ledger is written by many handlers
             await anyio.sleep(0.01)
@@ -117,7 +117,7 @@ async def drain(ledger: Ledger) -> None:
 
 @asynccontextmanager
 async def consuming(consumers: list[Consumer]) -> AsyncIterator[None]:
-    """Run consumers; stopping them at the end has to drain them."""
+    """Run consumers; at the end stop them and wait until they have closed their connections."""
     async with anyio.create_task_group() as tasks:
         for consumer in consumers:
             tasks.start_soon(consumer.run)
@@ -133,20 +133,20 @@ async def consuming(consumers: list[Consumer]) -> AsyncIterator[None]:
 
 
 async def traffic(plan: Plan, world: World, ledger: Ledger) -> None:
-    """Let everything run while the plan's steps are taken; then end the faults and drain."""
-    chance = random.Random(plan.seed)
+    """Publish and consume during the steps of the plan; then end the faults and drain."""
+    rng = random.Random(plan.seed)
     options = ProducerOptions(on_unknown=plan.on_unknown)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(consuming(make_consumers(world.cluster, ledger, chance)))
+        await stack.enter_async_context(consuming(make_consumers(world.cluster, ledger, rng)))
         producer = await stack.enter_async_context(Producer(world.cluster.lookupd, options=options))
         async with anyio.create_task_group() as tasks:
             for topic in TOPICS:
                 for name in ("a", "b"):
-                    tasks.start_soon(publish, producer, ledger, topic, name, chance)
+                    tasks.start_soon(publish, producer, ledger, topic, name, rng)
             async with anyio.create_task_group() as steps:
                 for step in plan.steps:
                     steps.start_soon(take_step, step, world)
-            await to_thread.run_sync(world.mend)
+            await to_thread.run_sync(world.heal)
         await drain(ledger)
 
 
@@ -163,13 +163,13 @@ def open_files() -> dict[str, str]:
 
 
 @contextmanager
-def watching(outcome: list[str]) -> Iterator[None]:
-    """Note what is left over: sockets, unclosed streams, exceptions that were not retrieved."""
+def recording_leaks(leaks: list[str]) -> Iterator[None]:
+    """Record leaks: sockets, unclosed streams, exceptions that were not retrieved."""
     before = open_files()
-    hook, unraisable = sys.unraisablehook, outcome
+    hook = sys.unraisablehook
 
     def note(found: sys.UnraisableHookArgs) -> None:
-        unraisable.append(f"{found.exc_value!r} in {found.object!r}")
+        leaks.append(f"{found.exc_value!r} in {found.object!r}")
 
     sys.unraisablehook = note
     try:
@@ -179,26 +179,26 @@ def watching(outcome: list[str]) -> Iterator[None]:
             gc.collect()
     finally:
         sys.unraisablehook = hook
-    outcome += [str(warning.message) for warning in caught]
-    outcome += [f"open {target}" for name, target in open_files().items() if before.get(name) != target]
+    leaks += [str(warning.message) for warning in caught]
+    leaks += [f"open {target}" for name, target in open_files().items() if before.get(name) != target]
 
 
-async def leftover_tasks(before: set[int], outcome: list[str]) -> None:
-    """Note the tasks that still run after everything was closed."""
+async def leftover_tasks(before: set[int], leaks: list[str]) -> None:
+    """Record the tasks that still run after clients and cluster have been closed."""
     with anyio.move_on_after(1):
         while any(task.id not in before for task in anyio.get_running_tasks()):  # noqa: ASYNC110 - tasks end silently
             await anyio.sleep(0.01)
-    outcome += [f"task {task.name}" for task in anyio.get_running_tasks() if task.id not in before]
+    leaks += [f"task {task.name}" for task in anyio.get_running_tasks() if task.id not in before]
 
 
 async def run_schedule(plan: Plan, limit: float = 60.0) -> tuple[Outcome, list[Entry]]:
-    """Run a schedule on a cluster of its own; returns what came of it.
+    """Run a schedule on a cluster of its own; return its outcome and its entries.
 
     Raises:
-        TimeoutError: something hangs.
+        TimeoutError: it takes more than ``limit`` seconds, so a task hangs.
     """
     ledger, leaks = Ledger(plan.on_unknown), list[str]()
-    with watching(leaks):
+    with recording_leaks(leaks):
         cluster = Cluster(nodes=3, lookupds=2)
         await to_thread.run_sync(cluster.start)
         try:
@@ -210,6 +210,6 @@ async def run_schedule(plan: Plan, limit: float = 60.0) -> tuple[Outcome, list[E
         finally:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(cluster.stop)
-    outcome = ledger.judge()
+    outcome = ledger.outcome()
     outcome.leaks += leaks
     return outcome, list(ledger.entries.values())

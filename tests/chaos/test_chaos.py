@@ -1,4 +1,4 @@
-"""Nothing is lost, nothing overtakes and nothing is left over, whatever the cluster does: a short set of schedules.
+"""No message is lost or reordered and nothing leaks under faults: a short set of schedules.
 
 ``make chaos`` runs two hundred.
 """
@@ -12,14 +12,14 @@ from tests.chaos.__main__ import run_one
 from tests.chaos.ledger import Ledger
 from tests.chaos.plan import KINDS, make_plan
 
-# together they hold every kind of fault, and each event loop has one that retries and one that raises
+# together they contain every kind of fault, and each event loop has one that retries and one that raises
 SEEDS = {"asyncio": (6, 12), "asyncio+uvloop": (1, 28), "trio": (11, 29)}
 
 
 @pytest.mark.parametrize(("backend", "seed"), [(backend, seed) for backend, seeds in SEEDS.items() for seed in seeds])
 def test_a_schedule(backend: str, seed: int) -> None:
     outcome, _ = run_one(seed, backend)
-    assert outcome.faults_found == []
+    assert outcome.violations == []
     assert outcome.published > 20
 
 
@@ -38,14 +38,14 @@ class Owner:
 
 
 class Delivered:
-    """Stands for a message that was handled."""
+    """Stands for a message whose handler returned."""
 
     def __init__(self, body: bytes, number: int, owner: Owner, attempts: int = 1) -> None:
         self.body, self.id, self.owner, self.attempts = body, number.to_bytes(16, "big"), owner, attempts
 
 
 def published(ledger: Ledger, topic: str, count: int) -> list[bytes]:
-    """Note publishes of one key that returned."""
+    """Record acknowledged publishes of one key."""
     bodies = []
     for number in range(count):
         body, entry = ledger.begin(topic, "k", number, None)
@@ -64,7 +64,7 @@ def test_the_ledger_finds_lost_messages() -> None:
     first, second = published(ledger, "plain", 2)
     consume(ledger, Delivered(second, 2, owner))
     assert ledger.missing == 1
-    found = ledger.judge().faults_found
+    found = ledger.outcome().violations
     assert [line.partition(",")[0] for line in found] == [f"lost: {first.decode()}"]
 
 
@@ -72,35 +72,35 @@ def test_the_ledger_finds_reordered_messages() -> None:
     ledger, owner = Ledger("retry"), Owner()
     first, second, third = published(ledger, "ordered", 3)
     consume(ledger, Delivered(first, 1, owner), Delivered(third, 3, owner), Delivered(second, 2, owner))
-    assert ledger.judge().faults_found == ["reordered: ordered/k: 1 after 2"]
+    assert ledger.outcome().violations == ["reordered: ordered/k: 1 after 2"]
 
 
-def test_a_redelivery_overtakes_nothing() -> None:
+def test_a_redelivery_is_not_out_of_order() -> None:
     ledger, owner, other = Ledger("raise"), Owner(), Owner()
     first, second = published(ledger, "ordered", 2)
     consume(
         ledger, *(Delivered(body, number, own) for own in (owner, other) for number, body in enumerate((first, second)))
     )
-    outcome = ledger.judge()
-    assert outcome.faults_found == []
+    outcome = ledger.outcome()
+    assert outcome.violations == []
     assert (outcome.redelivered, outcome.twice_stored) == (2, 0)
 
 
-def test_the_ledger_finds_duplicates_that_nothing_explains() -> None:
+def test_the_ledger_finds_unexplained_duplicates() -> None:
     ledger, owner = Ledger("raise"), Owner()
     first, second = published(ledger, "plain", 2)
     consume(ledger, Delivered(first, 1, owner), Delivered(first, 1, owner), Delivered(second, 2, owner))
     consume(ledger, Delivered(second, 3, owner))
-    found = ledger.judge().faults_found
+    found = ledger.outcome().violations
     assert [text.partition(" ")[0] for text in found] == ["unexplained:", "unexplained:"]
 
 
-def test_the_ledger_finds_failures_that_were_stored_after_all() -> None:
+def test_the_ledger_finds_failed_publishes_that_were_stored() -> None:
     ledger, owner = Ledger("retry"), Owner()
     failed, unknown = published(ledger, "plain", 2)
     ledger.entries[failed].error = PublishFailed("not stored")
-    ledger.entries[unknown].error = DeliveryUnknown("who knows")
+    ledger.entries[unknown].error = DeliveryUnknown("connection lost")
     consume(ledger, Delivered(failed, 1, owner), Delivered(unknown, 2, owner))
-    outcome = ledger.judge()
-    assert [text.partition(":")[0] for text in outcome.faults_found] == ["phantoms"]
+    outcome = ledger.outcome()
+    assert [text.partition(":")[0] for text in outcome.violations] == ["stored_after_failure"]
     assert (outcome.failed, outcome.unknown) == (1, 1)

@@ -1,4 +1,4 @@
-"""What schedules have found, each as a test of its own."""
+"""Bugs that schedules have found, each as a test of its own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.anyio
 
 @define
 class Record:
-    """Stands for what was stored."""
+    """Stands for a stored record."""
 
     size: int = 10
     parts: tuple[object, ...] = ()
 
 
 async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_replicas_had_it() -> None:
-    """The old leader was no leader any more, so nothing was replicated, and the publish was acknowledged."""
+    """The demoted leader replicated nothing, and acknowledged the publish."""
     node = SimpleNamespace(publish_failed=0)
     committed: list[object] = []
     partition = SimpleNamespace(commit=committed.append)

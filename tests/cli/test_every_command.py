@@ -78,7 +78,7 @@ ENDING = {
 }
 """Words of commands that end by themselves, and what they print at a terminal."""
 
-TABLES = {"demo": ("demo --csv {folder}/one.csv --nodes 1 --partitions 1", "all is well")}
+TABLES = {"demo": ("demo --csv {folder}/one.csv --nodes 1 --partitions 1", "no violations")}
 """Words of commands that print tables everywhere."""
 
 RUNNING = {

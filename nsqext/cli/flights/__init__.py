@@ -1,1 +1,1 @@
-"""The demo: a day of flights through a cluster, and an account of what arrived."""
+"""The demo: publish and consume a day of flights, and check that every message is received once and intact."""

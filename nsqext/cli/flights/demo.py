@@ -1,4 +1,4 @@
-"""``nsqext demo``: a real day of flights through a cluster, and an account of what arrived."""
+"""``nsqext demo``: publish and consume a day of flights, and check what was received."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.console import Console
 
 from nsqext import NsqError
 from nsqext.cli.command import examples
-from nsqext.cli.flights.journey import CHANNEL, Journey, Outcome, travel
-from nsqext.cli.flights.report import make_progress, show_tables, show_verdict
+from nsqext.cli.flights.demo_run import CHANNEL, DemoOutcome, DemoRun, run_demo
+from nsqext.cli.flights.report import make_progress, show_tables, show_violations
 from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Flight, find_flights, read_flights
 from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
 from nsqext.client.tasks import first_error
@@ -25,20 +25,20 @@ __all__ = ("run",)
 
 _Lookupd = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT of a running nsqlookupd (HTTP), or several with commas; else an own cluster."),
+    typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)"),
 ]
-_Csv = Annotated[Path | None, typer.Option(help="Another CSV file, with a line of column names.")]
+_Csv = Annotated[Path | None, typer.Option(help="CSV file to publish; its first line names the columns.")]
 _Keys = Annotated[
     list[str] | None,
-    typer.Option(help="Column of the key; of several, the first with a value. (default: tailnum, flight)"),
+    typer.Option(help="Column of the key; if repeated, the first with a value. (default: tailnum, flight)"),
 ]
-_Tag = Annotated[str | None, typer.Option(help="Column that decides about the tag. (default: carrier)")]
-_Value = Annotated[str | None, typer.Option(help="Rows with this value there get the tag. (default: AA)")]
+_Tag = Annotated[str | None, typer.Option(help="Column that selects the rows to tag. (default: carrier)")]
+_Value = Annotated[str | None, typer.Option(help="Value of --tag-column in the rows to tag. (default: AA)")]
 _Headers = Annotated[
-    str | None, typer.Option(help="Columns that become headers, with commas. (default: carrier,origin,dest)")
+    str | None, typer.Option(help="Columns to send as headers, with commas. (default: carrier,origin,dest)")
 ]
 _Partitions = Annotated[int, typer.Option(min=1, max=254, help="Partitions of the topic.")]
-_Nodes = Annotated[int | None, typer.Option(min=1, max=32, help="Nodes of the own cluster. (default: 3)")]
+_Nodes = Annotated[int | None, typer.Option(min=1, max=32, help="Nodes of the started cluster. (default: 3)")]
 
 
 @examples("nsqext demo", "nsqext demo --lookupd 127.0.0.1:4161 --partitions 8")
@@ -54,10 +54,10 @@ def run(
 ) -> None:
     """Publish and consume a day of flights, with headers, keys and a canary tag for the second consumer.
 
-    Ends with 1 if a message was lost, duplicated or received by the wrong consumer, or differs from what was published.
+    Exits with 1 if a message is lost, duplicated, altered, out of order or received by the wrong consumer.
     """
     if lookupd is not None and nodes is not None:
-        raise InvalidSetting("--nodes is for a cluster of its own", hint="leave it out with --lookupd")
+        raise InvalidSetting("--nodes has no effect on the cluster of --lookupd", hint="give only one of them")
     columns = _columns(key_column, tag_column, tag_value, header_columns)
     path = csv or find_flights()
     flights = read_flights(path, columns)
@@ -71,14 +71,14 @@ def run(
             outcome = _on_own_cluster(flights, partitions, nodes or 3, console)
         else:
             outcome = anyio.run(_on_running_cluster, flights, partitions, lookupd, console)
-    show_tables(console, outcome.tally, partitions)
-    if not show_verdict(console, outcome.tally, outcome.publishing, outcome.all_in):
+    show_tables(console, outcome.results, partitions)
+    if not show_violations(console, outcome):
         raise typer.Exit(1)
 
 
 def _columns(keys: list[str] | None, tag: str | None, value: str | None, headers: str | None) -> Columns:
     if tag is not None and value is None:
-        raise InvalidSetting("--tag-column needs --tag-value", hint="say which rows get the tag")
+        raise InvalidSetting("--tag-column needs --tag-value", hint="give the value of the rows to tag")
     named = tuple(name.strip() for name in (headers or "").split(",") if name.strip())
     return Columns(
         keys=tuple(keys) if keys else FLIGHTS.keys,
@@ -91,7 +91,7 @@ def _columns(keys: list[str] | None, tag: str | None, value: str | None, headers
 
 @contextmanager
 def _flat_errors() -> Iterator[None]:
-    """Let the first of the errors of several tasks stand for all of them."""
+    """Replace a group of errors by its first error."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -101,21 +101,23 @@ def _flat_errors() -> Iterator[None]:
         raise first_error(matching) from None
 
 
-def _on_own_cluster(flights: Sequence[Flight], partitions: int, nodes: int, console: Console) -> Outcome:
+def _on_own_cluster(flights: Sequence[Flight], partitions: int, nodes: int, console: Console) -> DemoOutcome:
     from nsqext.broker import Cluster
 
     with Cluster(nodes=nodes) as cluster:
         cluster.create_topic("flights", partitions=partitions, extend=True, channels=[CHANNEL])
         console.print(f"cluster of {nodes} nodes, lookup at {', '.join(cluster.lookupd)}", highlight=False)
         with make_progress(console) as progress:
-            return anyio.run(travel, Journey(flights, "flights", cluster.lookupd, progress))
+            return anyio.run(run_demo, DemoRun(flights, "flights", cluster.lookupd, progress))
 
 
-async def _on_running_cluster(flights: Sequence[Flight], partitions: int, lookupd: str, console: Console) -> Outcome:
+async def _on_running_cluster(
+    flights: Sequence[Flight], partitions: int, lookupd: str, console: Console
+) -> DemoOutcome:
     plan = TopicPlan(fresh_name("nsqext_demo"), partitions, extend=True, channels=(CHANNEL,))
-    console.print(f"topic {plan.name} at {lookupd}, deleted in the end", highlight=False)
+    console.print(f"topic {plan.name} at {lookupd}, deleted at the end", highlight=False)
     with make_progress(console) as progress:
         writable = progress.add_task("partitions ready (up to 75 s)", total=partitions)
         async with temporary_topic(lookupd, plan):
             progress.advance(writable, partitions)
-            return await travel(Journey(flights, plan.name, lookupd, progress))
+            return await run_demo(DemoRun(flights, plan.name, lookupd, progress))

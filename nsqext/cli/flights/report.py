@@ -1,4 +1,4 @@
-"""What the demo shows: progress while it runs, tables at its end."""
+"""Output of the demo: progress while it runs, tables at its end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from nsqext.cli.flights.tally import Tally
+from nsqext.cli.flights.demo_run import DemoOutcome
+from nsqext.cli.flights.results import DemoResults
 
-__all__ = ("make_progress", "show_tables", "show_verdict")
+__all__ = ("make_progress", "show_tables", "show_violations")
 
 
 def make_progress(console: Console) -> Progress:
@@ -23,15 +24,15 @@ def make_progress(console: Console) -> Progress:
     )
 
 
-def show_tables(console: Console, tally: Tally, partitions: int) -> None:
-    """Print what was stored and received, by partition, then by consumer and tag."""
-    console.print(_by_partition(tally, partitions))
-    console.print(_by_consumer(tally))
+def show_tables(console: Console, results: DemoResults, partitions: int) -> None:
+    """Print the numbers of receipts and received messages, by partition, then by consumer and tag."""
+    console.print(_by_partition(results, partitions))
+    console.print(_by_consumer(results))
 
 
-def _by_partition(tally: Tally, partitions: int) -> Table:
+def _by_partition(results: DemoResults, partitions: int) -> Table:
     table = Table(title="By partition", title_justify="left", show_footer=True)
-    lines = tally.partitions(partitions)
+    lines = results.partitions(partitions)
     table.add_column("partition", footer="all")
     table.add_column("leader")
     table.add_column("receipts", justify="right", footer=str(sum(line.receipts for line in lines)))
@@ -45,42 +46,38 @@ def _by_partition(tally: Tally, partitions: int) -> Table:
     return table
 
 
-def _by_consumer(tally: Tally) -> Table:
-    tags = sorted({flight.tag for flight in tally.flights}, key=lambda tag: tag or "")
-    sides = list(tally.sides.values())
+def _by_consumer(results: DemoResults) -> Table:
+    tags = sorted({flight.tag for flight in results.flights}, key=lambda tag: tag or "")
+    consumers = list(results.consumers.values())
     table = Table(title="By consumer and tag", title_justify="left", show_footer=True)
     table.add_column("consumer", footer="all")
     for tag in tags:
-        count = sum(side.received[tag] for side in sides)
+        count = sum(consumer.received[tag] for consumer in consumers)
         table.add_column(f"tag {tag}" if tag else "without tag", justify="right", footer=str(count))
-    table.add_column("received", justify="right", footer=str(sum(side.total for side in sides)))
-    table.add_column("meant for it", justify="right", footer=str(len(tally.flights)))
-    for side in sides:
-        counts = [str(side.received[tag]) for tag in tags]
-        table.add_row(side.name, *counts, str(side.total), str(side.expected))
+    table.add_column("received", justify="right", footer=str(sum(consumer.total for consumer in consumers)))
+    table.add_column("expected", justify="right", footer=str(len(results.flights)))
+    for consumer in consumers:
+        counts = [str(consumer.received[tag]) for tag in tags]
+        table.add_row(consumer.name, *counts, str(consumer.total), str(consumer.expected))
     return table
 
 
-def show_verdict(console: Console, tally: Tally, publishing: float, all_in: float) -> bool:
-    """Print what may have gone wrong, each with its count, and the rates; returns whether all went well.
-
-    Args:
-        console: where to.
-        tally: the book.
-        publishing: seconds from the first publish to the last receipt.
-        all_in: seconds from the first publish to the last arrival.
-    """
-    verdict = tally.verdict()
-    table = Table(title="What may go wrong", title_justify="left")
-    table.add_column("messages that were")
+def show_violations(console: Console, outcome: DemoOutcome) -> bool:
+    """Print the number of violations by kind, and the rates; return whether there are no violations."""
+    results, violations = outcome.results, outcome.results.violations()
+    table = Table(title="Violations", title_justify="left")
+    table.add_column("messages")
     table.add_column("count", justify="right")
-    for what, count in verdict.items():
-        table.add_row(what, f"[{'red' if count else 'green'}]{count}[/]")
+    for kind, count in violations.items():
+        table.add_row(kind, f"[{'red' if count else 'green'}]{count}[/]")
     console.print(table)
-    console.print(f"published {tally.confirmed:,} in {publishing:.2f} s, {_rate(tally.confirmed, publishing)}")
-    console.print(f"received and finished {tally.total:,} after {all_in:.2f} s, {_rate(tally.total, all_in)}")
-    good = not any(verdict.values())
-    console.print("[green]all is well[/]" if good else "[red]something is wrong[/]")
+    for verb, count, seconds in (
+        ("published", results.acknowledged, outcome.publish_seconds),
+        ("received and finished", results.total, outcome.receive_seconds),
+    ):
+        console.print(f"{verb} {count:,} in {seconds:.2f} s, {_rate(count, seconds)}")
+    good = not any(violations.values())
+    console.print("[green]no violations[/]" if good else "[red]violations found[/]")
     return good
 
 

@@ -1,4 +1,4 @@
-"""What the demo publishes: the rows of a CSV file, a real day of flights unless another file is given."""
+"""Rows of a CSV file, as the demo publishes them; by default a real day of flights."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from nsqext.errors import InvalidSetting
 __all__ = ("CANARY", "FLIGHTS", "Columns", "Flight", "find_flights", "read_flights")
 
 CANARY = "canary"
-"""The tag."""
+"""Tag of the selected rows."""
 
 _FILE = "flights-2013-01-01.csv"
 _MISSING = ("", "NA")
-_NO_HEADER_NAME = re.compile(r"[^0-9a-zA-Z_.-]")
+_NOT_IN_HEADER_NAMES = re.compile(r"[^0-9a-zA-Z_.-]")
 
 
 @frozen
 class Columns:
-    """What becomes of the columns of a file.
+    """Mapping from columns of a file to keys, headers and tags.
 
     Attributes:
-        keys: the first of them that has a value in a row (neither empty nor ``NA``) gives the key of the row; a row
-            without any is published without key.
-        headers: they become extend headers.
-        tag: rows which have ``tag_value`` in this column carry the tag; None for no tags.
-        tag_value: see there.
-        required: columns that the user asked for by name; the others are left out where the file does not have them.
+        keys: columns of the key; the first with a value (neither empty nor ``NA``) counts. A row without a value is
+            published without a key.
+        headers: columns that are published as extend headers.
+        tag: column that selects the rows with the tag, or None.
+        tag_value: value of the column ``tag`` in rows with the tag.
+        required: columns that the user named; all others may be missing in the file.
     """
 
     keys: tuple[str, ...] = ()
@@ -42,14 +42,14 @@ class Columns:
     required: frozenset[str] = frozenset()
 
     def fit(self, names: Sequence[str], path: Path) -> Columns:
-        """Return the columns that a file has.
+        """Return the mapping without the columns that the file does not have.
 
         Raises:
-            InvalidSetting: one that was asked for is not there.
+            InvalidSetting: a required column is missing.
         """
         missing = sorted(self.required.difference(names))
         if missing:
-            raise InvalidSetting(f"{path} has no column {missing[0]!r}", hint=f"it has {', '.join(names)}")
+            raise InvalidSetting(f"{path} has no column {missing[0]!r}", hint=f"its columns: {', '.join(names)}")
         return Columns(
             keys=tuple(name for name in self.keys if name in names),
             headers=tuple(name for name in self.headers if name in names),
@@ -59,19 +59,19 @@ class Columns:
 
 
 FLIGHTS = Columns(keys=("tailnum", "flight"), headers=("carrier", "origin", "dest"), tag="carrier", tag_value="AA")
-"""Key is the aircraft (the flight number where its tail number is not known), canary is American Airlines."""
+"""The key is the aircraft (the flight number if the tail number is unknown); American Airlines has the tag."""
 
 
 @frozen
 class Flight:
-    """One row, as it is published.
+    """One row to publish.
 
     Attributes:
-        number: 1 for the first row; also the trace id, by which the row is known again.
+        number: 1 for the first row; published as the trace id, which identifies the row when it is received.
         body: the row as a JSON object.
         headers: extend headers.
-        key: what decides the partition; None where the row has none.
-        tag: the tag, or None.
+        key: partition key, or None.
+        tag: tag, or None.
     """
 
     number: int
@@ -82,10 +82,10 @@ class Flight:
 
 
 def find_flights() -> Path:
-    """Return the file of the flights: package data of an installed package, examples/data of a source checkout.
+    """Return the path of the flights: package data if installed, ``examples/data`` in a source checkout.
 
     Raises:
-        InvalidSetting: it is in neither place.
+        InvalidSetting: neither file exists.
     """
     here = Path(__file__)
     for folder in (here.parent / "data", here.parents[3] / "examples" / "data"):
@@ -97,22 +97,22 @@ def find_flights() -> Path:
 def read_flights(path: Path, columns: Columns) -> list[Flight]:
     """Read a CSV file whose first line names the columns.
 
-    Characters of a column's name that no header name may have become underscores.
+    Characters that header names may not contain are replaced by underscores.
 
     Raises:
-        InvalidSetting: the file cannot be read, is no table of a line of names and one row at least, or lacks a column.
+        InvalidSetting: the file cannot be read, is not valid CSV, has no rows, or lacks a required column.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, strict=True)
             names = next(rows, [])
             if len(set(names)) < len(names) or not names:
-                raise InvalidSetting(f"the first line of {path} does not name the columns, each by a name of its own")
+                raise InvalidSetting(f"the first line of {path} must contain the column names, each only once")
             flights = list(_flights(rows, names, columns.fit(names, path), path))
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidSetting(f"{path} is no CSV file in UTF-8: {error}") from error
+        raise InvalidSetting(f"{path} is not a CSV file in UTF-8: {error}") from error
     if not flights:
         raise InvalidSetting(f"{path} has no rows")
     return flights
@@ -125,12 +125,12 @@ def _flights(rows: Iterator[list[str]], names: list[str], columns: Columns, path
             continue
         number += 1
         if len(cells) != len(names):
-            raise InvalidSetting(f"row {number} of {path} has {len(cells)} cells, the first line names {len(names)}")
+            raise InvalidSetting(f"row {number} of {path} has {len(cells)} cells, but there are {len(names)} columns")
         row = dict(zip(names, cells, strict=True))
         yield Flight(
             number=number,
             body=orjson.dumps(row),
-            headers={_NO_HEADER_NAME.sub("_", name): row[name] for name in columns.headers},
+            headers={_NOT_IN_HEADER_NAMES.sub("_", name): row[name] for name in columns.headers},
             key=next((row[name] for name in columns.keys if row[name] not in _MISSING), None),
             tag=CANARY if columns.tag is not None and row[columns.tag] == columns.tag_value else None,
         )

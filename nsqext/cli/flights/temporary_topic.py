@@ -19,14 +19,14 @@ logger: logging.Logger = logging.getLogger("nsqext.demo")
 
 @frozen
 class TopicPlan:
-    """A topic to be created.
+    """A topic to create.
 
     Attributes:
-        name: its name.
-        partitions: number of its partitions.
-        extend: messages may carry extend headers.
-        ordered: it is an ordered topic.
-        channels: its channels.
+        name: topic name.
+        partitions: number of partitions.
+        extend: whether messages may have extend headers.
+        ordered: whether the topic is ordered.
+        channels: channels to create.
     """
 
     name: str
@@ -49,7 +49,7 @@ class TopicPlan:
 
 
 def fresh_name(word: str) -> str:
-    """Return an unused topic name."""
+    """Return a topic name with a random suffix."""
     return f"{word}_{token_hex(4)}"
 
 
@@ -60,11 +60,11 @@ async def temporary_topic(lookupd: str | Sequence[str], plan: TopicPlan, *, wait
     Args:
         lookupd: lookup addresses.
         plan: the topic.
-        wait: seconds until it has to accept publishes; a real cluster may take a minute.
+        wait: seconds to wait until every partition accepts publishes; a real cluster may take a minute.
 
     Raises:
-        PartitionUnavailable: it did not accept publishes in time.
-        LookupFailed: the cluster refuses the topic, or does not answer.
+        PartitionUnavailable: a partition did not accept publishes in time.
+        LookupFailed: the cluster refused to create the topic, or did not respond.
     """
     async with Admin(lookupd) as admin:
         try:
@@ -79,4 +79,4 @@ async def _delete(admin: Admin, topic: str) -> None:
     try:
         await admin.delete_topic(topic, missing_ok=True)
     except NsqError as error:
-        logger.warning("the topic %s is left behind: %s", topic, error, extra={"topic": topic})
+        logger.warning("topic %s could not be deleted: %s", topic, error, extra={"topic": topic})

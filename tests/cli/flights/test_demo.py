@@ -1,4 +1,4 @@
-"""``nsqext demo``: its data, its book, and the whole command on a cluster of its own."""
+"""``nsqext demo``: its rows, its results, and the whole command on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from attrs import define, field
 
 from nsqext import Producer, Receipt
 from nsqext.cli import main
-from nsqext.cli.flights import journey as flights_journey
+from nsqext.cli.flights import demo_run
+from nsqext.cli.flights.results import ConsumerCounts, DemoResults
 from nsqext.cli.flights.rows import CANARY, FLIGHTS, Columns, Flight, find_flights, read_flights
-from nsqext.cli.flights.tally import Side, Tally
 from nsqext.errors import InvalidSetting
 
 PEOPLE = "name,home town,age\nAda,London,36\nNA,Turing,41\n,Princeton,53\n"
@@ -24,7 +24,7 @@ PEOPLE = "name,home town,age\nAda,London,36\nNA,Turing,41\n,Princeton,53\n"
 
 @pytest.fixture
 def people(tmp_path: Path) -> Path:
-    """A small table that has nothing to do with flights."""
+    """Return the path of a small table without flights."""
     path = tmp_path / "people.csv"
     path.write_text(PEOPLE, encoding="utf-8")
     return path
@@ -43,12 +43,12 @@ def run_demo(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def counts(output: str) -> dict[str, int]:
-    """Read the table of what may go wrong."""
+    """Read the table of violations."""
     cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in output.splitlines()]
     return {row[0]: int(row[1]) for row in cells if len(row) == 2 and row[1].isdigit()}
 
 
-# The data
+# Rows
 
 
 def test_a_day_of_flights() -> None:
@@ -92,15 +92,15 @@ def test_a_byte_order_mark_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "does not name the columns"),
-        (b"a,a\n1,2\n", "does not name the columns"),
+        (b"", "must contain the column names"),
+        (b"a,a\n1,2\n", "must contain the column names"),
         (b"a,b\n", "has no rows"),
-        (b"a,b\n1\n", "row 1 of .* has 1 cells, the first line names 2"),
-        (b"a,b\n1,\xff\n", "is no CSV file in UTF-8"),
-        (b'a,b\n1,"2\n', "is no CSV file in UTF-8"),
+        (b"a,b\n1\n", "row 1 of .* has 1 cells, but there are 2 columns"),
+        (b"a,b\n1,\xff\n", "is not a CSV file in UTF-8"),
+        (b'a,b\n1,"2\n', "is not a CSV file in UTF-8"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_a_file_without_a_table_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(content)
     with pytest.raises(InvalidSetting, match=complaint):
@@ -113,16 +113,16 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_requested_column_must_exist(people: Path) -> None:
-    with pytest.raises(InvalidSetting, match=r"no column 'shoe size'.*: it has name, home town, age"):
+    with pytest.raises(InvalidSetting, match=r"no column 'shoe size'.*: its columns: name, home town, age"):
         read_flights(people, Columns(keys=("shoe size",), required=frozenset({"shoe size"})))
 
 
-# The book
+# Results
 
 
 @define
 class FakeMessage:
-    """What the book looks at."""
+    """The fields of a message that the results compare."""
 
     trace_id: int
     body: bytes = b"x"
@@ -134,14 +134,14 @@ class FakeMessage:
     size: int = 31
 
 
-def book(*flights: Flight) -> tuple[Tally, Side, Side]:
-    """Return the book of these flights, which were published to partition 0, and its two consumers."""
-    tagged, untagged = Side("tagged", CANARY), Side("untagged", None)
-    tally = Tally(flights, [tagged, untagged])
+def results_of(*flights: Flight) -> tuple[DemoResults, ConsumerCounts, ConsumerCounts]:
+    """Return the results of these flights, all published to partition 0, and the counts of the two consumers."""
+    tagged, untagged = ConsumerCounts("tagged", CANARY), ConsumerCounts("untagged", None)
+    results = DemoResults(flights, [tagged, untagged])
     for flight in flights:
         receipt = Receipt("t", 0, "n1", flight.number + 1, flight.number, (flight.number - 1) * 31, 31)
-        tally.published(flight, receipt)
-    return tally, tagged, untagged
+        results.add_receipt(flight, receipt)
+    return results, tagged, untagged
 
 
 def flight(number: int, tag: str | None = None, key: str | None = None) -> Flight:
@@ -149,92 +149,94 @@ def flight(number: int, tag: str | None = None, key: str | None = None) -> Fligh
     return Flight(number, b"x", {}, key, tag)
 
 
-def arrival(number: int, **changes: Any) -> FakeMessage:
-    """Return the message of a flight as it should arrive."""
+def message(number: int, **changes: Any) -> FakeMessage:
+    """Return the message of a flight as it should be received."""
     values: dict[str, Any] = {"internal_id": number + 1, "offset": (number - 1) * 31, **changes}
     return FakeMessage(number, **values)
 
 
-def wrong(tally: Tally) -> dict[str, int]:
-    """Return what the book has to complain about."""
-    return {what: count for what, count in tally.verdict().items() if count}
+def violations(results: DemoResults) -> dict[str, int]:
+    """Return the violations that occurred, with their counts."""
+    return {kind: count for kind, count in results.violations().items() if count}
 
 
-def test_a_good_run_leaves_nothing_to_complain_about() -> None:
-    tally, tagged, untagged = book(flight(1), flight(2, CANARY), flight(3))
-    assert not tally.complete
-    tally.arrived(untagged, arrival(3))
-    tally.arrived(untagged, arrival(1))
-    tally.arrived(tagged, arrival(2, tag=CANARY))
-    assert tally.complete
-    assert wrong(tally) == {}
-    assert (tagged.total, untagged.total, tally.total) == (1, 2, 3)
-    line = tally.partitions(1)[0]
+def test_a_good_run_has_no_violations() -> None:
+    results, tagged, untagged = results_of(flight(1), flight(2, CANARY), flight(3))
+    assert not results.complete
+    results.add_message(untagged, message(3))
+    results.add_message(untagged, message(1))
+    results.add_message(tagged, message(2, tag=CANARY))
+    assert results.complete
+    assert violations(results) == {}
+    assert (tagged.total, untagged.total, results.total) == (1, 2, 3)
+    line = results.partitions(1)[0]
     assert (line.partition, line.nodes, line.receipts, line.received, line.last_offset) == (0, ("n1",), 3, 3, 62)
 
 
-def test_what_never_arrives_is_lost() -> None:
-    tally, _, untagged = book(flight(1), flight(2))
-    tally.arrived(untagged, arrival(2))
-    assert wrong(tally) == {"lost": 1}
+def test_a_flight_that_is_never_received_is_lost() -> None:
+    results, _, untagged = results_of(flight(1), flight(2))
+    results.add_message(untagged, message(2))
+    assert violations(results) == {"lost": 1}
 
 
 def test_messages_delivered_twice_are_reported() -> None:
-    tally, _, untagged = book(flight(1))
-    tally.arrived(untagged, arrival(1))
-    tally.arrived(untagged, arrival(1))
-    assert wrong(tally) == {"duplicated": 1}
+    results, _, untagged = results_of(flight(1))
+    results.add_message(untagged, message(1))
+    results.add_message(untagged, message(1))
+    assert violations(results) == {"duplicated": 1}
 
 
 @pytest.mark.parametrize("tag", [CANARY, None])
-def test_messages_at_the_wrong_consumer_are_reported(tag: str | None) -> None:
-    tally, tagged, untagged = book(flight(1, tag))
-    tally.arrived(untagged if tag else tagged, arrival(1, tag=tag))
-    assert wrong(tally) == {"at the wrong consumer": 1}
+def test_messages_received_by_the_wrong_consumer_are_reported(tag: str | None) -> None:
+    results, tagged, untagged = results_of(flight(1, tag))
+    results.add_message(untagged if tag else tagged, message(1, tag=tag))
+    assert violations(results) == {"received by the wrong consumer": 1}
 
 
 @pytest.mark.parametrize("changes", [{"body": b"y"}, {"tag": CANARY}, {"headers": {"a": "b"}}, {"trace_id": 9}])
-def test_what_is_not_what_was_published_does_not_count_as_arrived(changes: dict[str, Any]) -> None:
-    tally, _, untagged = book(flight(1))
-    message = arrival(1)
+def test_an_altered_message_does_not_count_as_received(changes: dict[str, Any]) -> None:
+    results, _, untagged = results_of(flight(1))
+    altered = message(1)
     for name, value in changes.items():
-        setattr(message, name, value)
-    tally.arrived(untagged, message)
-    assert wrong(tally) == {"lost": 1, "not what was published": 1}
+        setattr(altered, name, value)
+    results.add_message(untagged, altered)
+    assert violations(results) == {"lost": 1, "altered": 1}
 
 
 def test_messages_of_one_key_have_to_keep_their_order_at_each_consumer() -> None:
-    tally, tagged, untagged = book(flight(1, key="k"), flight(2, key="k"), flight(3, key="l"), flight(4, CANARY, "k"))
-    tally.arrived(tagged, arrival(4, tag=CANARY))
-    tally.arrived(untagged, arrival(3))
-    tally.arrived(untagged, arrival(2))
-    assert wrong(tally) == {"lost": 1}
-    tally.arrived(untagged, arrival(1))
-    assert wrong(tally) == {"out of order": 1}
+    results, tagged, untagged = results_of(
+        flight(1, key="k"), flight(2, key="k"), flight(3, key="l"), flight(4, CANARY, "k")
+    )
+    results.add_message(tagged, message(4, tag=CANARY))
+    results.add_message(untagged, message(3))
+    results.add_message(untagged, message(2))
+    assert violations(results) == {"lost": 1}
+    results.add_message(untagged, message(1))
+    assert violations(results) == {"out of order": 1}
 
 
 @pytest.mark.parametrize("name", ["partition", "internal_id", "offset", "size"])
 def test_a_message_is_delivered_from_the_position_of_its_receipt(name: str) -> None:
-    tally, _, untagged = book(flight(1))
-    tally.arrived(untagged, arrival(1, **{name: 7}))
-    assert wrong(tally) == {"elsewhere than their receipt tells": 1}
-    assert [line.partition for line in tally.partitions(1)] == ([0, 7] if name == "partition" else [0])
+    results, _, untagged = results_of(flight(1))
+    results.add_message(untagged, message(1, **{name: 7}))
+    assert violations(results) == {"at another position than in the receipt": 1}
+    assert [line.partition for line in results.partitions(1)] == ([0, 7] if name == "partition" else [0])
 
 
 def test_a_publish_without_receipt_and_an_unfinished_message_are_reported() -> None:
-    tally = Tally([flight(1)], [Side("untagged", None)])
-    tally.arrived(tally.sides[None], arrival(1))
-    tally.unfinished += 1
-    assert wrong(tally) == {"not confirmed": 1, "not finished": 1}
+    results = DemoResults([flight(1)], [ConsumerCounts("untagged", None)])
+    results.add_message(results.consumers[None], message(1))
+    results.unfinished += 1
+    assert violations(results) == {"not acknowledged": 1, "not finished": 1}
 
 
-# The command
+# Command
 
 
-def test_all_flights_arrive_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flight_is_received_by_the_right_consumer(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run_demo(capsys)
     assert "842 rows, 842 with a key, 94 with the tag canary" in output
-    assert "all is well" in output
+    assert "no violations" in output
     assert len(counts(output)) == 8
     assert set(counts(output).values()) == {0}
     assert code == 0
@@ -261,7 +263,7 @@ class RepeatingProducer(Producer):
 
 
 class LosingProducer(Producer):
-    """Says that it published one row, and did not."""
+    """Returns a receipt for one row without publishing it."""
 
     async def publish(self, *arguments: Any, **options: Any) -> Receipt:
         """Publish."""
@@ -272,7 +274,7 @@ class LosingProducer(Producer):
 
 
 class ForgetfulProducer(Producer):
-    """Forgets a tag."""
+    """Publishes without tags."""
 
     async def publish(self, *arguments: Any, **options: Any) -> Receipt:
         """Publish."""
@@ -284,7 +286,7 @@ class ForgetfulProducer(Producer):
     [
         (RepeatingProducer, {"duplicated": 1}),
         (LosingProducer, {"lost": 1}),
-        (ForgetfulProducer, {"lost": 1, "not what was published": 1}),
+        (ForgetfulProducer, {"lost": 1, "altered": 1}),
     ],
 )
 def test_a_failed_run_prints_the_violation_and_exits_with_1(
@@ -294,11 +296,11 @@ def test_a_failed_run_prints_the_violation_and_exits_with_1(
     producer: Callable[..., Producer],
     expected: dict[str, int],
 ) -> None:
-    monkeypatch.setattr(flights_journey, "Producer", producer)
-    monkeypatch.setattr(flights_journey, "_PATIENCE", 0.5)
+    monkeypatch.setattr(demo_run, "Producer", producer)
+    monkeypatch.setattr(demo_run, "_IDLE_TIMEOUT", 0.5)
     arguments = ("--csv", str(people), "--tag-column", "name", "--tag-value", "Ada", "--partitions", "2")
     code, output = run_demo(capsys, *arguments)
-    assert "something is wrong" in output
+    assert "violations found" in output
     assert counts(output).items() >= expected.items()
     assert code == 1
 
@@ -306,7 +308,7 @@ def test_a_failed_run_prints_the_violation_and_exits_with_1(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--lookupd", "127.0.0.1:4161", "--nodes", "2"), "--nodes is for a cluster of its own"),
+        (("--lookupd", "127.0.0.1:4161", "--nodes", "2"), "--nodes has no effect on the cluster of --lookupd"),
         (("--tag-column", "carrier"), "--tag-column needs --tag-value"),
         (("--key-column", "shoe"), "no column 'shoe'"),
         (("--lookupd", "nonsense:"), "'nonsense:' is not an address"),
@@ -327,6 +329,6 @@ def test_a_missing_lookup_service_is_reported(capsys: pytest.CaptureFixture[str]
     assert code == 2
 
 
-def test_the_file_in_examples_is_the_one_that_is_published() -> None:
+def test_the_published_file_has_842_rows() -> None:
     with find_flights().open(encoding="utf-8", newline="") as file:
         assert len(list(csv.DictReader(file))) == 842

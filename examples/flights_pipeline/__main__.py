@@ -19,9 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from examples.flights_pipeline.flights import read_flights
-from examples.flights_pipeline.pipeline import Report, Setting, run
+from examples.flights_pipeline.pipeline import PAGE, Report, Setting, run
 from examples.flights_pipeline.stream import make_session
 from nsqext.broker import Cluster
+
+_LIVE_ROWS = 60_000
+"""Two months: one day for each second of the minute that a live run takes."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -29,14 +32,27 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.flights_pipeline", description=__doc__)
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a running nsqlookupd (HTTP), or several with commas")
     parser.add_argument("--master", default="local[*]", help="of Spark; default: local[*]")
-    parser.add_argument("--rows", type=int, metavar="N", help="only the first N flights of the year")
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="only the first N flights of the year (default: all; 60,000 with --live)"
+    )
+    parser.add_argument(
+        "--live",
+        type=float,
+        nargs="?",
+        const=60.0,
+        default=0.0,
+        metavar="SECONDS",
+        help="publish for so long (default: 60) while the streams run and the picture is redrawn",
+    )
     parser.add_argument("--partitions", type=int, default=4, metavar="N", help="of the topic of flights (default: 4)")
     parser.add_argument(
         "--out", type=Path, default=Path("build/flights"), metavar="FOLDER", help="default: build/flights"
     )
     given = parser.parse_args(words)
-    if (given.rows is not None and given.rows < 1) or not 1 <= given.partitions <= 254:
-        parser.error("--rows is at least 1, --partitions 1 to 254")
+    if (given.rows is not None and given.rows < 1) or not 1 <= given.partitions <= 254 or given.live < 0:
+        parser.error("--rows is at least 1, --partitions 1 to 254, --live at least 0")
+    if given.live and given.rows is None:
+        given.rows = _LIVE_ROWS
     return given
 
 
@@ -93,7 +109,9 @@ def main() -> int:
         Progress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress,
     ):
         flights = read_flights(given.rows)
-        report = run(session, Setting(lookupd, given.partitions, folder), flights, progress)
+        if given.live:
+            console.print(f"picture: file://{(folder / PAGE).absolute()}", highlight=False, soft_wrap=True)
+        report = run(session, Setting(lookupd, given.partitions, folder, given.live), flights, progress)
     show(report, console)
     return 0 if report.good else 1
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -24,12 +26,27 @@ from examples.flights_pipeline.check import (
 from examples.flights_pipeline.flights import Flight
 from examples.flights_pipeline.picture import draw
 from examples.flights_pipeline.publish import publish_closing_word, publish_flights
-from examples.flights_pipeline.stream import ARCHIVE, DELAYS, DEPARTURES, Flow, Locations, Streams, wait_for
+from examples.flights_pipeline.stream import (
+    ARCHIVE,
+    DELAYS,
+    DEPARTURES,
+    Flow,
+    Locations,
+    Streams,
+    flow_of,
+    read_by,
+    wait_for,
+)
 from nsqext.cli.flights.temporary_topic import TopicPlan, fresh_name, temporary_topic
 
-__all__ = ("Report", "Setting", "Times", "run")
+__all__ = ("PAGE", "PICTURE", "Report", "Setting", "Times", "redraw", "run")
 
 PICTURE = "delays.png"
+PAGE = "delays.html"
+_EVERY = 2.0
+"""Seconds between micro-batches, and between pictures, of a live run."""
+_PATIENCE = 30.0
+"""Seconds after the last message in which a live stream must have read everything; otherwise the check fails."""
 
 
 @frozen
@@ -40,11 +57,14 @@ class Setting:
         lookupd: lookup addresses of the cluster.
         partitions: of the topic of flights.
         folder: for Parquet files, checkpoints and the picture.
+        live: seconds in which the flights are published while the streams run and the picture is redrawn; 0 publishes
+            them first.
     """
 
     lookupd: Sequence[str]
     partitions: int
     folder: Path
+    live: float = 0.0
 
 
 @frozen
@@ -100,24 +120,96 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
     """
     plan = TopicPlan(fresh_name("flights"), setting.partitions, extend=True, channels=(DEPARTURES, DELAYS))
     other = TopicPlan(fresh_name("delays"), extend=True, channels=(ARCHIVE,))
-    streams = Streams(session, Locations(",".join(setting.lookupd), plan.name, other.name, setting.folder))
+    places = Locations(",".join(setting.lookupd), plan.name, other.name, setting.folder)
     with (
         start_blocking_portal() as portal,
         _topic(portal, setting.lookupd, plan, progress),
         _topic(portal, setting.lookupd, other, progress),
     ):
         task = progress.add_task("flights published", total=len(flights))
-        publishing = portal.call(
-            publish_flights, setting.lookupd, plan.name, flights, lambda count: progress.advance(task, count)
-        )
-        began = time.perf_counter()
-        flow = _flow([streams.departures(), streams.delays()], progress, len(flights))
-        portal.call(publish_closing_word, setting.lookupd, plan.name, flights[-1])
-        # the second run continues where the first one ended
-        flow += _flow([streams.delays()], progress, 1)
-        flow += _flow([streams.archive()], progress, None)
-        streaming = time.perf_counter() - began
-    return _report(streams, flights, setting.folder / PICTURE, Times(publishing, streaming), flow)
+        advance = partial(progress.advance, task)
+        publish = partial(portal.call, publish_flights, setting.lookupd, plan.name, flights, advance, setting.live)
+        close = partial(portal.call, publish_closing_word, setting.lookupd, plan.name, flights[-1])
+        streams = Streams(session, places, _EVERY if setting.live else None)
+        mode = _live if setting.live else _one_by_one
+        times, flow = mode(streams, flights, progress, publish, close)
+    return _report(streams, flights, setting.folder / PICTURE, times, flow)
+
+
+def _one_by_one(
+    streams: Streams,
+    flights: Sequence[Flight],
+    progress: Progress,
+    publish: Callable[[], float],
+    close: Callable[[], None],
+) -> tuple[Times, Flow]:
+    """Publish everything, then run each stream to the end of its topic."""
+    publishing = publish()
+    began = time.perf_counter()
+    flow = _flow([streams.departures(), streams.delays()], progress, len(flights))
+    close()
+    # the second run continues where the first one ended
+    flow += _flow([streams.delays()], progress, 1)
+    flow += _flow([streams.archive()], progress, None)
+    return Times(publishing, time.perf_counter() - began), flow
+
+
+def _live(
+    streams: Streams,
+    flights: Sequence[Flight],
+    progress: Progress,
+    publish: Callable[[], float],
+    close: Callable[[], None],
+) -> tuple[Times, Flow]:
+    """Publish while the streams run, and redraw the picture until they have read everything."""
+    queries: list[StreamingQuery] = []
+    try:
+        for start in (streams.departures, streams.delays, streams.archive):
+            queries.append(start())
+            # one after another: Spark gives the process that plans a stream 10 seconds to start, on a busy machine too
+            queries[-1].processAllAvailable()
+        return _feed(streams, queries, flights, progress, publish, close)
+    finally:
+        for query in queries:
+            query.stop()
+
+
+def _feed(
+    streams: Streams,
+    queries: Sequence[StreamingQuery],
+    flights: Sequence[Flight],
+    progress: Progress,
+    publish: Callable[[], float],
+    close: Callable[[], None],
+) -> tuple[Times, Flow]:
+    departures, delays, archive = queries
+    tasks = [progress.add_task(f"stream {query.name}: messages read", total=None) for query in queries]
+    began = time.perf_counter()
+
+    def feed() -> float:
+        seconds = publish()
+        _read_all(departures, len(flights))
+        _read_all(delays, len(flights))
+        close()
+        _read_all(delays, len(flights) + 1)
+        _read_all(archive, len({(flight.columns["carrier"], flight.columns["time_hour"]) for flight in flights}))
+        return seconds
+
+    with ThreadPoolExecutor(1) as threads:
+        fed = threads.submit(feed)
+        while not wait([fed], _EVERY).done:
+            redraw(streams)
+            for task, query in zip(tasks, queries, strict=True):
+                progress.update(task, completed=read_by(query))
+    return Times(fed.result(), time.perf_counter() - began), flow_of(queries)
+
+
+def _read_all(query: StreamingQuery, count: int) -> None:
+    """Wait until a running stream has read so many messages: a server may show one some seconds after it is stored."""
+    until = time.monotonic() + _PATIENCE
+    query.processAllAvailable()
+    while read_by(query) < count and time.monotonic() < until:
+        query.processAllAvailable()
 
 
 @contextmanager
@@ -139,6 +231,17 @@ def _flow(queries: Sequence[StreamingQuery], progress: Progress, total: int | No
         for task in tasks.values():
             progress.update(task, total=flow.read)
     return flow
+
+
+def redraw(streams: Streams) -> None:
+    """Draw the delays that are archived so far, and a page that loads the picture again every second."""
+    rows, folder = streams.archived(), streams.folder
+    delays = None if rows is None else rows.toPandas()
+    if delays is None or delays.empty:
+        return
+    draw(by_airline_and_hour(delays), folder / f"new-{PICTURE}")
+    (folder / f"new-{PICTURE}").replace(folder / PICTURE)
+    (folder / PAGE).write_text(f'<meta http-equiv="refresh" content="1"><img src="{PICTURE}">', encoding="utf-8")
 
 
 def _report(streams: Streams, flights: Sequence[Flight], picture: Path, times: Times, flow: Flow) -> Report:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import anyio
+
 import nsqext
 from examples.flights_pipeline.flights import Flight, closing_word
 
@@ -12,10 +14,17 @@ __all__ = ("publish_closing_word", "publish_flights")
 
 _AT_ONCE = 5000
 """Flights of one call: they are sorted by partition and go out as one batch for each."""
+_PER_SECOND = 10
+"""Calls a second where flights are spread over a time. A micro-batch may contain a part of a call, so a call must span
+less time than the watermark allows."""
 
 
 async def publish_flights(
-    lookupd: str | Sequence[str], topic: str, flights: Sequence[Flight], told: Callable[[int], None]
+    lookupd: str | Sequence[str],
+    topic: str,
+    flights: Sequence[Flight],
+    told: Callable[[int], None],
+    seconds: float = 0.0,
 ) -> float:
     """Publish flights in their order, each keyed by its aircraft; returns seconds.
 
@@ -24,14 +33,18 @@ async def publish_flights(
         topic: where to; it has to support extend headers.
         flights: what is published.
         told: called with the number of flights that have been stored since the last call.
+        seconds: time over which they are spread evenly; 0 publishes as fast as possible.
 
     Raises:
         BatchFailed: not all of them were stored.
     """
     async with nsqext.Producer(lookupd=lookupd) as producer:
         began = time.perf_counter()
-        for first in range(0, len(flights), _AT_ONCE):
-            some = flights[first : first + _AT_ONCE]
+        at_once = max(1, min(_AT_ONCE, int(len(flights) / seconds / _PER_SECOND))) if seconds else _AT_ONCE
+        for first in range(0, len(flights), at_once):
+            if seconds:
+                await anyio.sleep(max(0.0, began + seconds * first / len(flights) - time.perf_counter()))
+            some = flights[first : first + at_once]
             receipts = await producer.publish_many(topic, [flight.draft for flight in some])
             told(len(receipts))
         return time.perf_counter() - began

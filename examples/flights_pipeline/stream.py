@@ -22,8 +22,10 @@ __all__ = (
     "Flow",
     "Locations",
     "Streams",
+    "flow_of",
     "make_session",
     "parse",
+    "read_by",
     "sum_up",
     "wait_for",
 )
@@ -51,6 +53,7 @@ def make_session(master: str = "local[*]") -> SparkSession:
         builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "10000")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
@@ -123,11 +126,24 @@ class Flow:
 
 
 class Streams:
-    """The streams of the pipeline. Each reads what there is, in micro-batches, and ends."""
+    """The streams of the pipeline.
 
-    def __init__(self, session: SparkSession, places: Locations) -> None:
+    Args:
+        session: knows the source ``nsqext``.
+        places: where the data lives.
+        every: seconds between micro-batches of streams that run until they are stopped; None for streams that read the
+            existing messages, and end.
+    """
+
+    def __init__(self, session: SparkSession, places: Locations, every: float | None = None) -> None:
         self._session = session
         self._places = places
+        self._every = every
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the Parquet files and the checkpoints."""
+        return self._places.folder
 
     def departures(self) -> StreamingQuery:
         """Keep every flight, with its airline, in Parquet."""
@@ -163,6 +179,12 @@ class Streams:
         """Return what a stream has written to Parquet."""
         return self._session.read.parquet(self._places.parquet(name))
 
+    def archived(self) -> DataFrame | None:
+        """Return the delays that are archived so far; None before the first ones."""
+        if not Path(self._places.parquet(ARCHIVE), "_spark_metadata", "0").exists():
+            return None
+        return self._session.read.schema(DELAY).parquet(self._places.parquet(ARCHIVE))
+
     def _read(self, topic: str, channel: str, *switches: str) -> DataFrame:
         reader = (
             self._session.readStream.format("nsqext")
@@ -182,7 +204,9 @@ class Streams:
 
     def _start(self, writer: DataStreamWriter, name: str) -> StreamingQuery:
         writer = writer.queryName(name).option("checkpointLocation", self._places.checkpoint(name))
-        return writer.trigger(availableNow=True).start()
+        if self._every is None:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{self._every:g} seconds").start()
 
 
 def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, int], None]) -> Flow:
@@ -200,10 +224,16 @@ def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, 
         while not ended:
             ended = bool(query.awaitTermination(1))
             for other in queries:
-                told(other, _read_by(other))
+                told(other, read_by(other))
+    return flow_of(queries)
+
+
+def flow_of(queries: Sequence[StreamingQuery]) -> Flow:
+    """Return what streams have done together."""
     states = [state for query in queries for batch in query.recentProgress for state in batch.stateOperators]
-    return Flow(sum(map(_read_by, queries)), sum(state.numRowsDroppedByWatermark for state in states))
+    return Flow(sum(map(read_by, queries)), sum(state.numRowsDroppedByWatermark for state in states))
 
 
-def _read_by(query: StreamingQuery) -> int:
+def read_by(query: StreamingQuery) -> int:
+    """Return how many messages a stream has read."""
     return sum(batch.numInputRows for batch in query.recentProgress)

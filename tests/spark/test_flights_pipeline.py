@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from rich.progress import Progress
 
 from examples.flights_pipeline import check, flights
 from examples.flights_pipeline.__main__ import arguments, show
-from examples.flights_pipeline.pipeline import Report, Setting, Times, run
-from examples.flights_pipeline.stream import Flow
+from examples.flights_pipeline.pipeline import PAGE, PICTURE, Report, Setting, Times, redraw, run
+from examples.flights_pipeline.stream import ARCHIVE, Flow, Locations, Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,19 +111,44 @@ def test_whatever_is_wrong_makes_the_run_a_failure(report: Report) -> None:
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     given = arguments(["--rows", "10", "--lookupd", "127.0.0.1:4161"])
-    assert (given.rows, given.lookupd, given.partitions) == (10, "127.0.0.1:4161", 4)
+    assert (given.rows, given.lookupd, given.partitions, given.live) == (10, "127.0.0.1:4161", 4, 0.0)
+    assert [arguments(words).live for words in (["--live"], ["--live", "5"])] == [60.0, 5.0]
     with pytest.raises(SystemExit):
         arguments(["--rows", "0"])
     assert "--rows is at least 1" in capsys.readouterr().err
 
 
 def test_everything_arrives_once_and_the_figures_are_those_of_the_file(
-    spark: SparkSession, servers: Servers, some: list[flights.Flight], tmp_path: Path
+    spark: SparkSession,
+    servers: Servers,
+    some: list[flights.Flight],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The streams run while flights are published."""
+    monkeypatch.setattr("examples.flights_pipeline.pipeline._EVERY", 0.5)
+    few = some[:2000]
     with Progress(disable=True) as progress:
-        report = run(spark, Setting(servers.lookupd, 3, tmp_path), some, progress)
-    assert report.arrivals == check.Arrivals(ROWS, 0, 0, 0)
-    assert (report.published, report.flow.late, report.differences) == (ROWS, 0, 0)
-    assert report.delays == len({(flight.columns["carrier"], flight.columns["time_hour"]) for flight in some})
+        report = run(spark, Setting(servers.lookupd, 3, tmp_path, live=1.0), few, progress)
+    assert report.arrivals == check.Arrivals(len(few), 0, 0, 0)
+    assert (report.published, report.flow.late, report.differences) == (len(few), 0, 0)
+    assert report.delays == len({(flight.columns["carrier"], flight.columns["time_hour"]) for flight in few})
     assert report.good
     assert report.picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_is_redrawn_once_there_are_delays(spark: SparkSession, tmp_path: Path) -> None:
+    streams = Streams(spark, Locations("", "", "", tmp_path))
+    redraw(streams)
+    assert list(tmp_path.iterdir()) == []
+    rows = spark.sql("SELECT 'AA' carrier, 'American' airline, timestamp'2013-01-01 10:00:00' time_hour, 3L flights")
+    rows = rows.selectExpr("*", "0L cancelled", "30L delay").repartition(1)
+    rows.write.parquet(str(tmp_path / ARCHIVE))
+    (tmp_path / ARCHIVE / "_spark_metadata").mkdir()
+    file = next((tmp_path / ARCHIVE).glob("*.parquet"))
+    entry = {"path": file.as_uri(), "size": file.stat().st_size, "isDir": False, "modificationTime": 0}
+    entry |= {"blockReplication": 1, "blockSize": 1 << 20, "action": "add"}
+    (tmp_path / ARCHIVE / "_spark_metadata" / "0").write_text(f"v1\n{json.dumps(entry)}")
+    redraw(streams)
+    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert PICTURE in (tmp_path / PAGE).read_text()

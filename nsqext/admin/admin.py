@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 
 __all__ = ("Admin",)
 
-_OPTIONS = LookupOptions(request_timeout=15.0)  # nsqlookupd asks the nodes before it answers a change
+_OPTIONS = LookupOptions(request_timeout=15.0)  # nsqlookupd forwards a change to the nodes before it responds
 
 
 class Admin:
     """Lists and changes topics, channels and nodes of a cluster of either generation.
 
-    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. A change
-    that was sent stays in effect when the call is cancelled.
+    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. Cancellation
+    does not undo a change that was sent.
 
-    A change of a channel goes to the leader of every partition. It is repeated while a leader is being elected, and is
-    safe to repeat by the caller: pausing twice is pausing once.
+    A change of a channel is sent to the leader of every partition, and repeated while a leader is being elected. All
+    changes are idempotent.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
-        timeout: seconds that a change may take, the wait for leaders included.
+        timeout: seconds that a change may take, including the wait for leaders.
         options: time and size limits of a single request.
 
     Raises:
-        InvalidSetting: no address, or an address that cannot be right.
+        InvalidSetting: no address, or an invalid one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Admin:
 
     def _open(self) -> ClusterRequests:
         if self._closed:
-            raise InvalidState("the admin client is closed", hint="make a new one")
+            raise InvalidState("the admin client is closed", hint="create a new one")
         return self._requests
 
     # Topics
@@ -123,7 +123,7 @@ class Admin:
         return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, channels)
 
     async def channels(self, topic: str) -> tuple[str, ...]:
-        """Return the names of a topic's channels, sorted; raises what `topic` raises."""
+        """Return the names of a topic's channels, sorted; raises the errors of `topic`."""
         return (await self.topic(topic)).channels
 
     async def create_topic(
@@ -141,26 +141,26 @@ class Admin:
     ) -> None:
         """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
 
-        A redesigned cluster offers a topic to producers once it has a channel; give it one here, or start a consumer
-        before the first publish. On the classic generation the topic is created on every node, and everything but the
-        names is ignored.
+        The redesigned NSQ refuses publishes to a topic without channels: give ``channels``, or start a consumer before
+        the first publish. On the classic generation the topic is created on every node, and all options except the
+        names are ignored.
 
         Args:
-            topic: its name.
-            partitions: number of its partitions, 1 to 254.
+            topic: name of the topic.
+            partitions: number of partitions, 1 to 254.
             replicas: copies of each partition, 1 to 5.
             extend: messages may carry JSON extend headers.
-            ordered: ordered consumption; several partitions may be on one node.
-            multipart: several partitions may be on one node.
+            ordered: consumers receive the messages of a partition in order; one node may hold several partitions.
+            multipart: one node may hold several partitions.
             channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
-            wait: seconds until it has to accept publishes; a real cluster may take a minute. 0 does not wait; channels
-                are then refused.
+            wait: seconds to wait until the topic accepts publishes; a real cluster may take a minute. With 0 it does
+                not wait, and ``channels`` must be empty.
 
         Raises:
-            InvalidInput: a name or number cannot be right, or the topic exists.
-            LookupFailed: the cluster refused the topic, or no lookup node answered.
-            PartitionUnavailable: the topic was created and did not accept publishes in time.
+            InvalidInput: a name or number is invalid, or the topic exists.
+            LookupFailed: the cluster refused to create the topic, or no lookup node responded.
+            PartitionUnavailable: the topic was created, but did not accept publishes in time.
         """
         requests = self._open()
         names = [check_channel(channel) for channel in channels]
@@ -196,7 +196,7 @@ class Admin:
                     await self.create_channel(topic, name)
             if scope.cancelled_caught:
                 raise PartitionUnavailable(
-                    f"the topic was created and does not accept publishes after {wait:g} s",
+                    f"the topic was created, but does not accept publishes after {wait:g} s",
                     topic=topic,
                     hint="are enough nodes up?",
                 )
@@ -206,16 +206,16 @@ class Admin:
         needed = f"{partitions} partitions with {replicas} replicas" if replicas > 1 else f"{partitions} partitions"
         if replicas > nodes:
             return LookupFailed(
-                f"{replicas} replicas need as many nodes, and the cluster has {nodes}",
+                f"{replicas} replicas need {replicas} nodes, but the cluster has {nodes}",
                 topic=topic,
-                hint="ask for fewer replicas",
+                hint="use fewer replicas",
             )
         if partitions * replicas <= nodes:
             return error
         return LookupFailed(
-            f"{needed} need {partitions * replicas} nodes, and the cluster has {nodes}",
+            f"{needed} need {partitions * replicas} nodes, but the cluster has {nodes}",
             topic=topic,
-            hint="let several partitions be on one node (multipart, --multipart), or ask for fewer",
+            hint="allow several partitions on one node (multipart, --multipart), or use fewer",
         )
 
     async def _create_on_classic_nodes(self, topic: str) -> None:
@@ -229,7 +229,7 @@ class Admin:
             for number, node in where.leaders.items():
                 params: dict[str, str | int] = {"topic": topic, "partition": number}
                 try:
-                    # refused for its missing trace id, after the check of the leader (captured: http_pubtrace)
+                    # the leader refuses the missing trace id; other nodes refuse earlier (captured: http_pubtrace)
                     await self._requests.post(http_of(where, node), "/pubtrace", params, b"x")
                 except InvalidInput:
                     continue
@@ -244,14 +244,14 @@ class Admin:
         """Delete a topic with all its messages and channels.
 
         Args:
-            topic: its name.
-            missing_ok: a topic that does not exist is not an error.
+            topic: name of the topic.
+            missing_ok: a missing topic is not an error.
 
         Raises:
             InvalidName: the name is not valid.
             TopicNotFound: lookup does not know the topic.
-            LookupFailed: refused, or no lookup node answers.
-            ConnectionFailed: a node of the classic generation does not answer.
+            LookupFailed: refused, or no lookup node responds.
+            ConnectionFailed: a node of the classic generation does not respond.
         """
         requests = self._open()
         try:
@@ -272,7 +272,7 @@ class Admin:
         Raises:
             TopicNotFound: lookup does not know the topic.
             OperationNotSupported: the topic is on the classic generation.
-            LookupFailed: refused, or no lookup node answers.
+            LookupFailed: refused, or no lookup node responds.
         """
         where = await self._open().find(topic)
         if generation_of(where) == "classic":
@@ -294,7 +294,7 @@ class Admin:
             InvalidInput: the number is not valid.
             TopicNotFound: lookup does not know the topic.
             OperationNotSupported: the topic is on the classic generation.
-            LookupFailed: refused, or no lookup node answers.
+            LookupFailed: refused, or no lookup node responds.
         """
         number = _within("partitions", partitions, MAX_PARTITIONS)
         if generation_of(await self._open().find(topic)) == "classic":
@@ -307,12 +307,12 @@ class Admin:
         Raises:
             OperationNotSupported: the redesigned NSQ pauses channels only.
             TopicNotFound: lookup does not know the topic.
-            ConnectionFailed: a node does not answer.
+            ConnectionFailed: a node does not respond.
         """
         await self._switch_topic(topic, "pause")
 
     async def unpause_topic(self, topic: str) -> None:
-        """Let a paused topic pass messages to its channels again; raises what `pause_topic` raises."""
+        """Make a paused topic pass messages to its channels again; raises the errors of `pause_topic`."""
         await self._switch_topic(topic, "unpause")
 
     async def _switch_topic(self, topic: str, action: str) -> None:
@@ -325,12 +325,12 @@ class Admin:
     async def empty_topic(self, topic: str) -> None:
         """Discard the messages that wait in a topic and in all its channels.
 
-        The redesigned NSQ keeps messages in a log that channels read: there every channel skips to its end.
+        On the redesigned NSQ, where channels read from a log, every channel skips to the end of the log.
 
         Raises:
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader in time.
-            ConnectionFailed: a node of the classic generation does not answer.
+            ConnectionFailed: a node of the classic generation does not respond.
         """
         where = await self._open().find(topic)
         for channel in await self.channels(topic):
@@ -339,7 +339,7 @@ class Admin:
             await self._requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
 
     async def tombstone(self, topic: str, node: str) -> None:
-        """Hide a topic's node from consumers and producers for a while, so that it can be taken out of service.
+        """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service.
 
         Args:
             topic: the topic.
@@ -347,7 +347,7 @@ class Admin:
 
         Raises:
             TopicNotFound: lookup does not know the topic.
-            LookupFailed: refused, or no lookup node answers.
+            LookupFailed: refused, or no lookup node responds.
         """
         await self._open().find(topic)
         await self._requests.change_lookup("/topic/tombstone", {"topic": topic, "node": node})
@@ -355,7 +355,7 @@ class Admin:
     # Channels
 
     async def create_channel(self, topic: str, channel: str) -> None:
-        """Create a channel on every partition; it begins at the end of what is stored. An existing one stays.
+        """Create a channel on every partition, starting after the stored messages. An existing one is not changed.
 
         Raises:
             InvalidName: a name is not valid.
@@ -375,7 +375,7 @@ class Admin:
         Args:
             topic: the topic.
             channel: the channel.
-            missing_ok: a channel that does not exist is not an error.
+            missing_ok: a missing channel is not an error.
 
         Raises:
             InvalidInput: the channel does not exist.
@@ -401,15 +401,15 @@ class Admin:
         await self._change_channel("pause", topic, channel)
 
     async def unpause_channel(self, topic: str, channel: str) -> None:
-        """Resume delivery from a channel; raises what `pause_channel` raises."""
+        """Resume delivery from a channel; raises the errors of `pause_channel`."""
         await self._change_channel("unpause", topic, channel)
 
     async def empty_channel(self, topic: str, channel: str) -> None:
-        """Discard the messages that wait in a channel; raises what `pause_channel` raises."""
+        """Discard the messages that wait in a channel; raises the errors of `pause_channel`."""
         await self._change_channel("empty", topic, channel)
 
     async def skip_channel(self, topic: str, channel: str) -> None:
-        """Let a channel of the redesigned NSQ finish every message without delivery, until `unskip_channel`.
+        """Make a channel of the redesigned NSQ finish every message without delivery, until `unskip_channel`.
 
         Raises:
             OperationNotSupported: the topic is on the classic generation.
@@ -418,19 +418,19 @@ class Admin:
         await self._change_channel("skip", topic, channel, ha_only=True)
 
     async def unskip_channel(self, topic: str, channel: str) -> None:
-        """Let a channel deliver messages again; raises what `skip_channel` raises."""
+        """Make a channel deliver messages again; raises the errors of `skip_channel`."""
         await self._change_channel("unskip", topic, channel, ha_only=True)
 
     async def seek_channel(
         self, topic: str, channel: str, position: Position, *, partitions: Sequence[int] | None = None
     ) -> None:
-        """Move a channel of the redesigned NSQ; messages in flight are given up by the server.
+        """Move a channel of the redesigned NSQ; the server drops messages in flight.
 
         Args:
             topic: the topic.
-            channel: the channel; it has to exist.
-            position: where it reads on.
-            partitions: only these; None moves it on every partition.
+            channel: the channel; it must exist.
+            position: position to continue at.
+            partitions: partitions to move the channel on; None for all.
 
         Raises:
             OperationNotSupported: the topic is on the classic generation.
@@ -455,7 +455,7 @@ class Admin:
             try:
                 await self._requests.post(http_of(where, node), f"/channel/{action}", params)
             except InvalidInput as error:
-                # partitions that were added later lack the channel until a consumer subscribes to them
+                # partitions added later lack the channel until a consumer subscribes to them
                 if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
                     raise
                 missing = error
@@ -466,10 +466,10 @@ class Admin:
         if missing is not None and not changed:
             raise missing
 
-    # Nodes and numbers
+    # Nodes and statistics
 
     async def nodes(self) -> tuple[NodeStatus, ...]:
-        """Return every nsqd that lookup knows, sorted by TCP address, each with whether it answers.
+        """Return every nsqd that lookup lists, sorted by TCP address, and whether it responds.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -506,7 +506,7 @@ class Admin:
             OperationNotSupported: the topic is on the classic generation.
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader.
-            ConnectionFailed: a leader does not answer.
+            ConnectionFailed: a leader does not respond.
         """
         where = await self._open().led(topic)
         if where.nodes:
@@ -528,7 +528,7 @@ class Admin:
         Raises:
             TopicNotFound: lookup does not know the topic.
             LookupFailed: no lookup node returned a usable response.
-            ConnectionFailed: no node that holds the topic answered.
+            ConnectionFailed: no node that holds the topic responded.
         """
         where = await self._open().find(topic)
         if channel is not None:
@@ -538,7 +538,7 @@ class Admin:
     async def all_stats(self) -> dict[str, TopicStats]:
         """Return the statistics of every topic by name, with one request per node.
 
-        A node that does not answer is missing from the sums; see ``unreachable``.
+        A node that does not respond is missing from the sums; see ``unreachable``.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -548,11 +548,11 @@ class Admin:
     async def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
         """Return the newest messages of a topic of the redesigned NSQ, newest first, without consuming them.
 
-        They are read from the log of the partitions: no channel is created, moved or slowed down.
+        They are read from the log of the partitions, without using a channel.
 
         Args:
             topic: the topic.
-            count: how many at most, 1 to 1000, over all partitions that are read.
+            count: largest number of messages, 1 to 1000, over all partitions that are read.
             partition: only this partition; None for all.
 
         Raises:
@@ -560,7 +560,7 @@ class Admin:
             InvalidInput: the number or the partition is not valid.
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader.
-            ConnectionFailed: a leader does not answer.
+            ConnectionFailed: a leader does not respond.
         """
         wanted = _within("count", count, 1000)
         where = await self._open().led(topic)

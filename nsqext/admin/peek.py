@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ("newest_messages", "read_message")
 
-_AT_ONCE = 16  # requests at the same time
+_AT_ONCE = 16  # concurrent requests
 
 
 async def newest_messages(
@@ -27,16 +27,18 @@ async def newest_messages(
     """Return the newest messages, newest first.
 
     Args:
-        requests: asks the nodes.
+        requests: client of the cluster.
         topic: the topic.
         partitions: number, HTTP address of the leader and number of messages of each partition to read.
-        count: messages, at most.
+        count: largest number of messages.
 
     Raises:
-        ConnectionFailed: a leader does not answer.
-        ProtocolError: a response cannot be read.
+        ConnectionFailed: a leader does not respond.
+        ProtocolError: a response is invalid.
     """
-    found: dict[tuple[int, int], StoredMessage] = {}  # by offset: real servers find the first message of a batch
+    found: dict[
+        tuple[int, int], StoredMessage
+    ] = {}  # by offset: for a message in a batch, real servers return the first one of the batch
     failed: list[NsqError] = []
     limit = anyio.Semaphore(_AT_ONCE)
 
@@ -63,7 +65,7 @@ async def newest_messages(
 async def _message_at(
     requests: ClusterRequests, http: Address, topic: str, partition: int, number: int
 ) -> StoredMessage | None:
-    """Return a message by its number, counted from 1; None when the log does not hold it any more."""
+    """Return a message by its number, counted from 1; None if the log no longer contains it."""
     params: dict[str, str | int] = {
         "topic": topic,
         "partition": partition,
@@ -81,7 +83,7 @@ def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
     """Read the data of ``/message/get``.
 
     Raises:
-        ProtocolError: the data is not that of ``/message/get``, or the header is not JSON.
+        ProtocolError: the data is invalid, or the header is not JSON.
     """
     try:
         ext = str(data.get("ext") or "")

@@ -1,4 +1,4 @@
-"""Send administration requests to the lookup service and to nodes, and wait while leadership settles."""
+"""Send administration requests to the lookup service and to nodes, and repeat them while leaders are elected."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ("ClusterRequests", "generation_of", "generation_of_node", "http_of", 
 
 T = TypeVar("T")
 
-_PAUSE = 0.25  # seconds between two attempts while leadership settles
+_PAUSE = 0.25  # seconds between two attempts while leaders are elected
 _LONGEST_PAUSE = 2.0
-_AT_ONCE = 16  # nodes that are asked at the same time
+_AT_ONCE = 16  # concurrent requests to nodes
 
-# codes of a node that does not lead the partition, or not yet
+# error codes of a node that is not the leader of the partition, or not yet
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
 
 
@@ -42,8 +42,8 @@ class ClusterRequests:
     """Requests to lookup and nodes over HTTP.
 
     Args:
-        client: the lookup client; this object closes it.
-        timeout: seconds that a change may take, waiting for leaders included.
+        client: the lookup client; closed by this object.
+        timeout: seconds that a change may take, including the wait for leaders.
     """
 
     def __init__(self, client: LookupClient, timeout: float) -> None:
@@ -60,7 +60,7 @@ class ClusterRequests:
         return self._client
 
     async def find(self, topic: str) -> PartitionMap:
-        """Return where a topic is, as consumers see it.
+        """Return the partition map of a topic, for consumers.
 
         Raises:
             TopicNotFound: lookup does not know the topic.
@@ -69,13 +69,13 @@ class ClusterRequests:
         return (await self.find_with_channels(topic))[0]
 
     async def find_with_channels(self, topic: str) -> tuple[PartitionMap, tuple[str, ...]]:
-        """Return where a topic is, and the names of its channels, sorted; raises what `find` raises."""
+        """Return the partition map and the sorted channels of a topic; raises the errors of `find`."""
         answers = await self._client.lookup(topic, "r")
         channels = {name for answer in answers for name in answer.channels}
         return merged(topic, "r", answers), tuple(sorted(channels))
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
-        """Send a change to the leading lookup node; to all of them on the classic generation, where no node leads.
+        """Send a change to the leader of the lookup nodes, or to all nodes on the classic generation.
 
         Raises:
             LookupFailed: no lookup node accepted the change.
@@ -95,25 +95,25 @@ class ClusterRequests:
             raise failure(errors, str(params.get("topic", "")) or None)
 
     async def get(self, address: Address, path: str, params: Mapping[str, str | int]) -> Any:
-        """Return the data of a node's answer.
+        """Return the data of a node's response.
 
         Raises:
-            ConnectionFailed: the node does not answer, or refuses.
+            ConnectionFailed: the node does not respond, or returns an error.
         """
         status, body = await self.fetch(address, path, params, "GET")
         if status != 200:
-            raise ConnectionFailed(f"{path} was answered with {status}: {body[:200]!r}", node=str(address))
+            raise ConnectionFailed(f"{path} returned {status}: {body[:200]!r}", node=str(address))
         try:
             return unwrap(status, body, address)
         except NsqError as error:
-            raise ConnectionFailed(f"{path} cannot be read: {error.message}", node=str(address)) from error
+            raise ConnectionFailed(f"invalid response to {path}: {error.message}", node=str(address)) from error
 
     async def post(self, address: Address, path: str, params: Mapping[str, str | int], body: bytes = b"") -> None:
         """Send a change to a node.
 
         Raises:
-            PartitionUnavailable: the node does not lead the partition, or not yet.
-            ConnectionFailed: the node does not answer.
+            PartitionUnavailable: the node is not the leader of the partition, or not yet.
+            ConnectionFailed: the node does not respond.
             InvalidInput: the node refuses the change.
         """
         status, answer = await self.fetch(address, path, params, "POST", body)
@@ -133,24 +133,24 @@ class ClusterRequests:
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return status and body of a node's answer, whatever the status is.
+        """Return status and body of a node's response, errors included.
 
         Raises:
-            ConnectionFailed: the node does not answer.
+            ConnectionFailed: the node does not respond.
         """
         try:
             return await self._client.http.fetch(address, path, params, method, body)
         except LookupFailed as error:
             raise ConnectionFailed(
-                f"{path} was not answered: {error.message}", node=str(address), hint="is the node's HTTP side up?"
+                f"no response to {path}: {error.message}", node=str(address), hint="is the node's HTTP side up?"
             ) from error
 
     async def settled(self, attempt: Callable[[], Awaitable[T]], topic: str) -> T:
         """Return the result of ``attempt``, repeated while leaders of the topic are being elected.
 
         Raises:
-            PartitionUnavailable: the time is up.
-            NsqError: any error that time does not cure.
+            PartitionUnavailable: the timeout passed.
+            NsqError: an error that a repetition cannot resolve.
         """
         pause = _PAUSE
         last: NsqError | None = None
@@ -163,7 +163,8 @@ class ClusterRequests:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
         raise PartitionUnavailable(
-            f"not done within {self._timeout:g} s" + (f", last error: {last}" if last is not None else ""),
+            f"the change was not completed within {self._timeout:g} s"
+            + (f", last error: {last}" if last is not None else ""),
             topic=topic,
             hint="is every partition's leader up?",
         ) from last
@@ -177,7 +178,7 @@ class ClusterRequests:
         partitions: Sequence[int] | None = None,
         operation: str | None = None,
     ) -> None:
-        """Make a change once at the leader of each partition, or at each node of a classic topic."""
+        """Make a change once on the leader of each partition, or on each node of a classic topic."""
         check_topic(topic)
         check_channel(channel)
         done: set[int | Address] = set()
@@ -201,7 +202,7 @@ class ClusterRequests:
         await self.settled(attempt, topic)
 
     async def led(self, topic: str) -> PartitionMap:
-        """Return where a topic is, once every partition has a leader."""
+        """Return the partition map of a topic; raise `PartitionUnavailable` unless every partition has a leader."""
         where = await self.find(topic)
         missing = [number for number in range(where.meta.partition_num) if number not in where.leaders]
         if missing:
@@ -213,7 +214,7 @@ class ClusterRequests:
     async def ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> tuple[dict[Address, T], dict[Address, NsqError]]:
-        """Ask nodes at the same time; return results and errors by address."""
+        """Send requests to nodes concurrently; return results and errors by address."""
         found: dict[Address, T] = {}
         failed: dict[Address, NsqError] = {}
         limit = anyio.Semaphore(_AT_ONCE)
@@ -241,7 +242,7 @@ def _refusal(body: bytes) -> str:
 
 
 def http_of(where: PartitionMap, node: Address) -> Address:
-    """Return the HTTP address of a node; raise `LookupFailed` where lookup does not report one."""
+    """Return the HTTP address of a node; raise `LookupFailed` if lookup does not report one."""
     address = where.http.get(node)
     if address is None:
         raise LookupFailed("lookup does not report the node's HTTP address", topic=where.topic, node=str(node))
@@ -249,7 +250,7 @@ def http_of(where: PartitionMap, node: Address) -> Address:
 
 
 def generation_of(where: PartitionMap) -> Generation:
-    """Return the generation of a topic: the original NSQ reports no number of partitions, even where no node is up."""
+    """Return the generation of a topic: only the redesigned NSQ reports a number of partitions, even without nodes."""
     return "ha" if where.leaders or where.meta.partition_num else "classic"
 
 
@@ -259,5 +260,5 @@ def generation_of_node(info: NodeInfo) -> Generation:
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:
-    """Return the error of an operation that the generation of a topic does not have."""
+    """Return the error of an operation that the topic's generation does not support."""
     return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)

@@ -1,4 +1,4 @@
-"""What `nsqext.Admin` returns."""
+"""Result types of `nsqext.Admin`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TopicInfo:
     """A topic as the lookup service describes it.
 
     Attributes:
-        name: the topic.
-        generation: which NSQ serves it.
+        name: name of the topic.
+        generation: generation of the cluster.
         meta: partitions, replicas, extend support and order; None on the classic generation.
         leaders: TCP address of the leader by partition; a partition without a leader is missing. Empty on the classic
             generation.
@@ -54,14 +54,14 @@ class NodeStatus:
     """An nsqd node as the lookup service describes it.
 
     Attributes:
-        tcp: its TCP address.
-        http: its HTTP address; None where lookup does not report one.
-        version: its version.
-        hostname: its host name.
-        generation: which NSQ it runs.
-        topics: partitions that it holds by topic; an empty tuple on the classic generation.
+        tcp: TCP address.
+        http: HTTP address; None if lookup does not report one.
+        version: version of nsqd.
+        hostname: host name.
+        generation: generation of nsqd.
+        topics: partitions on the node by topic; an empty tuple on the classic generation.
         tombstoned: topics that lookup hides on this node.
-        reachable: the node answered a ping.
+        reachable: whether the node responded to a ping.
     """
 
     tcp: Address
@@ -79,20 +79,20 @@ class ClientStats:
     """A consumer's connection as a node reports it.
 
     Attributes:
-        client_id: what the consumer calls itself.
-        hostname: its host name.
-        address: its ``host:port``.
-        user_agent: its library and version.
-        node: TCP address of the node that it is connected to.
+        client_id: client id that the consumer sent.
+        hostname: host name that the consumer sent.
+        address: ``host:port`` of the consumer.
+        user_agent: library and version of the consumer.
+        node: TCP address of the node.
         partition: the partition; None on the classic generation.
-        ready: its RDY count.
-        in_flight: messages in flight to it.
-        messages: messages sent to it since it connected.
-        finished: messages that it finished.
-        requeued: messages that it requeued.
-        connected_at: seconds since 1970.
-        tag: the tag that it asked for; None for no tag.
-        tls: the connection is encrypted.
+        ready: RDY count.
+        in_flight: number of messages in flight.
+        messages: number of messages sent since the connection was opened.
+        finished: number of finished messages.
+        requeued: number of requeued messages.
+        connected_at: time of the connection, in seconds since 1970.
+        tag: tag of the subscription, or None.
+        tls: whether the connection is encrypted.
     """
 
     client_id: str
@@ -116,12 +116,12 @@ class KeyRange:
     """A range of key hashes of a ``key_failover`` channel on one partition.
 
     Attributes:
-        low: where it begins, 0 to 1.
-        high: where it ends.
-        client: ``host:port`` of the consumer that receives the keys in it.
-        tag: the consumer's dispatch tag; None for no tag.
-        rate: messages a second that the consumer received recently.
-        waiting: messages that wait for this consumer.
+        low: start of the range, 0 to 1.
+        high: end of the range.
+        client: ``host:port`` of the consumer of these keys.
+        tag: dispatch tag of the consumer, or None.
+        rate: messages per second that the consumer received recently.
+        waiting: number of messages that wait for this consumer.
     """
 
     low: float
@@ -144,15 +144,15 @@ class PartitionChannelStats:
         messages: messages that the channel has received.
         requeued: messages that consumers requeued.
         timed_out: messages that were not answered in time.
-        paused: it delivers nothing.
-        skipped: it skips every message (redesigned NSQ).
-        lag: messages that are not finished: waiting, in flight and deferred, counted alike on both generations.
-        lag_bytes: bytes behind them; None where the server does not report them.
-        clients: its consumers.
-        dispatch: dispatch type, ``key_failover`` for example; empty where the server does not report one.
-        key_ranges: which consumer receives which keys, by ``low``; only on ``key_failover`` channels.
-        replay: messages that wait for the consumer of their key; only on ``key_failover`` channels.
-        held_keys: keys that a consumer has messages of; only on ``key_failover`` channels.
+        paused: whether delivery is paused.
+        skipped: whether every message is skipped (redesigned NSQ).
+        lag: unfinished messages: waiting, in flight and deferred; counted in the same way on both generations.
+        lag_bytes: size of the unfinished messages in bytes; None if the server does not report it.
+        clients: consumers of the channel.
+        dispatch: dispatch type, for example ``key_failover``; empty if the server does not report one.
+        key_ranges: key ranges of the consumers, sorted by ``low``; only on ``key_failover`` channels.
+        replay: number of messages that wait for the consumer of their key; only on ``key_failover`` channels.
+        held_keys: number of keys with messages in flight; only on ``key_failover`` channels.
     """
 
     depth: int
@@ -177,15 +177,15 @@ class PartitionStats:
     """A partition on its leader; a node's share of the topic on the classic generation.
 
     Attributes:
-        partition: its number; None on the classic generation.
+        partition: partition number; None on the classic generation.
         node: TCP address of the leader, or of the node.
-        replicas: ``host:port`` (TCP) of the in-sync replicas, the leader first; empty where unknown.
-        messages: messages that it has received.
-        bytes: bytes that it holds on disk; received bytes on the classic generation, None where unknown.
-        end: byte offset behind its last message; None on the classic generation.
+        replicas: ``host:port`` (TCP) of the in-sync replicas, the leader first; empty if unknown.
+        messages: number of received messages.
+        bytes: bytes on disk; on the classic generation the received bytes, None if unknown.
+        end: byte offset of the end of the last message; None on the classic generation.
         depth: messages that wait for a first channel (classic generation).
-        paused: it passes nothing to its channels (classic generation).
-        channels: its channels by name.
+        paused: whether the topic passes no messages to its channels (classic generation).
+        channels: channels by name.
     """
 
     partition: int | None
@@ -204,17 +204,17 @@ class ChannelStats:
     """A channel over all partitions of its topic; counts are sums.
 
     Attributes:
-        name: the channel.
+        name: name of the channel.
         depth: see `PartitionChannelStats`.
         in_flight: messages in flight.
         deferred: messages that wait for a delay to pass.
         messages: messages that the channel has received.
         requeued: messages that consumers requeued.
         timed_out: messages that were not answered in time.
-        paused: it is paused on every partition.
-        skipped: it skips every message on every partition.
-        lag: messages that are not finished.
-        clients: its consumers' connections, one per partition that a consumer subscribes to.
+        paused: whether delivery is paused on every partition.
+        skipped: whether every message is skipped on every partition.
+        lag: unfinished messages.
+        clients: connections of consumers, one for each partition that a consumer subscribes to.
     """
 
     name: str
@@ -235,11 +235,11 @@ class TopicStats:
     """Statistics of a topic.
 
     Attributes:
-        name: the topic.
-        generation: which NSQ serves it.
-        partitions: its partitions by number; nodes of the classic generation, by address.
-        channels: its channels over all partitions, by name.
-        unreachable: nodes that hold the topic and did not answer: the sums lack their share.
+        name: name of the topic.
+        generation: generation of the cluster.
+        partitions: partitions sorted by number; on the classic generation nodes, sorted by address.
+        channels: channels over all partitions, by name.
+        unreachable: nodes that hold the topic but did not respond; the sums do not include them.
     """
 
     name: str
@@ -264,15 +264,15 @@ class StoredMessage:
     """A message in the log of a partition, read without consuming it.
 
     Attributes:
-        partition: its partition.
+        partition: partition number.
         id: internal id.
         offset: byte offset in the partition's queue.
-        timestamp: when the server stored it, in nanoseconds since 1970.
-        trace_id: its trace id; 0 without one.
-        body: the body as text; the server puts U+FFFD in place of bytes that are not UTF-8.
+        timestamp: time when the server stored it, in nanoseconds since 1970.
+        trace_id: trace id; 0 without one.
+        body: the body as text; the server replaces bytes that are not UTF-8 by U+FFFD.
         headers: extend headers without the reserved ones.
-        key: the key that it was published with; None without one.
-        tag: the tag that it was published with; None without one.
+        key: key of the publish, or None.
+        tag: tag of the publish, or None.
     """
 
     partition: int

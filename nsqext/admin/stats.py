@@ -1,4 +1,4 @@
-"""Statistics of topics and partitions: what nodes of both generations report, and its sums."""
+"""Read the statistics of topics and partitions from nodes of both generations, and sum them up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
         node: TCP address of the node.
 
     Raises:
-        ProtocolError: the data is not that of ``/stats``.
+        ProtocolError: the data is invalid.
     """
     found: dict[str, list[PartitionStats]] = {}
     try:
@@ -43,7 +43,7 @@ def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
             if topic.get("is_leader", True):
                 found.setdefault(str(topic["topic_name"]), []).append(_read_partition(topic, node))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"/stats cannot be read: {error!r}", node=str(node)) from error
+        raise ProtocolError(f"invalid response to /stats: {error!r}", node=str(node)) from error
     return found
 
 
@@ -71,8 +71,8 @@ def _read_channel(data: Mapping[str, Any], node: Address, partition: int | None)
     in_flight = int(data.get("in_flight_count", 0))
     on_disk = int(data.get("delayed_queue_count", 0))
     deferred = int(data.get("deferred_count", 0)) + on_disk
-    # the classic generation does not count messages in flight and deferred ones as depth; the redesigned one counts
-    # everything behind the confirmed position, and the delayed queue beside it
+    # the depth of the classic generation excludes messages in flight and deferred ones; that of the redesigned one
+    # is the number of messages after the confirmed position, without the delayed queue
     lag = depth + in_flight + deferred if partition is None else depth + on_disk
     return PartitionChannelStats(
         depth=depth,
@@ -153,15 +153,15 @@ def _sum_channel(name: str, parts: list[PartitionChannelStats]) -> ChannelStats:
 
 
 async def topic_stats(requests: ClusterRequests, where: PartitionMap, channel: str | None) -> TopicStats:
-    """Ask the nodes of a topic for its statistics.
+    """Request the statistics of a topic from its nodes.
 
     Args:
-        requests: asks the nodes.
-        where: where the topic is.
+        requests: client of the cluster.
+        where: partition map of the topic.
         channel: only this channel; None for all.
 
     Raises:
-        ConnectionFailed: no node that holds the topic answered.
+        ConnectionFailed: no node that holds the topic responded.
     """
     topic = where.topic
     holders = tuple(dict.fromkeys((*where.leaders.values(), *where.nodes)))
@@ -184,7 +184,7 @@ def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
 
 
 async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
-    """Ask every node once for the statistics of all topics; see `nsqext.Admin.all_stats`."""
+    """Request the statistics of all topics once from every node; see `nsqext.Admin.all_stats`."""
     names = await requests.client.topics()
     infos = {info.tcp: info for info in await requests.client.nodes()}
 
@@ -214,5 +214,5 @@ def read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
         parts = [str(member["node_id"]).rsplit(":", 3) for member in members]
         found = [str(Address(host, int(port))) for host, _, port, _ in parts]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ConnectionFailed(f"/coordinator/stats cannot be read: {error!r}", node=str(leader)) from error
+        raise ConnectionFailed(f"invalid response to /coordinator/stats: {error!r}", node=str(leader)) from error
     return tuple(sorted(found, key=lambda address: (address != str(leader), address)))

@@ -1,8 +1,8 @@
 """Services: handlers for several topics, with typed bodies, run together with one producer.
 
-`App` runs them; `Router` collects handlers of a part of a large service. The parameters of a handler say what it
-receives: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Header`, or what a function returns
-(`Depends`).
+`App` runs them; `Router` collects the handlers of a part of a large service. The annotations of a handler's parameters
+select what it receives: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Header`, or the result of a
+function (`Depends`).
 """
 
 from __future__ import annotations

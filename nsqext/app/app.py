@@ -40,10 +40,10 @@ logger: logging.Logger = logging.getLogger("nsqext.app")
 
 
 class App(Router):
-    """Handlers for several topics, and a producer for what they publish.
+    """A service: handlers for several topics, and a producer for their publishes.
 
-    All clients of an app share addresses, connection and lookup options, and ask the lookup service together: one poll
-    for each topic, over one pool of connections. An app can run again after it has ended.
+    All clients of an app share addresses, connection and lookup options, and the lookup client: one poll for each
+    topic, over one pool of connections. An app can run again after it has ended.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
@@ -51,7 +51,7 @@ class App(Router):
         nsqd: nsqd addresses (TCP) to use without lookup; fine for the original NSQ.
         producer_options: options of the producer.
         consumer_options: options of the consumers; those of a handler take precedence. ``connection`` and ``lookup``
-            are the same for all clients: set them in one of the two.
+            are the same for all clients: set them in ``producer_options`` or here.
         middleware: around every publish and every handled message, the first one outermost; see `nsqext.middleware`.
         handler_defaults: ``tag``, ``max_in_flight`` and ``concurrency`` of handlers that do not set them.
 
@@ -90,12 +90,12 @@ class App(Router):
 
     @classmethod
     def from_url(cls, url: str | None = None, *, middleware: Sequence[Middleware] = (), **settings: Any) -> Self:
-        """Return an app with settings from keywords, a URL and the environment, in this order.
+        """Return an app with settings from keywords, a URL and the environment, in this order of precedence.
 
         Args:
             url: see `nsqext.Producer.from_url`.
             middleware: see the class.
-            settings: settings of producers and consumers; one that both have is set for both.
+            settings: settings of producers and consumers; a setting of both applies to both.
 
         Raises:
             InvalidSetting: an unknown setting, or settings that contradict each other.
@@ -114,7 +114,7 @@ class App(Router):
 
     @property
     def producer(self) -> Producer:
-        """The app's producer; open while the app runs, in lifespans too."""
+        """The app's producer; open while the app runs, lifespans included."""
         return self._producer
 
     @property
@@ -141,7 +141,7 @@ class App(Router):
     # Clients
 
     def _make_clients(self) -> None:
-        """Make a producer and the consumers for one run; each of them is opened once."""
+        """Create the producer and the consumers for one run."""
         lookupd, nsqd = (self._lookupd, self._nsqd) if self._test is None else self._test.addresses
         if lookupd and not nsqd and not isinstance(lookupd, Lookup):
             lookupd = Lookup(lookupd, options=self._producer_options.lookup)
@@ -173,9 +173,9 @@ class App(Router):
         return consumer_options(self._consumer_options, spec.options, f"{spec.topics}/{spec.channel}")
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return what is called with a message: middleware, decoding, the function, publishing of the result.
+        """Return a handler of messages: middleware, decoding, the function, publishing of the result.
 
-        For a batch handler, the message is a batch of one.
+        A batch handler is called with a batch of one message.
         """
         if spec.batch is not None:
             handle = self._batch_handler_of(spec)
@@ -209,19 +209,19 @@ class App(Router):
         )
 
     def _add(self, spec: HandlerSpec) -> None:
-        self._consumers.append(self._consumer_of(spec))  # refuses options that are not valid
+        self._consumers.append(self._consumer_of(spec))  # raises for invalid options
         super()._add(spec)
 
     def _check_changeable(self) -> None:
         if self._running:
-            raise InvalidState("the app runs already", hint="add handlers before it is started")
+            raise InvalidState("the app is running already", hint="add handlers before it is started")
 
     # Running
 
     def run(self, *, backend: str = "asyncio", backend_options: dict[str, Any] | None = None) -> None:
-        """Run as the main part of a program, until SIGTERM or SIGINT, `stop`, or a consumer that cannot continue.
+        """Run in a new event loop until SIGTERM or SIGINT, `stop`, or an error of a consumer; then drain and close.
 
-        Then it drains and closes. After the first signal both signals have their usual effect again.
+        After the first signal both signals have their default effect again.
 
         Args:
             backend: ``asyncio`` or ``trio``.
@@ -233,16 +233,16 @@ class App(Router):
         anyio.run(partial(self.serve, signals=True), backend=backend, backend_options=backend_options)
 
     async def serve(self, *, signals: bool = False) -> None:
-        """Run inside of a running event loop, until `stop` or a consumer that cannot continue; then drain and close.
+        """Run in the current event loop until `stop` or an error of a consumer; then drain and close.
 
         Args:
-            signals: stop on SIGTERM and SIGINT. By default they are left to the program.
+            signals: stop on SIGTERM and SIGINT; by default they are not handled.
 
         Raises:
             InvalidSetting: there is no handler, a publisher for a function that is not a handler, or a handler whose
                 pattern matches what it publishes.
-            InvalidState: the app runs already.
-            NsqError: why a consumer cannot continue; the others were drained.
+            InvalidState: the app is running already.
+            NsqError: a consumer failed; the others were drained.
 
         On cancellation, running handlers have ``close_timeout`` seconds to end.
         """
@@ -250,7 +250,7 @@ class App(Router):
         await self._main(signals=signals)
 
     async def start(self) -> Self:
-        """Run in the background; `aclose` ends it, in this task or another one, on asyncio and trio.
+        """Run in the background until `aclose`, which any task may call.
 
         Returns when lifespans are entered and all partitions are subscribed, or after ``start_timeout``.
 
@@ -271,10 +271,10 @@ class App(Router):
         return self
 
     async def wait(self) -> None:
-        """After `start`: wait until `stop` is called or a consumer cannot continue; then drain and close.
+        """After `start`: wait until `stop` is called or a consumer fails; then drain and close.
 
         Raises:
-            NsqError: why a consumer cannot continue.
+            NsqError: a consumer failed.
         """
         try:
             await self._stopping.wait()
@@ -284,11 +284,10 @@ class App(Router):
     async def aclose(self) -> None:
         """Drain and close. Does nothing before `start` and when called again.
 
-        Called in a handler, or where `serve` runs the app, it starts to close and returns. Cancellation does not
-        shorten it.
+        In a handler, and while `serve` runs the app, it starts to close and returns. Cancellation does not shorten it.
 
         Raises:
-            BaseException: what ended the app, unless it was reported before.
+            BaseException: the error that ended the app, unless it was raised before.
         """
         self.stop()
         if self._tasks is not None:
@@ -303,7 +302,7 @@ class App(Router):
         await self.aclose()
 
     def stop(self) -> None:
-        """End the run after it has drained. May be called from handlers; returns at once."""
+        """Make the app drain and stop. May be called in handlers; returns immediately."""
         self._stopping.set()
 
     def _begin(self) -> None:
@@ -314,7 +313,7 @@ class App(Router):
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
         self._check_loops()
         if self._running:
-            raise InvalidState("the app runs already")
+            raise InvalidState("the app is running already")
         if self._used:
             self._make_clients()
         for consumer, spec in zip(self._consumers, self.specs, strict=True):
@@ -330,16 +329,16 @@ class App(Router):
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     def _check_loops(self) -> None:
-        """Raise for a handler that would receive what it publishes, because a pattern matches it.
+        """Check that no handler publishes to a topic that its own pattern matches.
 
         Raises:
-            InvalidSetting: there is one.
+            InvalidSetting: a handler does.
         """
         for spec in self.specs:
             for topic in self.publishers.get(spec.function, ()):
                 if spec.topics.matches(topic) and topic not in spec.topics.names:
                     raise InvalidSetting(
-                        f"the handler of {spec.topics} publishes to {topic}, which it receives",
+                        f"the handler of {spec.topics} publishes to {topic}, which it consumes too",
                         hint="use a topic that the pattern does not match",
                     )
 
@@ -373,7 +372,7 @@ class App(Router):
             raise first_error(group) from None
 
     async def _run_consumer(self, consumer: Consumer) -> None:
-        """Run one consumer; its end ends the others."""
+        """Run one consumer; when it ends, stop the others."""
         try:
             await consumer.start()
             self._unstarted -= 1
@@ -381,7 +380,7 @@ class App(Router):
                 self._started.set()
             await consumer.wait()
         except NsqError as error:
-            # the first one is raised, after the others were drained
+            # the first error is raised after the others were drained
             if self._error is not None or self._started.is_set():
                 place = {"topic": ",".join(consumer.topics), "channel": consumer.channel}
                 logger.error("a consumer cannot continue: %s", error, extra=place)  # noqa: TRY400 - its text says where
@@ -396,11 +395,11 @@ class App(Router):
     # Health and tests
 
     def health(self) -> Health:
-        """Return whether the app is live and ready, with reasons; may be called at any time, from any thread."""
+        """Return whether the app is live and ready, with reasons; thread-safe."""
         if self._error is not None:
             return Health(live=False, ready=False, reasons=(f"a consumer cannot continue: {self._error}",))
         if not self._running:
-            return Health(live=True, ready=False, reasons=("the app does not run",))
+            return Health(live=True, ready=False, reasons=("the app is not running",))
         if self._stopping.is_set():
             return Health(live=True, ready=False, reasons=("the app is stopping",))
         reasons = [reason for consumer in self._consumers if (reason := _reason(consumer))]
@@ -421,10 +420,10 @@ class App(Router):
         return AppTest(self, lookupd)
 
     def use_test(self, test: AppTest | None) -> None:
-        """Make clients for a test, or those of the app again.
+        """Create the clients for a test; with None, those of the app.
 
         Raises:
-            InvalidState: the app runs.
+            InvalidState: the app is running.
         """
         self._check_changeable()
         self._test = test

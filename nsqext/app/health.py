@@ -1,4 +1,4 @@
-"""Whether an app works, with reasons, and an ASGI application that answers probes."""
+"""Health of an app, and an ASGI application for liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Health:
     """The state of an app.
 
     Attributes:
-        live: False when a consumer cannot continue: restart the process.
-        ready: whether it runs, and every consumer has a connection.
-        reasons: why it is not ready; empty where it is.
+        live: False if a consumer has failed; the process should be restarted.
+        ready: whether the app is running and every consumer has a connection.
+        reasons: why the app is not ready; empty if it is.
     """
 
     live: bool
@@ -36,14 +36,14 @@ class HealthEndpoint:
     Serve it with any ASGI server, or mount it in a web application.
 
     Args:
-        health: returns the health: ``app.health``.
+        health: function that returns the health, such as ``app.health``.
     """
 
     def __init__(self, health: Callable[[], Health]) -> None:
         self._health = health
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] == "lifespan":
             await _acknowledge_lifespan(receive, send)
         elif scope["type"] == "http":

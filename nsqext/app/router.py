@@ -29,16 +29,16 @@ L = TypeVar("L", bound=Callable[..., AsyncIterator[object]])
 
 @frozen
 class HandlerSpec:
-    """One handler.
+    """A handler and its settings.
 
     Attributes:
-        topics: its topics.
+        topics: topics of the handler.
         channel: name of the channel.
         function: the function.
-        plan: how it is called; None for a handler of messages.
+        plan: plan of the call's arguments; None if the function receives the message.
         tag: see `nsqext.Consumer`; None for the setting of the app.
-        max_in_flight: as above.
-        concurrency: as above.
+        max_in_flight: see `nsqext.Consumer`; None for the setting of the app.
+        concurrency: see `nsqext.Consumer`; None for the setting of the app.
         options: options that differ from those of the app.
         middleware: around this handler, inside of the middleware of the app.
         auto_finish: see `nsqext.Consumer.handler`.
@@ -78,25 +78,24 @@ class Router:
         middleware: Sequence[Middleware] = (),
         auto_finish: bool = True,
     ) -> Callable[[F], F]:
-        """Decorator: let a coroutine function handle the messages of one or several topics.
+        """Decorator: register a coroutine function as the handler of one or several topics.
 
-        `nsqext.Consumer.handler` says what it receives, and what follows when it returns or raises. One function may
-        handle several topics.
+        See `nsqext.Consumer.handler` for its parameters, and for the effect of returning and raising.
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
-            tag: see `nsqext.Consumer`; by default the settings of the app decide.
-            max_in_flight: as for ``tag``; 200 without a setting.
-            concurrency: as for ``tag``; 1 without a setting.
-            options: everything else; what differs from the defaults takes precedence over the settings of the app.
+            tag: see `nsqext.Consumer`; by default the setting of the app.
+            max_in_flight: see `nsqext.Consumer`; by default the setting of the app, or 200.
+            concurrency: see `nsqext.Consumer`; by default the setting of the app, or 1.
+            options: other options; those that differ from the defaults take precedence over the settings of the app.
             middleware: around this handler, inside of the middleware of the app.
             auto_finish: see `nsqext.Consumer.handler`.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: not a coroutine function, parameters that cannot be filled, or a bad option.
-            InvalidState: the app runs already.
+            InvalidSetting: not a coroutine function, a parameter without a known source, or an invalid option.
+            InvalidState: the app is running already.
         """
         around = check_middleware(middleware)
         selection = self._select(topics, channel, tag)
@@ -124,15 +123,15 @@ class Router:
         options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[B], B]:
-        """Decorator: let a coroutine function handle batches of messages; see `nsqext.Consumer.batch_handler`.
+        """Decorator: register a coroutine function as a handler of batches; see `nsqext.Consumer.batch_handler`.
 
-        Middleware surrounds the call with all messages of the batch. Its result is not published.
+        Middleware receives all messages of the batch at once. The result of the function is not published.
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
-            max_count: messages of a batch, at most; ``max_in_flight`` bounds it too.
-            max_wait: seconds that the first message of a batch waits for further ones.
+            max_count: largest number of messages in a batch; ``max_in_flight`` limits it too.
+            max_wait: seconds that the first message of a batch waits for others.
             tag: see `handler`.
             max_in_flight: see `handler`.
             concurrency: see `handler`.
@@ -141,8 +140,8 @@ class Router:
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: not a coroutine function, or a bad option.
-            InvalidState: the app runs already.
+            InvalidSetting: not a coroutine function, or an invalid option.
+            InvalidState: the app is running already.
         """
         selection = self._select(topics, channel, tag)
         limits = BatchLimits(max_count, max_wait)
@@ -168,13 +167,13 @@ class Router:
         self.specs.append(spec)
 
     def _check_changeable(self) -> None:
-        """Raise where nothing can be added any more."""
+        """Raise `InvalidState` if handlers cannot be added any more."""
 
     def publisher(self, topic: str) -> Callable[[F], F]:
-        """Decorator: publish what a handler returns, before its message is finished.
+        """Decorator: publish the result of a handler before its message is finished.
 
-        None is not published; `nsqext.OutgoingMessage` is published with its headers, tag, trace id and key; everything
-        else is encoded by `nsqext.app.encode_body`. Where the publish fails, the message is handled again.
+        None is not published; `nsqext.OutgoingMessage` is published with its headers, tag, trace id and key; other
+        values are encoded by `nsqext.app.encode_body`. If the publish fails, the message is requeued.
 
         Args:
             topic: name of the topic.
@@ -192,10 +191,10 @@ class Router:
         return add
 
     def lifespan(self, function: L) -> L:
-        """Decorator: let an asynchronous generator function surround the run.
+        """Decorator: register an asynchronous generator function for startup and shutdown of the app.
 
         It is called with the app before the first message is received, and resumed after its ``yield`` when the last
-        handler has ended. Several are entered in their order and left in the reverse order.
+        handler has ended. Several lifespans end in the reverse order of their start.
         """
         self._check_changeable()
         self.lifespans.append(asynccontextmanager(function))

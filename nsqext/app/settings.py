@@ -1,4 +1,4 @@
-"""One source of settings for the producer and all consumers of an app."""
+"""Combine the settings of an app and its handlers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHARED = ("connection", "lookup")
 
 
 def shared_options(producer: ProducerOptions, consumer: ConsumerOptions) -> tuple[ProducerOptions, ConsumerOptions]:
-    """Return the options with the same groups ``connection`` and ``lookup``, taken from the one that sets them.
+    """Return the options with ``connection`` and ``lookup`` copied from the one that sets them to the other.
 
     Raises:
-        InvalidSetting: both set a group, to different values.
+        InvalidSetting: both set one of them, to different values.
     """
     groups: dict[str, Any] = {}
     for name in _SHARED:
@@ -30,7 +30,7 @@ def shared_options(producer: ProducerOptions, consumer: ConsumerOptions) -> tupl
         default = type(first)()
         if default not in (first, second) and first != second:
             raise InvalidSetting(
-                f"producer_options.{name} and consumer_options.{name} differ", hint="an app has one setting for both"
+                f"producer_options.{name} and consumer_options.{name} differ", hint="set only one of them"
             )
         groups[name] = second if first == default else first
     return attrs.evolve(producer, **groups), attrs.evolve(consumer, **groups)

@@ -1,4 +1,4 @@
-"""Tests of an app: handlers called directly or on a test cluster, and what they published."""
+"""Tests of an app: call handlers directly or on a test cluster, and record their publishes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Published:
 
 
 class _Recorder(Middleware):
-    """Records publishes; the innermost middleware."""
+    """The innermost middleware, which records publishes."""
 
     def __init__(self, *, send: bool) -> None:
         self.published: list[Published] = []
@@ -74,16 +74,16 @@ class _Recorder(Middleware):
 
 
 class TestedApp(Protocol):
-    """What a test needs of an app."""
+    """The methods of an app that a test uses."""
 
     specs: list[HandlerSpec]
     lifespans: list[LifespanManager]
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return what is called with a message."""
+        """Return a handler of messages, middleware included."""
 
     def use_test(self, test: AppTest | None) -> None:
-        """Make clients for a test, or those of the app again."""
+        """Create the clients for a test; with None, those of the app."""
 
     async def start(self) -> object:
         """Run in the background."""
@@ -93,11 +93,11 @@ class TestedApp(Protocol):
 
 
 class AppTest:
-    """A test of an app, as an asynchronous context manager; `App.test` makes it, and the app can run again afterwards.
+    """A test of an app, as an asynchronous context manager; `App.test` creates it. The app can run again afterwards.
 
     Without addresses, lifespans are entered, `deliver` calls handlers directly, with middleware, decoding and
-    publishers, and what they publish is recorded instead of sent. With the addresses of a test cluster the app runs on
-    it, and what it publishes is recorded and sent.
+    publishers, and their publishes are recorded instead of sent. With the addresses of a test cluster the app runs on
+    it, and its publishes are recorded and sent.
 
     Args:
         app: the app.
@@ -118,7 +118,7 @@ class AppTest:
 
     @property
     def published(self) -> list[Published]:
-        """What the app published, in order."""
+        """Published messages, in order."""
         return self.recorder.published
 
     async def __aenter__(self) -> Self:
@@ -156,7 +156,7 @@ class AppTest:
         trace_id: int = 0,
         attempts: int = 1,
     ) -> list[object]:
-        """Call the handlers of a topic with a message and return what they return, in their order.
+        """Call the handlers of a topic with a message and return their results, in the order of registration.
 
         Args:
             topic: name of the topic.
@@ -166,12 +166,12 @@ class AppTest:
             tag: tag.
             key: key.
             trace_id: trace id.
-            attempts: how often the message was delivered.
+            attempts: number of deliveries of the message.
 
         Raises:
-            InvalidInput: there is no such handler.
-            InvalidState: the test runs on a cluster: publish the message there.
-            BaseException: what a handler raises, `nsqext.Requeue` and `nsqext.Reject` included.
+            InvalidInput: the app has no such handler.
+            InvalidState: the test runs on a cluster; publish the message instead.
+            BaseException: an exception of a handler, `nsqext.Requeue` and `nsqext.Reject` included.
         """
         if self._lookupd:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
@@ -204,7 +204,7 @@ class AppTest:
 
 
 class _TestOwner:
-    """Stands in for the subscription of a message: answers are accepted, nothing is sent."""
+    """Replaces the subscription of a message: it accepts FIN, REQ and TOUCH and sends nothing."""
 
     partition = 0
     node = "test:4150"

@@ -4,8 +4,8 @@ Each command is a module, imported when the command is called: its ``run`` is a 
 its ``app`` a group of commands. ``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start
 without typer.
 
-Exit codes: 0 done; 1 a check failed or a program could not start; 2 anything else that failed, with one line on
-standard error; 130 ended by ^C.
+Exit codes: 0 success; 1 a check failed or a program could not start; 2 any other error, with one line on standard
+error; 130 interrupted by ^C.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from importlib import import_module
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing them takes as long as starting Python, and until then a signal kills the process
+if TYPE_CHECKING:  # their import takes as long as the start of Python; a signal before its end kills the process
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "channel": ("nsqext.cli.admin.channel", "List, create, change, move and delete channels."),
     "stats": ("nsqext.cli.admin.stats", "Show depth, lag, messages and consumers of topics and channels."),
     "top": ("nsqext.cli.admin.top", "Watch channels in a table that is sorted by key press."),
-    "doctor": ("nsqext.cli.admin.doctor", "Examine a cluster, and say what to do about what is wrong."),
+    "doctor": ("nsqext.cli.admin.doctor", "Diagnose a cluster: report problems and how to solve them."),
     "check": ("nsqext.cli.admin.check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
     "lookup": ("nsqext.cli.admin.lookup", "Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."),
     "relay": ("nsqext.cli.messages.relay", "Publish the messages of a topic to another topic, or send them to a URL."),
@@ -55,25 +55,24 @@ PROGRAMS: dict[str, str] = {
     "nsqd": "nsqext.cli.servers.nsqd",
     "nsqlookupd": "nsqext.cli.servers.nsqlookupd",
 }
-"""Stand-ins for the original programs; ``main(arguments)`` of these modules gets the arguments as they are."""
+"""Replacements of the original programs; ``main(arguments)`` of these modules parses the arguments itself."""
 
 _PANELS = {
     "messages": "Messages",
     "files": "Recorded messages",
     "admin": "Topics, channels and nodes",
-    "servers": "Programs that serve",
-    "workers": "Programs that serve",
-    "flights": "Programs that serve",
+    "servers": "Servers and apps",
+    "workers": "Servers and apps",
+    "flights": "Servers and apps",
 }
 _LAST = "Settings"
 _EPILOG = """\
-First steps: `nsqext broker --web` runs a cluster with a page in the browser, and prints commands to try in another
-terminal.
+First steps: `nsqext broker --web` runs a cluster with a web page, and prints commands to try in another terminal.
 
-`nsqext nsqd -h` and `nsqext nsqlookupd -h` show the flags of the stand-ins.
+`nsqext nsqd -h` and `nsqext nsqlookupd -h` show the flags of these two programs.
 
-Exit codes: 0 done; 1 a check failed, nothing was found, or a server could not start; 2 anything else that failed;
-130 ended by ^C.
+Exit codes: 0 success; 1 a check failed, no message was found, or a server could not start; 2 any other error;
+130 interrupted by ^C.
 """
 
 _EXTRAS = {
@@ -89,7 +88,7 @@ _EXTRAS = {
     "prometheus_client": "prometheus",
     "opentelemetry": "otel",
 }
-"""The extra of the package that installs a module."""
+"""The extra of the package that installs each module."""
 
 
 def _fail(text: str) -> NoReturn:
@@ -107,7 +106,7 @@ def _end_early(number: int, frame: object) -> NoReturn:
 
 
 def _typer_app(chosen: str | None) -> Callable[..., object]:
-    """Return the program: with one command, or for its list of commands with their descriptions only."""
+    """Return the typer app: with the chosen command, or with the descriptions of all commands for ``--help``."""
     import typer
 
     app = typer.Typer(
@@ -115,7 +114,7 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` stand in for the original programs.",
+        help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` replace the original programs.",
         epilog="\n\n".join(" ".join(paragraph.split("\n")) for paragraph in _EPILOG.split("\n\n")),
     )
 
@@ -129,10 +128,10 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
     @app.callback()
     def _group(
         version: bool = typer.Option(
-            False, "--version", callback=print_version, is_eager=True, help="Print the version and end."
+            False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
         ),
     ) -> None:
-        """Keep a single command a command of its own."""
+        """Make typer keep the name of a single command."""
 
     for name, (path, summary) in COMMANDS.items():
         if name != chosen:
@@ -149,11 +148,11 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
 
 
 def _described() -> None:
-    """Stand for a command whose module is not imported."""
+    """Placeholder of a command whose module is not imported."""
 
 
 def _chosen(words: Sequence[str]) -> str | None:
-    """Return the command that is called, or that the shell completes."""
+    """Return the command to run, or to complete for the shell."""
     if not words and "_NSQEXT_COMPLETE" in os.environ:
         words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()[1:]
     return words[0] if words and words[0] in COMMANDS else None
@@ -163,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        arguments: the words after ``nsqext``; those of the process by default.
+        arguments: arguments after ``nsqext``; by default those of the process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     program = PROGRAMS.get(words[0]) if words else None

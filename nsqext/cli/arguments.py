@@ -1,4 +1,4 @@
-"""Texts of arguments and options that several commands take: times, positions, pairs."""
+"""Parse arguments and options that several commands accept: times, positions, pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_time(text: str) -> int:
     """Return a time in nanoseconds since 1970, from ISO form, seconds since 1970, or a duration ago such as ``90m``.
 
     Raises:
-        InvalidSetting: it is neither.
+        InvalidSetting: the text is none of these.
     """
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     try:
@@ -38,7 +38,7 @@ def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     """Return NAME=VALUE options as a mapping.
 
     Raises:
-        InvalidSetting: one is not of this form.
+        InvalidSetting: an option does not have this form.
     """
     pairs = {}
     for text in given or ():

@@ -1,4 +1,4 @@
-"""How a command is declared and run: option objects, examples in its help, errors and ^C."""
+"""Declare and run commands: option objects, examples in the help, errors and ^C."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from nsqext.errors import NsqError
 __all__ = ("BRACKET", "examples", "option_objects", "perform")
 
 BRACKET = r"\["
-"""A bracket in a help text, where others begin rich's markup."""
+"""A literal bracket in a help text; rich parses other brackets as markup."""
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def examples(*lines: str) -> Callable[[F], F]:
-    """Return a decorator that ends the help of a command with examples."""
+    """Return a decorator that appends examples to the help of a command."""
 
     def add(function: F) -> F:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # a terminal has its own width
+        text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # typer wraps the lines
         shown = "\n".join(f"  {line.replace('[', BRACKET)}" for line in lines)
         function.__doc__ = f"{text}\n\n\b\nExamples:\n{shown}\n"
         return function
@@ -39,7 +39,7 @@ def examples(*lines: str) -> Callable[[F], F]:
 
 
 def option_objects(function: Callable[..., object]) -> Callable[..., object]:
-    """Decorate a command: a parameter that is an attrs class stands for the options that its attributes are."""
+    """Decorate a command: each parameter that is an attrs class becomes options, one for each attribute."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     classes = {one.name: one.annotation for one in own if attrs.has(one.annotation) and one.name != "connection"}
 
@@ -73,16 +73,16 @@ def _options(kind: Any) -> list[attrs.Attribute[Any]]:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Escapes control characters: log messages quote what servers send."""
+    """Escapes control characters: log messages may quote text sent by servers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 def perform(command: Callable[[], Awaitable[None]]) -> None:
-    """Run a command; the first of several simultaneous errors is raised.
+    """Run a command; raise the first of several simultaneous errors.
 
-    It ends quietly when the reader has closed the pipe, and with exit code 130 on ^C.
+    The process exits without a message if the reader has closed the pipe, and with code 130 on ^C.
     """
     from nsqext.client.tasks import first_error
 
@@ -106,5 +106,5 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
 
 
 def _leave_the_pipe() -> None:
-    # Python flushes standard output at its end, and would complain
+    # Python flushes standard output at exit, and would print an error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -58,7 +58,7 @@ def list_contexts(json: Json = False) -> None:
 @app.command("use")
 @examples("nsqext config use prod")
 def use(name: Name) -> None:
-    """Make a context the current one: commands use it where neither options nor the environment give an address."""
+    """Select the current context: commands use it if neither options nor the environment give an address."""
     save_contexts(load_contexts().using(name))
     show({"context": name, "current": True}, f"{name} is the current context")
 

@@ -1,4 +1,4 @@
-"""The shared options of commands: where the servers are, and whether JSON is printed."""
+"""Options shared by commands: addresses of the servers, and the output format."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ("Connection", "Context", "Json", "Lookupd", "Nsqd", "Url", "connected
 
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
-_PATIENT = 15.0  # seconds: nsqlookupd asks the nodes before it answers a change
-_FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two looks at the lag of a channel
+_PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it responds
+_FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two reads of a channel's lag
 
 Lookupd = Annotated[
     str | None,
@@ -45,7 +45,7 @@ Lookupd = Annotated[
 Nsqd = Annotated[
     str | None,
     typer.Option(
-        help="HOST:PORT of nsqd, to do without lookup; several with commas; or NSQEXT_NSQD.", rich_help_panel=_PANEL
+        help="HOST:PORT of nsqd, without lookup; several with commas; or NSQEXT_NSQD.", rich_help_panel=_PANEL
     ),
 ]
 Url = Annotated[
@@ -59,7 +59,9 @@ Context = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print JSON lines at a terminal too; pipes always get them.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--json", help="Print JSON lines at a terminal too; in pipes it is the default.", rich_help_panel=_PANEL
+    ),
 ]
 
 _UNKNOWN_PLACE = InvalidSetting(
@@ -83,7 +85,7 @@ def _context_url(url: str | None, context: str | None, given: Mapping[str, Any])
 
 @define
 class Connection:
-    """Where the servers are and how results are printed: the shared options of a command.
+    """Addresses of the servers and output format: the options shared by commands.
 
     Attributes:
         url: settings as a URL, or None.
@@ -112,11 +114,13 @@ class Connection:
         """Return the lookup addresses.
 
         Raises:
-            InvalidSetting: they are not given.
+            InvalidSetting: no lookup address is given.
         """
         found = self.load().lookupd
         if not found:
-            raise InvalidSetting("the lookup service is needed, not nsqd", hint="give --lookupd, or set NSQEXT_LOOKUPD")
+            raise InvalidSetting(
+                "this command needs the lookup service, not nsqd", hint="give --lookupd, or set NSQEXT_LOOKUPD"
+            )
         return found
 
     def admin(self) -> Admin:
@@ -139,13 +143,13 @@ class Connection:
         from nsqext import Consumer
 
         self.load()
-        quiet = {"delivery_block_warning": 0.0}  # the warning is for programs with handlers of their own
+        quiet = {"delivery_block_warning": 0.0}  # the warning concerns handlers of users
         return Consumer.from_url(topic, channel, self.url, **{**self.given, **quiet, **settings})
 
     async def has_positions(self, topic: str) -> bool:
-        """Return whether channels of a topic have a start position: on the redesigned NSQ, found through lookup.
+        """Return whether channels of a topic have a start position: only on the redesigned NSQ, with lookup.
 
-        It waits for a lookup service that starts later, as consumers do.
+        Like consumers, it waits for a lookup service that is not running yet.
         """
         if not self.load().lookupd:
             return False
@@ -161,7 +165,7 @@ class Connection:
         return False  # the consumer raises the error
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
-        """Stop a consumer when its channel has no messages left: none waits, is in flight or deferred."""
+        """Stop a consumer when its channel has no messages left, neither waiting nor in flight nor deferred."""
         pause = _FIRST_POLL
         async with self.admin() as admin:
             while True:
@@ -180,11 +184,11 @@ class Connection:
         return not self.json and sys.stdout.isatty()
 
     def show(self, record: Mapping[str, Any], text: str) -> None:
-        """Print a result: text at a terminal, a line of JSON everywhere else."""
+        """Print a result: text at a terminal, a line of JSON elsewhere."""
         print_record(record, text, json=not self.for_people)
 
     def table(self, columns: Sequence[str], records: Iterable[Mapping[str, Any]], title: str = "") -> None:
-        """Print records: a table of these columns at a terminal, lines of JSON with every member everywhere else."""
+        """Print records: a table of these columns at a terminal, lines of JSON with every member elsewhere."""
         if not self.for_people:
             for record in records:
                 print_record(record, "", json=True)
@@ -221,7 +225,7 @@ def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] 
     Args:
         url: settings as a URL.
         lookupd: overrides the addresses of the URL.
-        usual: the addresses if none are given.
+        usual: default addresses.
 
     Raises:
         InvalidSetting: no address is given.

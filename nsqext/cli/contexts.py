@@ -1,7 +1,7 @@
 """Contexts: named connection settings in a file, one URL each.
 
-The file is ``~/.config/nsqext/contexts.toml``, or where ``NSQEXT_CONTEXTS_FILE`` says. It may hold secrets, so only its
-owner can read it.
+The file is ``~/.config/nsqext/contexts.toml``, or the path in ``NSQEXT_CONTEXTS_FILE``. It may contain secrets, so only
+its owner can read it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
 
 @frozen
 class Contexts:
-    """What the file holds.
+    """Content of the contexts file.
 
     Attributes:
         urls: URL of each context by name.
-        current: the context that is used where no other address is given; None without one.
+        current: name of the context to use if no address is given, or None.
     """
 
     urls: dict[str, str] = field(factory=dict)
@@ -42,12 +42,12 @@ class Contexts:
         if name not in self.urls:
             known = ", ".join(sorted(self.urls)) or "none"
             raise InvalidSetting(
-                f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` makes one"
+                f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` creates one"
             )
         return self.urls[name]
 
     def with_context(self, name: str, url: str) -> Contexts:
-        """Return the contexts with one more; the first one becomes the current one."""
+        """Return the contexts with another one added; the first one becomes the current one."""
         return evolve(self, urls={**self.urls, name: url}, current=self.current or name)
 
     def without(self, name: str) -> Contexts:
@@ -80,7 +80,7 @@ def contexts_file() -> Path:
 
 
 def load_contexts() -> Contexts:
-    """Read the file; no file is an empty one.
+    """Read the file; a missing file counts as empty.
 
     Raises:
         InvalidSetting: the file is not valid.
@@ -95,12 +95,12 @@ def load_contexts() -> Contexts:
     urls, current = data.get("contexts", {}), data.get("current")
     sound = isinstance(urls, dict) and all(isinstance(url, str) for url in urls.values())
     if not sound or not isinstance(current, (str, type(None))):
-        raise InvalidSetting(f"{path} is not a file of contexts", hint='write NAME = "URL" below [contexts]')
+        raise InvalidSetting(f"{path} is not a contexts file", hint='write NAME = "URL" below [contexts]')
     return Contexts(urls, current)
 
 
 def save_contexts(contexts: Contexts) -> None:
-    """Write the file; it is replaced as a whole."""
+    """Replace the file atomically."""
     # strings of JSON are strings of TOML
     lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
     lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]

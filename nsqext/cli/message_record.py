@@ -1,4 +1,4 @@
-"""Messages as JSON records: what `tail` and `record` write, and `pub` and `replay` read."""
+"""Messages as JSON records, written by `tail` and `record`, read by `pub` and `replay`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("message_record", "outgoing_message")
 
 
 def message_record(message: Message) -> dict[str, Any]:
-    """Return a message as a record: where and when it was stored, and everything that it was published with."""
+    """Return a message as a record: position, time, body and all properties of the publish."""
     record: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
@@ -30,7 +30,7 @@ def message_record(message: Message) -> dict[str, Any]:
     try:
         record |= {"tag": message.tag, "key": message.key, "headers": dict(message.headers)}
     except ProtocolError:
-        # a header that is no JSON is kept as it is
+        # a header that is not JSON is kept unchanged
         shown = base64.b64encode(message.header).decode()
         record |= {"tag": None, "key": None, "headers": {}, "header_base64": shown}
     return record | _body_fields(message.body)
@@ -40,10 +40,10 @@ def outgoing_message(record: object) -> OutgoingMessage:
     """Return the message of a record: body, headers, tag, key and trace id.
 
     Raises:
-        InvalidInput: it is not a record of a message.
+        InvalidInput: the object is not a message record.
     """
     if not isinstance(record, Mapping):
-        raise InvalidInput("a record of a message has to be a JSON object")
+        raise InvalidInput("a message record must be a JSON object")
     body, encoded = record.get("body"), record.get("body_base64")
     if encoded is not None:
         try:
@@ -53,13 +53,13 @@ def outgoing_message(record: object) -> OutgoingMessage:
     elif isinstance(body, str):
         content = body.encode()
     else:
-        raise InvalidInput("a record of a message needs body (text) or body_base64")
+        raise InvalidInput("a message record needs body (text) or body_base64")
     headers = record.get("headers")
     if headers is not None and not isinstance(headers, Mapping):
-        raise InvalidInput("headers has to be a JSON object")
+        raise InvalidInput("headers must be a JSON object")
     trace_id = record.get("trace_id") or None
     if trace_id is not None and not isinstance(trace_id, int):
-        raise InvalidInput("trace_id has to be a number")
+        raise InvalidInput("trace_id must be a number")
     texts = {name: str(value) for name, value in headers.items()} if headers else None
     return OutgoingMessage(content, texts, _text(record, "tag"), trace_id, _text(record, "key"))
 

@@ -1,4 +1,4 @@
-"""How results are printed: text and tables at a terminal, lines of JSON everywhere else."""
+"""Print results: text and tables at a terminal, lines of JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ("confirm", "counted", "make_table", "print_record", "printable", "sho
 
 
 def show(record: Mapping[str, Any], text: str) -> None:
-    """Print a result: text at a terminal, a line of JSON everywhere else."""
+    """Print a result: text at a terminal, a line of JSON elsewhere."""
     print_record(record, text, json=not sys.stdout.isatty())
 
 
 def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
-    """Print a result as a line of JSON, or as text that is safe at terminals."""
+    """Print a result as a line of JSON, or as text with control characters escaped."""
     if not json:
         print("\n".join(map(printable, text.split("\n"))), flush=True)
         return
@@ -29,13 +29,13 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
 
 
 def _json_escape(character: str) -> str:
-    """Return a character that a terminal may act on as an escape of JSON."""
+    """Return the JSON escape of a control character."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
 
 def printable(text: str) -> str:
-    r"""Return text that a terminal only prints: control characters and separators become escapes such as \x1b."""
+    r"""Replace control characters and separators by escapes such as \x1b, which terminals do not interpret."""
     return text if text.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in text)
 
 
@@ -44,7 +44,7 @@ def _escape(character: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is needed."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -77,6 +77,6 @@ def _cell(value: object) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask at a terminal before something is destroyed; pipes and scripts are not asked."""
+    """Ask for confirmation at a terminal; elsewhere continue without a question."""
     if not yes and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)

@@ -31,7 +31,7 @@ def position_of(key: bytes) -> int:
 
 
 class SlidingWindow:
-    """Counts of the last seconds, in twenty slots; a slot is dropped when all of it is too old.
+    """Counts of the last seconds, in twenty slots; a slot is dropped when it is entirely too old.
 
     Args:
         seconds: length of the window.
@@ -100,8 +100,8 @@ class KeyRanges(Generic[C]):
     """Divide the hash space among consumers: each position belongs to one consumer.
 
     Each consumer has one range. A new consumer receives the upper half of the busiest consumer's range. When a consumer
-    is removed, the less busy one of its neighbours receives its range. Recent dispatches belong to the range: after a
-    split each half counts with half of them, so that several new consumers do not all split the same range.
+    is removed, the less busy one of its neighbours receives its range. A split divides the recent dispatches of the
+    range too, so that several new consumers do not all split the same range.
 
     Args:
         clock: seconds that never go backwards.
@@ -117,7 +117,7 @@ class KeyRanges(Generic[C]):
         self._clock = clock
         self._window = window
         self._starts: list[int] = []  # start of each range, in order
-        self._owners: list[C] = []  # its consumer
+        self._owners: list[C] = []  # consumer of each range
         self._rates: dict[C, SlidingWindow] = {}
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class KeyRanges(Generic[C]):
         if not self._owners:
             self._starts.clear()
             return
-        # computed before a border is removed: the neighbours' widths do not include the range that is given away
+        # computed before a border is removed: the widths of the neighbours must not include the removed range
         heirs = [other for other in (place - 1, place + 1) if 0 <= other < len(self._starts)]
         owner = {other: self._owners[other if other < place else place] for other in heirs}
         heir = min(heirs, key=lambda other: (self._rates[owner[other]].rate(now), self._width(other), other))

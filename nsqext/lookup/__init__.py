@@ -1,1 +1,1 @@
-"""Find the leaders of partitions: ask the lookup service, merge its responses, keep them fresh."""
+"""Find the leaders of partitions: query the lookup service, merge its responses, refresh them."""

@@ -1,4 +1,4 @@
-"""Ask the lookup nodes of a cluster at the same time: which lookup nodes exist, and what they know."""
+"""Query all lookup nodes of a cluster concurrently, and discover further lookup nodes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ T = TypeVar("T")
 _RELIST_SOON = 5.0
 """Seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it."""
 _MAX_PARSED = 4096
-"""Parsed responses that are kept, with a digest that recognizes unchanged ones."""
+"""Number of cached parsed responses; a digest identifies unchanged ones."""
 _AT_ONCE = 32
-"""Lookup nodes that are asked at the same time; a connection that fails costs milliseconds of CPU."""
+"""Lookup nodes that are queried concurrently; a connection that fails costs milliseconds of CPU."""
 _REASONS = 5
 """Errors of lookup nodes that one error quotes."""
 
@@ -67,14 +67,14 @@ class _Health:
 class LookupClient:
     """Client of all lookup nodes of a cluster, of either generation or mixed.
 
-    The given addresses return the list of all lookup nodes. An address without a list (the original NSQ), an address
-    that does not respond, and an address with a path prefix (a gateway) is used itself. A node that fails repeatedly is
-    asked only if the others do not know the topic.
+    The given addresses return the list of all lookup nodes. An address is used itself if it returns no list (the
+    original NSQ), does not respond, or has a path prefix (a gateway). A node that fails repeatedly is queried only if
+    the others do not find the topic.
 
     Args:
         addresses: nsqlookupd's HTTP addresses, a list or a text with commas.
         options: timeouts and limits.
-        transport: an httpx transport to use, which its owner closes; None for one of its own.
+        transport: httpx transport to use, closed by the caller; None to create one.
 
     Raises:
         InvalidSetting: no address, an invalid one, or one that the token of ``options`` must not be sent to.
@@ -122,7 +122,7 @@ class LookupClient:
         return other
 
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
-        """Look up a topic; return one answer for each lookup node that was asked, including failed ones.
+        """Look up a topic; return one answer for each queried lookup node, including failed ones.
 
         At most ``max_concurrent`` topics are looked up at the same time; waiting counts for no timeout.
 
@@ -169,7 +169,7 @@ class LookupClient:
         return answer
 
     def _turn(self) -> anyio.Lock:
-        """Return the lock that makes the event loop read one response per turn, and serve other tasks between them."""
+        """Return the lock that limits parsing to one response per turn of the event loop, so that other tasks run."""
         self._reading = self._reading or anyio.Lock()
         return self._reading
 
@@ -229,7 +229,7 @@ class LookupClient:
             nodes = read_lookup_nodes(unwrap(status, body, address), address, self.options.max_lookup_nodes)
         if not isinstance(address, LookupUrl):
             return nodes
-        # the list has no scheme: all lookup nodes of a cluster speak the same
+        # the list contains no scheme: all lookup nodes of a cluster use the same one
         return tuple(
             evolve(node, address=LookupUrl(node.address.host, node.address.port, address.scheme)) for node in nodes
         )
@@ -263,9 +263,11 @@ class LookupClient:
     async def _ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> dict[Address, T | NsqError]:
-        """Ask all, many at the same time; after the first response, the others have ``straggler_timeout`` left."""
+        """Query nodes concurrently; after the first response, the others have ``straggler_timeout`` seconds left."""
         results: dict[Address, T | NsqError] = {
-            address: LookupFailed("it took much longer to respond than another lookup node", node=str(address))
+            address: LookupFailed(
+                "no response within straggler_timeout after that of another lookup node", node=str(address)
+            )
             for address in addresses
         }
         if len(results) == 1:
@@ -344,7 +346,7 @@ class LookupClient:
             raise LookupFailed(
                 f"the lookup node lists {len(topics)} topics, more than max_topics={self.options.max_topics}",
                 node=str(address),
-                hint="raise max_topics if there are so many",
+                hint="raise max_topics if the cluster has so many",
             )
         return tuple(map(str, topics))
 
@@ -360,7 +362,7 @@ def _without_traceback(error: NsqError) -> NsqError:
     """Remove the tracebacks of an error that is kept, because their frames keep the response in memory."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in causes:  # causes may form a circle
+    while cause is not None and cause not in causes:  # causes may form a cycle
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     for one in causes:
@@ -371,8 +373,8 @@ def _without_traceback(error: NsqError) -> NsqError:
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
     """Return one error for those of all lookup nodes.
 
-    `TopicNotReady` or `TopicNotFound` if a lookup node that works says so, `NotLookupd` if no address is a lookup node,
-    `LookupUnreachable` if none responds, otherwise `LookupFailed`.
+    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a lookup
+    node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
     """
     for kind in (TopicNotReady, TopicNotFound):
         for error in errors:
@@ -391,12 +393,12 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
 
 
 def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
-    """Return the map of a topic that the answers of one round make.
+    """Merge the answers of one round into the map of a topic.
 
     Args:
         topic: name of the topic.
         access: ``w`` or ``r``.
-        answers: of all lookup nodes.
+        answers: answers of all lookup nodes.
 
     Raises:
         TopicNotFound: the lookup nodes do not know the topic.

@@ -1,7 +1,7 @@
 """One HTTP request to a lookup node or nsqd, bounded in time and size; every failure is a `LookupFailed`.
 
-Requests go to httpx's transport directly: its client would log a line for every request at INFO. The loggers of
-httpcore are unchanged: they write at DEBUG only.
+Requests use httpx's transport directly: its client would log a line for every request at INFO. The loggers of httpcore
+are unchanged: they log at DEBUG only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _KEPT_ALIVE = 16
 _ANSWERS = 4
 """Responses of the largest size that may be received at the same time."""
 _MAX_REASON = 500
-"""Characters of an error of the transport, which may quote the response."""
-# the first member requests bare responses with true status codes; the second keeps the announced sizes true
+"""Characters that are quoted of a transport's error, which may contain the response."""
+# Accept requests bare responses with true status codes; identity keeps Content-Length equal to the body's size
 _HEADERS = {
     "Accept": "application/vnd.nsq; version=1.0",
     "Accept-Encoding": "identity",
@@ -46,7 +46,7 @@ class LookupHttp:
 
     Args:
         options: limits, token and certificates.
-        transport: an httpx transport, whose owner closes it; None for one of its own, without proxies.
+        transport: httpx transport to use, closed by the caller; None to create one without proxies.
     """
 
     def __init__(self, options: LookupOptions, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -76,11 +76,11 @@ class LookupHttp:
         """Return status and body of a response.
 
         Args:
-            address: of the node.
+            address: address of the node.
             path: path of the URL.
             params: query of the URL.
             method: HTTP method.
-            body: of the request.
+            body: body of the request.
 
         Raises:
             LookupUnreachable: no response.
@@ -110,7 +110,7 @@ class LookupHttp:
         except (TimeoutError, httpx.TimeoutException) as error:
             raise LookupUnreachable(f"no response within {timeout:g} s", node=node, hint="is the node up?") from error
         except httpx.RemoteProtocolError as error:
-            if "disconnected" in str(error) or "closed" in str(error):  # the node stopped meanwhile
+            if "disconnected" in str(error) or "closed" in str(error):  # the node stopped
                 raise LookupUnreachable(f"no response: {error}", node=node, hint="is the node up?") from error
             raise NotLookupd(f"the response is not HTTP: {_reason(error)}", node=node, hint=_LOOKUPD_HINT) from error
         except (httpx.InvalidURL, UnicodeError) as error:
@@ -135,7 +135,7 @@ class LookupHttp:
         if isinstance(address, LookupUrl) and address.scheme == "https":
             self._secure = self._secure or _make_transport(self._options.tls_context() or ssl.create_default_context())
             return self._secure
-        # a context without certificates spares loading those of the system
+        # a context without certificates avoids the slow load of the system's certificates
         self._transport = self._transport or _make_transport(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         return self._transport
 
@@ -152,8 +152,8 @@ class LookupHttp:
                     size = max(size, len(body) + len(chunk))
                     crowded = crowded or self._buffered + len(chunk) > _ANSWERS * most
                     if size <= most and not crowded:
-                        # a response that is refused is read to its end, or until the timeout: some event loops warn
-                        # about iterators that are not exhausted
+                        # the rest is read and discarded, until the timeout: some event loops warn about iterators
+                        # that are not exhausted
                         self._buffered += len(chunk)
                         body += chunk
             if size > most:

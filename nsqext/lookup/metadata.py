@@ -1,4 +1,4 @@
-"""The cache of partition maps that producers and consumers route by, refreshed by polling and after errors."""
+"""Cache of partition maps for producers and consumers, refreshed by polling and after errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ("Lookup", "MetadataCache", "metadata_cache")
 
 _MANY = 1024
-"""Number of topics above which those that were never found are forgotten."""
+"""Number of topics above which topics that were never found are removed."""
 
 Callback = Callable[[PartitionMap], None]
 Key = tuple[str, str]
@@ -42,8 +42,8 @@ class MetadataCache:
     Args:
         lookupd: nsqlookupd's HTTP addresses, a list or a text with commas.
         nsqd: TCP addresses of nodes to use without lookup; partitions are unknown then.
-        options: how the lookup service is asked.
-        transport: an httpx transport to use, which its owner closes; None for one of its own.
+        options: options of the lookup client.
+        transport: httpx transport to use, closed by the caller; None to create one.
 
     Raises:
         InvalidSetting: an invalid address, no address, or both kinds.
@@ -60,7 +60,7 @@ class MetadataCache:
         if bool(lookupd) == bool(self._nsqd):
             raise InvalidSetting(
                 "both lookupd and nsqd are given" if lookupd else "neither lookupd nor nsqd is given",
-                hint="give lookupd=... with nsqlookupd's HTTP addresses, or nsqd=... to do without lookup",
+                hint="give lookupd=... with nsqlookupd's HTTP addresses, or nsqd=... to use nodes without lookup",
             )
         self._options = options or LookupOptions()
         self._transport = transport
@@ -82,7 +82,7 @@ class MetadataCache:
 
     @property
     def answer_age(self) -> float | None:
-        """Seconds since the last usable response of a lookup node; None without any, or without lookup."""
+        """Seconds since the last usable response of a lookup node; None before the first one, and without lookup."""
         return None if self._answered_at is None else max(0.0, time.monotonic() - self._answered_at)
 
     @property
@@ -92,16 +92,16 @@ class MetadataCache:
 
     @property
     def options(self) -> LookupOptions:
-        """How the lookup service is asked."""
+        """Options of the lookup client."""
         return self._options
 
     @property
     def has_lookup(self) -> bool:
-        """Whether there is a lookup service, so that a refresh can change anything."""
+        """Whether a lookup service is used; otherwise a refresh has no effect."""
         return self._client is not None
 
     def cached(self, topic: str, access: str = "w") -> PartitionMap | None:
-        """Return the cached map of a topic, without asking; None if the topic was never found."""
+        """Return the cached map of a topic, without a request; None if the topic was never found."""
         found = self._maps.get((topic, access))
         if found is None and self._nsqd:
             found = PartitionMap(check_topic(topic), access, nodes=self._nsqd, version=1)
@@ -109,7 +109,7 @@ class MetadataCache:
         return found
 
     async def resolve(self, topic: str, access: str = "w") -> PartitionMap:
-        """Return the map of a topic; asks the lookup service if no partition has a known leader.
+        """Return the map of a topic; query the lookup service if no partition has a known leader.
 
         Args:
             topic: name of the topic.
@@ -133,7 +133,7 @@ class MetadataCache:
         raise copy(refresher.error) from refresher.error.__cause__
 
     def is_unknown(self, topic: str, access: str = "w") -> bool:
-        """Return whether lookup nodes answered in the last round, and none of them knew the topic."""
+        """Return whether lookup nodes responded in the last round, and no node found the topic."""
         refresher = self._refreshers.get((topic, access))
         return refresher is not None and refresher.unknown
 
@@ -141,7 +141,7 @@ class MetadataCache:
         """Return the names of all topics that the lookup service knows, sorted; empty without lookup.
 
         Args:
-            max_age: seconds within which the last list is returned again, so that clients share one.
+            max_age: largest age of a cached list to return, in seconds, so that clients share one request.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -157,7 +157,7 @@ class MetadataCache:
         return self._topics
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nodes that the lookup service knows, whatever topics they hold; empty without lookup.
+        """Return all nodes that the lookup service lists, with any topics; empty without lookup.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -176,18 +176,18 @@ class MetadataCache:
         *,
         after_error: bool = True,
     ) -> None:
-        """Ask the lookup service again; return when a round newer than ``failed`` has ended.
+        """Query the lookup service again; return when a round newer than ``failed`` has ended.
 
-        Tasks that refresh a topic at the same time share a round. While rounds change nothing, pauses between them
-        grow. A failed round changes nothing. Cancellation is safe.
+        Tasks that refresh a topic at the same time share a round. The pauses between rounds without a change grow. A
+        failed round does not change the map. Cancellation is safe.
 
         Args:
             topic: name of the topic.
             access: ``w`` or ``r``.
-            failed: the map that led to the error; if there is a newer one, nothing is asked.
+            failed: the map that led to the error; if the cache has a newer one, no request is sent.
             partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another one is
                 preferred.
-            after_error: False if there was no error: the round lengthens no pause.
+            after_error: False for a refresh without an error, which does not lengthen the pauses.
 
         Raises:
             InvalidName: the topic's name is invalid.
@@ -199,7 +199,7 @@ class MetadataCache:
         await self._refresher(topic, access).refresh(failed, partition, after_error=after_error)
 
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
-        """Poll a topic and call back with each new map; return a function that ends this.
+        """Poll a topic and call ``callback`` with each new map; return a function that ends this.
 
         Callbacks run in the task that received the response and must not block.
 
@@ -223,17 +223,17 @@ class MetadataCache:
         callbacks.remove(callback)
         if not callbacks:
             del self._callbacks[key]
-            # it is not polled any more, and would become stale
+            # without polling it would become stale
             self._refreshers.pop(key, None)
             self._maps.pop(key, None)
 
     def switch(self, addresses: Sequence[str] | str) -> None:
-        """Ask other lookup nodes from now on; each topic keeps its map until they know the topic.
+        """Use other lookup nodes; each topic keeps its map until these nodes find the topic.
 
-        May be called from any thread.
+        Thread-safe.
 
         Raises:
-            InvalidSetting: an invalid address, no address, or there is no lookup service to switch.
+            InvalidSetting: an invalid address, no address, or the cache was created without lookup.
         """
         if self._users and self._loop is not None and self._loop != _current_loop():
             from_thread.run_sync(self._switch, addresses, token=self._loop)
@@ -242,7 +242,9 @@ class MetadataCache:
 
     def _switch(self, addresses: Sequence[str] | str) -> None:
         if self._client is None:
-            raise InvalidSetting("there is no lookup to switch", hint="nsqd=... does without")
+            raise InvalidSetting(
+                "cannot switch: no lookup service is used", hint="give lookupd=... instead of nsqd=..."
+            )
         self._client = client = self._client.elsewhere(addresses)
         self._listed_at = float("-inf")
         for (topic, access), refresher in self._refreshers.items():
@@ -252,14 +254,16 @@ class MetadataCache:
     # Opening, polling and closing
 
     def acquire(self) -> None:
-        """Add a user; the first one opens the cache, also after it was closed.
+        """Add a user; the first one opens or reopens the cache.
 
         Raises:
-            InvalidState: it is used in another event loop.
+            InvalidState: the cache is in use in another event loop.
         """
         loop = current_token()
         if self._users and self._loop != loop:
-            raise InvalidState("the lookup is in use in another event loop", hint="make one Lookup for each event loop")
+            raise InvalidState(
+                "the lookup is in use in another event loop", hint="create one Lookup for each event loop"
+            )
         if self._closed and self._client is not None:
             self._client = LookupClient(tuple(map(str, self._client.addresses)), self._options, self._transport)
             self._maps.clear()
@@ -277,7 +281,7 @@ class MetadataCache:
             await self.aclose()
 
     async def run(self) -> None:
-        """Poll the topics that are known or watched until the cache is closed; returns at once without lookup.
+        """Poll found and watched topics until the cache is closed; return immediately without lookup.
 
         Each user runs this, and one of them polls.
         """
@@ -332,7 +336,7 @@ class MetadataCache:
         key = (changed.topic, changed.access)
         refresher = self._refreshers.get(key)
         if refresher is None or refresher.map is not changed:
-            return  # forgotten during the round
+            return  # removed during the round
         self._maps[key] = changed
         self._poller.wake()
         for callback in tuple(self._callbacks.get(key, ())):
@@ -347,16 +351,16 @@ def _current_loop() -> EventLoopToken | None:
 
 
 class Lookup:
-    """The lookup service, shared by several producers and consumers: give it to them instead of lookup addresses.
+    """A lookup client shared by several producers and consumers; give it to them instead of lookup addresses.
 
     Producers and consumers that share a `Lookup` have one list of lookup nodes, one poll for each topic, and one pool
-    of HTTP connections; otherwise each has its own. The first one that opens opens it, the last one that closes closes
-    it, and it may be used again. All of them must be in one event loop at a time; the blocking producers and consumers
-    of a process are.
+    of HTTP connections; otherwise each has its own. It is opened by the first client that opens, closed by the last one
+    that closes, and can be opened again. At any time, all clients must be in one event loop, as the blocking clients of
+    a process are.
 
     Args:
         lookupd: nsqlookupd's HTTP addresses; a list, or a text with commas.
-        options: how they are asked.
+        options: options of the lookup client.
 
     Raises:
         InvalidSetting: no address, or an invalid one.
@@ -376,20 +380,20 @@ class Lookup:
 
     @property
     def metadata(self) -> MetadataCache:
-        """The cache that its users share."""
+        """The shared cache."""
         return self._metadata
 
     def switch(self, lookupd: str | Sequence[str]) -> None:
-        """Ask other lookup nodes from now on, for example those of another cluster.
+        """Use other lookup nodes, for example those of another cluster.
 
-        All topics are looked up at once. Producers and consumers move to the leaders found there, and stay at the
-        current ones for topics that are unknown there. May be called from any thread.
+        All topics are looked up immediately. Producers and consumers move to the leaders that these nodes report, and
+        keep the current leaders of topics that these nodes do not find. Thread-safe.
 
         Args:
             lookupd: lookup addresses, as for the constructor.
 
         Raises:
-            InvalidSetting: no address, or an invalid one; nothing is changed.
+            InvalidSetting: no address, or an invalid one; the addresses are not changed.
         """
         self._metadata.switch(lookupd)
 
@@ -397,7 +401,7 @@ class Lookup:
 def metadata_cache(
     lookupd: str | Sequence[str] | Lookup, nsqd: str | Sequence[str], options: LookupOptions
 ) -> MetadataCache:
-    """Return the cache for these settings: that of a `Lookup`, or a new one.
+    """Return the cache for these settings: the cache of a `Lookup`, or a new one.
 
     Raises:
         InvalidSetting: neither or both kinds of addresses, an invalid address, or options that differ from those of the
@@ -409,6 +413,6 @@ def metadata_cache(
         raise InvalidSetting("both lookupd and nsqd are given", hint="give one of them")
     if options not in (lookupd.options, LookupOptions()):
         raise InvalidSetting(
-            "lookup options are given besides a Lookup that has others", hint="give them to the Lookup: options=..."
+            "the lookup options differ from those of the Lookup", hint="give them to the Lookup: options=..."
         )
     return lookupd.metadata

@@ -60,28 +60,29 @@ def is_loopback(host: str) -> bool:
 
 @frozen
 class LookupOptions:
-    """How the lookup service is asked; times in seconds, sizes in bytes.
+    """Options of the lookup client; times in seconds, sizes in bytes.
 
     Attributes:
-        poll_interval: between two polls of a topic whose partitions all have a leader.
-        max_poll_interval: the interval doubles up to this while a topic that is only published to does not change;
-            errors refresh it earlier. Topics that are consumed are polled every ``poll_interval``.
+        poll_interval: time between two polls of a topic whose partitions all have a leader.
+        max_poll_interval: longest interval for topics without consumers: it doubles up to this while the topic does not
+            change; errors refresh the topic earlier. Topics with consumers are polled every ``poll_interval``.
         poll_jitter: share by which intervals vary at random, so that clients do not poll at the same time.
-        request_timeout: for one request to one lookup node; waiting for other requests of this client does not count.
-        straggler_timeout: for the remaining lookup nodes, once one has returned the topic.
-        max_pause: longest pause between two refreshes while the lookup service keeps naming a node that is not the
+        request_timeout: timeout of one request to one lookup node, without the wait for other requests of this client.
+        straggler_timeout: timeout of the remaining lookup nodes after the first one has returned the topic.
+        max_pause: longest pause between two refreshes while the lookup service keeps returning a node that is not the
             leader.
-        max_failures: failures in a row after which a lookup node is asked only if the others do not know the topic.
-        retry_failed: after so long such a node is asked like the others again.
-        max_answer_size: largest response that is accepted; responses that are received at the same time may have four
-            times as many bytes together.
-        max_lookup_nodes: lookup nodes that are used, of those that the lookup service lists.
-        max_nodes: nodes of the original NSQ that are used for a topic, of those that the lookup service names; also the
-            nodes that are read from a list of all nodes.
+        max_failures: consecutive failures after which a lookup node is queried only if the others do not find the
+            topic.
+        retry_failed: time after which a failed node is queried like the others again.
+        max_answer_size: largest accepted response; all responses received at the same time may have four times as many
+            bytes together.
+        max_lookup_nodes: largest number of listed lookup nodes that are used.
+        max_nodes: largest number of nodes of the original NSQ that are used for a topic; also of nodes that are read
+            from a list of all nodes.
         max_topics: topics that a lookup node may list; a longer list is refused.
-        max_concurrent: topics that are looked up at the same time; others wait for their turn.
-        auth_secret: sent as a bearer token with every request; never shown.
-        auth_over_http: send ``auth_secret`` over plain HTTP to hosts other than loopback, where others can read it.
+        max_concurrent: topics that are looked up at the same time; others wait.
+        auth_secret: bearer token of every request; never shown.
+        auth_over_http: send ``auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted.
         ca: for ``https://`` addresses: the path of a PEM file of CA certificates, or a context; None for the system's
             certificates.
     """
@@ -109,7 +110,7 @@ class LookupOptions:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a positive time in seconds")
         for name in ("straggler_timeout", "max_pause"):
             if not getattr(self, name) >= 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)!r} is a negative time")
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is negative")
         if not 0 <= self.poll_jitter < 1:
             raise InvalidSetting(f"poll_jitter={self.poll_jitter!r} is not within 0..1 (1 excluded)")
         for name in _COUNTS:
@@ -132,7 +133,7 @@ class LookupOptions:
         """Check that the bearer token is not sent in clear.
 
         Raises:
-            InvalidSetting: an address is plain HTTP to another host, without ``auth_over_http``.
+            InvalidSetting: an address uses plain HTTP to another host, and ``auth_over_http`` is False.
         """
         for address in addresses:
             if not self.may_authenticate(address):

@@ -1,7 +1,7 @@
-"""The partitions of a topic and their leaders: answers of several lookup nodes merged into one map, without I/O.
+"""The partitions of a topic and their leaders: merge answers of several lookup nodes into one map, without I/O.
 
-A failed or an empty answer removes nothing from the map. An answer without a partition only means that the lookup node
-does not offer the partition at the moment.
+A failed or empty answer removes no partition from the map: if a partition is missing in an answer, the lookup node only
+does not offer it at the moment.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ("PartitionLeader", "PartitionMap", "PartitionMapDiff", "PartitionMapMerger", "diff")
 
 _MAX_SOURCES = 256
-"""Lookup nodes whose last answers are kept."""
+"""Number of lookup nodes whose last answers are kept."""
 
 
 @frozen
 class PartitionMap:
-    """Partitions, leaders and meta of a topic at one time. Maps that differ in their versions only are equal.
+    """Partitions, leaders and meta of a topic at one time. Equality ignores the version.
 
     Attributes:
         topic: name of the topic.
@@ -36,7 +36,7 @@ class PartitionMap:
         http: HTTP address by TCP address.
         unlisted: partitions that no answer offered in the last round; their leaders are the last known ones, and may be
             down or not writable.
-        version: grows with each change.
+        version: number that increases with each change.
     """
 
     topic: str
@@ -100,13 +100,13 @@ def diff(old: PartitionMap | None, new: PartitionMap) -> PartitionMapDiff:
 
 @frozen
 class PartitionLeader:
-    """A leader, as one lookup node names it.
+    """A leader according to one lookup node.
 
     Attributes:
         node: the leader.
         epoch: epoch of the lookup node.
-        since: first of the consecutive rounds in which the lookup node named it.
-        confirmed: last round in which the lookup node named it.
+        since: first of the consecutive rounds in which the lookup node returned this leader.
+        confirmed: last round in which the lookup node returned this leader.
     """
 
     node: NodeInfo
@@ -127,8 +127,8 @@ class _Source:
 class PartitionMapMerger:
     """Merges the answers of many rounds into the map of one topic.
 
-    Lookup nodes may disagree for a while. For each partition the preferred answer is, in this order: not a leader that
-    refused, of the highest epoch, changed most recently, named by most lookup nodes.
+    Lookup nodes may disagree temporarily. For each partition the merger prefers, in this order: a leader that has not
+    refused, the highest epoch, the most recent change, the leader returned by most lookup nodes.
 
     Args:
         topic: name of the topic.
@@ -145,7 +145,7 @@ class PartitionMapMerger:
         self._round = 0
 
     def suspect(self, partition: int, leader: Address) -> None:
-        """Record that a node refused to be the leader of a partition: another one is preferred if one is named."""
+        """Record that a node is not the leader of a partition: another one is preferred if any is returned."""
         self._suspects.setdefault(partition, set()).add(leader)
 
     def merge(self, answers: Iterable[LookupAnswer]) -> PartitionMapDiff:
@@ -172,7 +172,7 @@ class PartitionMapMerger:
         return diff(old, self.current)
 
     def _forget_sources(self) -> None:
-        """Forget the lookup nodes that answered longest ago, so that a changing list stays bounded."""
+        """Remove the lookup nodes that answered longest ago, so that their number stays bounded."""
         if len(self._sources) > _MAX_SOURCES:
             oldest = sorted(self._sources, key=lambda address: self._sources[address].answered)
             for address in oldest[: len(self._sources) - _MAX_SOURCES]:
@@ -190,7 +190,7 @@ class PartitionMapMerger:
                 self._suspects.pop(partition, None)
 
     def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
-        """Keep the nodes of each lookup node; a node that one dropped is not kept because another did not answer."""
+        """Update the nodes by lookup node: a node that one lookup node removed is removed even if another failed."""
         telling = [answer for answer in found if answer.nodes or answer.partitions]
         dropped: set[Address] = set()
         for answer in telling:
@@ -209,7 +209,7 @@ class PartitionMapMerger:
         named = Counter(candidate.node.tcp for candidate in candidates)
         suspects = self._suspects.get(partition, set())
         if suspects >= named.keys():
-            # no other leader is named
+            # no lookup node returned another leader
             self._suspects.pop(partition, None)
             suspects = set()
 

@@ -20,21 +20,21 @@ __all__ = ("Pace", "Poller", "RefreshBudget", "Refresher")
 
 _FIRST_PAUSE = 0.05
 _UNSETTLED = 1.0
-"""Seconds to the next poll after a leader went missing; afterwards as long as it has been missing."""
+"""Seconds to the next poll after a leader is missing; later polls wait as long as it has been missing."""
 _POLLS = 4
-"""Topics that are polled at the same time."""
+"""Topics that are polled concurrently."""
 _REFRESHES = 32
-"""Rounds a second, and at once, that errors of known topics may request."""
+"""Rounds per second, and at once, that errors of found topics may request."""
 _REFRESHED_WITHIN = 5.0
-"""Seconds within which each of many topics may be refreshed once."""
+"""Seconds within which errors may refresh each of many topics once."""
 _NEVER = float("inf")
 
 
 class Pace:
-    """Pauses between rounds that errors requested and that changed nothing.
+    """Pauses between rounds that errors request, as long as the rounds do not change the map.
 
-    The first round is not delayed, then pauses double up to ``max_pause``. A change, or some time without errors,
-    resets them.
+    The first round is not delayed, then pauses double up to ``max_pause``. A change, or a period without errors, resets
+    them.
 
     Args:
         max_pause: longest pause, in seconds.
@@ -63,13 +63,13 @@ class Pace:
 
 
 class RefreshBudget:
-    """Bounds the rounds that errors request, over all topics of a cache.
+    """Limits the rounds that errors request, over all topics of a cache.
 
-    A lost node leads partitions of many topics, and each error requests a round for its topic. Without a bound, every
-    client process would ask for all of these topics several times within the first second.
+    A lost node leads partitions of many topics, and each error requests a round for its topic. Without a limit, every
+    client process would look up all of these topics several times within the first second.
 
     Args:
-        rate: rounds a second, and rounds that may start at once; a cache of many topics may start a fifth of their
+        rate: rounds per second, and rounds that may start at once; with many topics the limit is a fifth of their
             number, so that all of them are refreshed within five seconds.
 
     Attributes:
@@ -82,7 +82,7 @@ class RefreshBudget:
         self._free_at = float("-inf")
 
     def take(self, now: float) -> float:
-        """Return the seconds until the round may start, which counts as started."""
+        """Reserve a round and return the seconds until it may start."""
         interval = 1 / max(self._rate, self.topics / _REFRESHED_WITHIN)
         self._free_at = max(self._free_at, now - 1.0) + interval
         return max(0.0, self._free_at - now)
@@ -91,22 +91,22 @@ class RefreshBudget:
 class Refresher:
     """One topic and access: its partition map, and the rounds of requests that refresh it.
 
-    The first task that needs a round runs it, and all others wait for it. When that task is cancelled, another one
-    takes over. There is no background task.
+    The first task that needs a round runs it, and all others wait for it. If that task is cancelled, another one takes
+    over. No background task is used.
 
     Args:
         topic: name of the topic.
         access: ``w`` or ``r``.
-        ask: asks all lookup nodes once.
+        ask: queries all lookup nodes once.
         options: intervals and pauses.
         changed: called with each new map.
-        budget: shared by all topics of a cache.
+        budget: limit shared by all topics of a cache.
 
     Attributes:
-        map: what is known; None until a lookup node knew the topic.
-        error: why the last failed round failed.
-        unknown: whether lookup nodes answered in the last round, and none of them knew the topic.
-        poll_at: when the next poll is due, in seconds of the event loop's clock.
+        map: current map; None until a lookup node has found the topic.
+        error: error of the last failed round.
+        unknown: whether lookup nodes responded in the last round, and no node found the topic.
+        poll_at: time of the next poll, in seconds of the event loop's clock.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Refresher:
     ) -> None:
         self.topic: str = topic
         self.map: PartitionMap | None = None
-        self.error: NsqError = LookupFailed("the lookup service was not asked yet", topic=topic)
+        self.error: NsqError = LookupFailed("the lookup service has not been queried yet", topic=topic)
         self.unknown: bool = False
         self.poll_at: float = _NEVER
         self._access = access
@@ -138,14 +138,14 @@ class Refresher:
     async def refresh(
         self, failed: PartitionMap | None = None, partition: int | None = None, *, after_error: bool = True
     ) -> None:
-        """Return when a round that is newer than ``failed`` has ended; at once if there is a newer map already.
+        """Return when a round newer than ``failed`` has ended; immediately if the map is newer already.
 
-        A failed round leaves the map unchanged, and its reason in ``error``. Cancellation is safe.
+        A failed round sets ``error`` and does not change the map. Cancellation is safe.
 
         Args:
             failed: the map that led to an error.
-            partition: the partition whose leader in ``failed`` refused: another node is preferred if one is named.
-            after_error: False for polls, which lengthen no pause.
+            partition: the partition whose leader in ``failed`` refused: another leader is preferred if one is returned.
+            after_error: False for polls, which do not lengthen the pauses.
 
         Raises:
             InvalidState: the lookup client was closed.
@@ -163,7 +163,7 @@ class Refresher:
                 await self._run_round(after_error)
 
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
-        """Ask other lookup nodes; their map replaces the current one as soon as they know the topic."""
+        """Query other lookup nodes; their map replaces the current one as soon as they find the topic."""
         self._ask = ask
         self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version)
         self._pace = Pace(self._options.max_pause)
@@ -211,7 +211,7 @@ class Refresher:
         if changed or not settled or self._access != "w":
             self._interval = options.poll_interval
         else:
-            # a producer notices every change that concerns it by an error; a consumer would miss new partitions
+            # errors notify a producer of every relevant change; a consumer would miss new partitions
             self._interval = min(self._interval * 2, max(options.poll_interval, options.max_poll_interval))
         interval = self._interval
         if not settled:
@@ -220,7 +220,7 @@ class Refresher:
 
 
 class Poller:
-    """Poll all topics from one task: of all tasks in `run` one polls, and another takes over when it is cancelled.
+    """Polls all topics in one task: of all tasks in `run` one polls, and another takes over if it is cancelled.
 
     Args:
         polled: returns the refreshers of the topics to poll.
@@ -251,7 +251,7 @@ class Poller:
             self._wake.set()
 
     def stop(self) -> None:
-        """End `run`, without waiting for responses."""
+        """Make `run` return without waiting for responses."""
         self._stopped = True
         self.wake()
 
@@ -272,10 +272,10 @@ class Poller:
     async def _poll(self, refresher: Refresher, limiter: anyio.CapacityLimiter) -> None:
         try:
             async with limiter:
-                if refresher.poll_at == _NEVER:  # otherwise it was refreshed meanwhile
+                if refresher.poll_at == _NEVER:  # otherwise it was refreshed in the meantime
                     await refresher.refresh(after_error=False)
         except InvalidState:
-            return  # closed meanwhile
+            return  # closed during the request
         except anyio.get_cancelled_exc_class():
             refresher.poll_at = float("-inf")  # polled first by the task that takes over
             raise

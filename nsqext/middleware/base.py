@@ -1,4 +1,4 @@
-"""What a middleware is, and how several surround a call."""
+"""`Middleware`, and the functions that wrap a call in several of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Publishing:
         key: key for all messages of a batch without a key of their own.
         partition: the partition that the caller chose.
         delay: seconds until the message is delivered; original NSQ only.
-        receipts: where the messages were stored; empty before.
+        receipts: receipts of the messages; empty until they are stored.
     """
 
     topic: str
@@ -57,9 +57,9 @@ class Handling:
     """A call of a handler.
 
     Attributes:
-        messages: the message, or those of a batch. A middleware may leave out some of a batch: the handler does not
-            receive them, and they are finished with the others, unless the middleware answers them.
-        channel: the channel that they were received through.
+        messages: the message, or those of a batch. A middleware may remove messages of a batch: the handler does not
+            receive them, and they are finished with the others, unless the middleware finishes or requeues them itself.
+        channel: the channel of the messages.
         batch: whether the handler receives a batch.
     """
 
@@ -75,7 +75,7 @@ class Handling:
             InvalidState: the handler receives a batch.
         """
         if self.batch:
-            raise InvalidState("the handler receives a batch", hint="the middleware has to read handling.messages")
+            raise InvalidState("the handler receives a batch", hint="read handling.messages in the middleware")
         return self.messages[0]
 
 
@@ -87,17 +87,17 @@ CallNext = Callable[[Handling], Awaitable[object]]
 
 
 class Middleware:
-    """Surrounds publishes and handled messages; override the methods that it needs.
+    """Base class of middleware, which surrounds publishes and handled messages; override the methods that you need.
 
-    What `handle` returns and raises decides about the messages as if the handler had done it: a middleware that returns
-    without calling the next one finishes them. One object may serve several clients and tasks.
+    A return or exception of `handle` has the effect of the same by a handler: a middleware that returns without calling
+    the next one finishes the messages. One object may serve several clients and tasks.
     """
 
     def attach(self, client: Producer | Consumer) -> None:
-        """Note a client that this middleware surrounds; called when the client is made."""
+        """Called with each client that uses this middleware, when the client is created."""
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
-        """Surround a publish with all its attempts; returns a receipt for each message."""
+        """Surround a publish with all its attempts; return a receipt for each message."""
         return await send_next(publishing)
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:

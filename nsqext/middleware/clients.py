@@ -34,7 +34,7 @@ __all__ = ("MiddlewareConsumer", "MiddlewareProducer", "surround_batch_handler",
 class MiddlewareProducer(Producer):
     """A `nsqext.Producer` whose publishes are surrounded by middleware.
 
-    A `Batcher` publishes batches: they are surrounded too.
+    This includes the batches of a `Batcher`.
 
     Args:
         lookupd: see `nsqext.Producer`.
@@ -140,7 +140,7 @@ class MiddlewareConsumer(Consumer):
 
 
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
-    """Return a handler of messages that is surrounded by the middleware; the handler itself where there is none."""
+    """Return a handler of messages surrounded by the middleware; without middleware, the handler itself."""
 
     async def call_handler(handling: Handling) -> object:
         return await handler(handling.message)
@@ -157,9 +157,9 @@ def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel
 
 
 def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
-    """Return a handler of batches that is surrounded by the middleware; the handler itself where there is none.
+    """Return a handler of batches surrounded by the middleware; without middleware, the handler itself.
 
-    The handler is not called where a middleware leaves no message.
+    The handler is not called if the middleware removes all messages.
     """
 
     async def call_handler(handling: Handling) -> object:

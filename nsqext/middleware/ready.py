@@ -1,4 +1,4 @@
-"""Ready middleware: timeout of handlers, rate limit, deduplication, decompression; for messages and batches."""
+"""Included middleware: timeout of handlers, rate limit, deduplication, decompression; for messages and batches."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _check_positive(name: str, value: float) -> None:
 
 
 class HandlerTimeout(Middleware):
-    """Cancels a handler that runs too long: `TimeoutError`, so that its message is requeued as for any other error.
+    """Cancels a handler that runs too long and raises `TimeoutError`, so that its message is requeued.
 
     Args:
-        seconds: how long a handler may run, for one message or for one batch.
+        seconds: time limit of a handler, for one message or for one batch.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -48,15 +48,14 @@ class HandlerTimeout(Middleware):
 
 
 class RateLimit(Middleware):
-    """Hands messages to handlers at a limited rate; all clients with the same object share it.
+    """Limits the rate of handled messages; all clients with the same object share the limit.
 
-    A batch counts as its messages: the next one begins when its own rate allows. Messages wait in the consumer, where
-    they are touched before they time out. Lower ``max_in_flight`` with a low rate, so that other consumers receive what
-    would wait.
+    A batch counts as the number of its messages. Messages wait in the consumer, which touches them before they time
+    out. With a low rate, lower ``max_in_flight`` too, so that other consumers receive the messages that would wait.
 
     Args:
-        per_second: messages that handlers may begin with in a second.
-        burst: messages that handlers may begin with at once after a pause.
+        per_second: messages per second that handlers may start with.
+        burst: messages that may start immediately after a pause.
     """
 
     def __init__(self, per_second: float, *, burst: int = 1) -> None:
@@ -67,7 +66,7 @@ class RateLimit(Middleware):
         self._next = 0.0
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Wait for the turn of the messages, and call the handler."""
+        """Wait until the rate allows the messages, and call the handler."""
         now = _clock()
         turn = max(self._next, now - self._allowance)
         self._next = turn + self._interval * len(handling.messages)
@@ -83,13 +82,13 @@ def _place_and_id(message: Message) -> object:
 class Deduplicate(Middleware):
     """Finishes a message that this process has handled already, without calling the handler.
 
-    It remembers the ids of messages whose handlers returned. A message that is redelivered to another process, or after
-    a restart, is handled again: handlers have to be idempotent all the same.
+    It stores the ids of messages whose handlers returned. Handlers must still be idempotent, because a message that is
+    redelivered to another process, or after a restart, is handled again.
 
     Args:
-        window: how many ids are remembered.
-        seconds: how long an id is remembered.
-        key: what identifies a message; by default its topic, partition and id. A message whose key is None is handled.
+        window: number of stored ids.
+        seconds: time for which an id is stored.
+        key: returns the identity of a message; by default topic, partition and id. With None, the message is handled.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Deduplicate(Middleware):
         self._handled: OrderedDict[_Entry, float] = OrderedDict()
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler for messages that were not handled before."""
+        """Call the handler for messages that have not been handled yet."""
         oldest = _clock() - self._seconds
         fresh: list[Message] = []
         entries: list[tuple[Message, _Entry]] = []
@@ -122,7 +121,7 @@ class Deduplicate(Middleware):
         handling.messages = fresh
         result = await call_next(handling)
         for message, entry in entries:
-            if not message.answered:  # what the handler answered by hand may be requeued
+            if not message.answered:  # a message that the handler answered itself may have been requeued
                 self._remember(entry)
         return result
 
@@ -134,10 +133,10 @@ class Deduplicate(Middleware):
 
 
 class Decompress(Middleware):
-    """Decompresses bodies whose publisher says so in the header ``content-encoding``: ``gzip`` or ``deflate``.
+    """Decompresses bodies of messages with the header ``content-encoding``: ``gzip`` or ``deflate``.
 
-    Bodies that this package compressed are decompressed by the consumer itself. A body that cannot be decompressed is
-    rejected (`nsqext.Reject`); of a batch, after the handler has handled the others.
+    Bodies compressed by this package are decompressed by the consumer. A body that cannot be decompressed is rejected
+    (`nsqext.Reject`); in a batch, after the other messages have been handled.
 
     Args:
         max_size: largest decompressed body, in bytes.
@@ -182,5 +181,5 @@ class Decompress(Middleware):
         if engine.unconsumed_tail:
             raise Reject(f"the {encoding} body is larger than {self._max_size} bytes")
         if not engine.eof:
-            raise Reject(f"the {encoding} body is cut off")
+            raise Reject(f"the {encoding} body is truncated")
         return found

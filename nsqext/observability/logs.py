@@ -1,4 +1,4 @@
-"""Log publishes and handled messages as structured records."""
+"""Structured log records of publishes and handled messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LogObserver(Observer):
     Args:
         logger: logger or its name.
         level: level of successful operations; failures are warnings.
-        slow: seconds from which on a successful operation is a warning as well; None for never.
+        slow: seconds after which a successful operation is logged as a warning too; None for never.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Observers: middleware that changes nothing."""
+"""Observers: middleware that does not change outcomes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger: logging.Logger = logging.getLogger("nsqext.observability")
 
 
 class Observer(Middleware):
-    """Observes publishes and handled messages through context managers, which see how each of them ends.
+    """Observes publishes and handled messages through context managers, which receive the outcome.
 
-    An observer does not change the outcome: its errors are logged, and it cannot suppress an error. A message that was
-    stored must not be published again because a metric could not be written.
+    An observer cannot change the outcome: its errors are logged, and it cannot suppress an error. Otherwise a failing
+    metric could make a stored message be published again.
     """
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
@@ -32,7 +32,7 @@ class Observer(Middleware):
         return nullcontext()
 
     def handling(self, handling: Handling) -> AbstractContextManager[object]:
-        """Return the context manager for a handled message or batch; `failure` tells failures from decisions."""
+        """Return the context manager for a handled message or batch; see also `failure`."""
         return nullcontext()
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
@@ -47,10 +47,10 @@ class Observer(Middleware):
 
 
 class _Harmless:
-    """A context manager that does what another one does, but neither raises nor suppresses an error.
+    """Wraps a context manager so that it neither raises nor suppresses an error.
 
     Args:
-        make: makes the other one.
+        make: creates the wrapped context manager.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
@@ -62,7 +62,7 @@ class _Harmless:
             manager = self._make()
             manager.__enter__()
         except Exception:
-            logger.exception("an observer failed before the operation that it observes")
+            logger.exception("an observer failed before the observed operation")
         else:
             self._manager = manager
 
@@ -75,11 +75,11 @@ class _Harmless:
             self._manager.__exit__(kind, error, trace)
         except Exception as own:
             if own is not error:
-                logger.exception("an observer failed after the operation that it observes")
+                logger.exception("an observer failed after the observed operation")
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return the type of an error; None without one, and for decisions of handlers such as `nsqext.Requeue`."""
+    """Return the name of an error's type; None without an error, and for a handler's `nsqext.Requeue` and the like."""
     if error is None or isinstance(error, HandlerSignal):
         return None
     return type(error).__qualname__

@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans and metrics by the messaging conventions (extra ``otel``); only the API is needed."""
+"""OpenTelemetry spans and metrics, following the messaging conventions (extra ``otel``, API only)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Attributes = dict[str, Any]
 
 @frozen
 class TelemetryOptions:
-    """Which spans and attributes are recorded.
+    """Options of spans and attributes.
 
     Attributes:
         propagate: when the context of a span is written to the extend headers of its message: ``with_headers`` if the
@@ -69,7 +69,7 @@ class TelemetryOptions:
 
     def __attrs_post_init__(self) -> None:
         if self.propagate not in ("with_headers", "always", "never"):
-            raise InvalidSetting(f"propagate={self.propagate!r} is none of 'with_headers', 'always' and 'never'")
+            raise InvalidSetting(f"propagate={self.propagate!r} must be 'with_headers', 'always' or 'never'")
 
 
 class OpenTelemetry(Observer):
@@ -80,7 +80,7 @@ class OpenTelemetry(Observer):
     Args:
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
-        options: which spans and attributes are recorded.
+        options: options of spans and attributes.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class OpenTelemetry(Observer):
         return links
 
     def _inject(self, message: OutgoingMessage, context: Context | None) -> OutgoingMessage:
-        """Return the message with the context in its headers, as the options say."""
+        """Return the message with the context in its headers, according to ``propagate``."""
         mode = self._options.propagate
         if mode == "never" or (mode == "with_headers" and not message.headers and message.tag is None):
             return message
@@ -272,7 +272,7 @@ class OpenTelemetry(Observer):
 
 
 def _origin(message: Message) -> Context | None:
-    """Return the context that the publisher wrote to the headers of a message."""
+    """Return the publisher's context from the headers of a message."""
     if not message.header:
         return None
     headers = {name: value for name, value in message.headers.items() if isinstance(value, str)}

@@ -51,15 +51,15 @@ class _Handled:
 
 @frozen
 class _Series:
-    """A metric that is read from the statistics of clients when Prometheus asks.
+    """A metric that is read from the statistics of clients at each scrape.
 
     Attributes:
-        name: without the namespace.
-        help: what it says.
-        kind: a counter or a gauge.
-        read: returns its values, by further labels; None for no value.
-        combine: combines clients with the same labels.
-        labels: names of further labels.
+        name: name without the namespace.
+        help: description.
+        kind: counter or gauge.
+        read: returns the values by additional labels; None for no value.
+        combine: combines the values of clients with the same labels.
+        labels: names of additional labels.
     """
 
     name: str
@@ -100,32 +100,32 @@ def _backoff(statistics: ConsumerStatistics) -> float:
 
 _PRODUCER = (
     _sum("producer_connections", "Open connections to nodes.", lambda found: found.connections),
-    _sum("producer_pending_requests", "Requests without a response so far.", lambda found: found.pending),
+    _sum("producer_pending_requests", "Requests that wait for a response.", lambda found: found.pending),
     _Series("producer_messages", "Messages by outcome.", "counter", _outcomes, labels=("outcome",)),
     _count("producer_retries", "Attempts after the first one of a publish.", lambda found: found.retries),
-    _count("producer_sent_bytes", "Bytes of publishes that were answered.", lambda found: found.bytes_sent),
-    _highest("producer_lookup_age_seconds", "Time since lookup answered last.", lambda found: found.lookup_age),
-    _highest("producer_lookup_failures", "Failed rounds of lookup in a row.", lambda found: found.lookup_failures),
+    _count("producer_sent_bytes", "Bytes of publishes with a response.", lambda found: found.bytes_sent),
+    _highest("producer_lookup_age_seconds", "Time since the last response of lookup.", lambda found: found.lookup_age),
+    _highest("producer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),
 )
 _CONSUMER = (
     _sum("consumer_connections", "Open subscriptions.", lambda found: len(found.connections)),
     _sum("consumer_ready", "Sum of the RDY counts.", lambda found: sum(one.ready for one in found.connections)),
-    _sum("consumer_in_flight", "Messages received and not answered.", lambda found: found.in_flight),
+    _sum("consumer_in_flight", "Messages received and not yet finished or requeued.", lambda found: found.in_flight),
     _highest("consumer_backoff_level", "Highest backoff level; 0 while handlers succeed.", _backoff),
     _count("consumer_received_messages", "Messages received.", lambda found: found.received),
     _count("consumer_finished_messages", "Messages finished (FIN).", lambda found: found.finished),
     _count("consumer_requeued_messages", "Messages requeued (REQ).", lambda found: found.requeued),
-    _count("consumer_lost_messages", "Messages that timed out, or whose connection ended.", lambda found: found.lost),
+    _count("consumer_lost_messages", "Messages that timed out or whose connection was lost.", lambda found: found.lost),
     _count("consumer_received_bytes", "Bytes of messages received.", lambda found: found.bytes_received),
-    _count("consumer_reconnects", "Subscriptions made again.", lambda found: found.reconnects),
-    _highest("consumer_lookup_age_seconds", "Time since lookup answered last.", lambda found: found.lookup_age),
-    _highest("consumer_lookup_failures", "Failed rounds of lookup in a row.", lambda found: found.lookup_failures),
+    _count("consumer_reconnects", "Resubscriptions after a lost connection.", lambda found: found.reconnects),
+    _highest("consumer_lookup_age_seconds", "Time since the last response of lookup.", lambda found: found.lookup_age),
+    _highest("consumer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),
 )
 _CONSUMER_LABELS = ("topic", "channel")
 
 
 class _ClientCollector:
-    """Reads the statistics of clients when Prometheus asks, so that they cost nothing per message.
+    """Reads the statistics of clients at each scrape, so that they cost nothing per message.
 
     Args:
         namespace: prefix of every name.
@@ -182,11 +182,10 @@ class Prometheus(Observer):
     ``running_handlers``, ``handler_seconds`` by topic and channel; ``handler_failures_total`` by topic, channel and
     error (calls, not messages).
 
-    ``producer_…`` and ``consumer_…`` are what `nsqext.Producer.statistics` and `nsqext.Consumer.statistics` report, the
-    latter by topic (as it was given: a pattern, or several with commas) and channel; clients with the same labels are
-    added up. ``producer_events_total`` and ``consumer_events_total`` count connections, disconnections, leaders that
-    moved and changes of the backoff, by ``kind``. The clients are those that this middleware surrounds, and those given
-    to `attach`.
+    ``producer_…`` and ``consumer_…`` are the values of `nsqext.Producer.statistics` and `nsqext.Consumer.statistics`,
+    the latter by topic (as given: a pattern, or several with commas) and channel; clients with the same labels are
+    combined. ``producer_events_total`` and ``consumer_events_total`` count connections, disconnections, moved leaders
+    and changes of the backoff, by ``kind``. They include clients that use this middleware, and those given to `attach`.
 
     Args:
         registry: the global one by default.
@@ -194,7 +193,7 @@ class Prometheus(Observer):
         buckets: upper bounds of the histograms, in seconds.
 
     Raises:
-        ValueError: by prometheus_client, when the registry has such metrics already.
+        ValueError: by prometheus_client, if the registry has metrics with these names already.
     """
 
     def __init__(
@@ -208,25 +207,27 @@ class Prometheus(Observer):
         topic, channel = ("topic",), ("topic", "channel")
         self._messages = Counter("published_messages", "Messages that were stored.", topic, **common)
         self._bytes = Counter("published_bytes", "Bytes of the bodies that were stored.", topic, **common)
-        self._publish = Histogram("publish_seconds", "Time until stored.", topic, buckets=buckets, **common)
+        self._publish = Histogram(
+            "publish_seconds", "Time until the messages were stored.", topic, buckets=buckets, **common
+        )
         self._failures = Counter("publish_failures", "Publishes that failed.", (*topic, "error"), **common)
         self._handled = Counter("handled_messages", "Messages whose handler ended.", channel, **common)
         self._again = Counter("redelivered_messages", "Messages that were redelivered.", channel, **common)
-        self._running = Gauge("running_handlers", "Handlers that run.", channel, **common)
+        self._running = Gauge("running_handlers", "Running handlers.", channel, **common)
         self._handler = Histogram("handler_seconds", "Time of handlers.", channel, buckets=buckets, **common)
         self._broken = Counter("handler_failures", "Handlers that raised.", (*channel, "error"), **common)
         self._producer_events = Counter("producer_events", "Events of producers.", ("kind",), **common)
         self._consumer_events = Counter("consumer_events", "Events of consumers.", (*channel, "kind"), **common)
         self._clients = _ClientCollector(namespace)
         registry.register(self._clients)
-        # children are looked up once: the lookup is what takes time
+        # the lookup of labelled children is slow, so it is done once
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
     def attach(self, client: Producer | Consumer) -> None:
-        """Report the statistics and events of a client; those of `nsqext.middleware` and `nsqext.App` are attached.
+        """Report the statistics and events of a client; clients of `nsqext.middleware` and `nsqext.App` are attached.
 
-        The client is held by a weak reference.
+        The client is referenced weakly.
         """
         if isinstance(client, Producer):
             self._clients.producers.add(client)

@@ -1,11 +1,11 @@
-"""Producer and consumer for blocking code, with the names and parameters of the asynchronous ones.
+"""Producer, consumer and admin client for blocking code, with the names and parameters of the asynchronous ones.
 
-The asynchronous clients do the work, in one event loop in a thread of its own, which all objects of this module share;
-it runs while one of them is open. Every object may be used from any number of threads.
+They call the asynchronous clients in one event loop, which all objects of this module share; its thread runs while one
+of them is open. All objects are thread-safe.
 
-Errors are those of the asynchronous methods of the same names; besides, every method raises `InvalidState` where its
-object is not open, or where it is called in the thread of the event loop. A call that waits cannot be cancelled
-from another thread; an exception in the waiting thread, such as KeyboardInterrupt, cancels it.
+Methods raise the errors of the asynchronous methods of the same names, and `InvalidState` if the object is not open or
+if they are called in the thread of the event loop. A blocked call cannot be cancelled from another thread; an exception
+in its own thread, such as KeyboardInterrupt, cancels it.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ class Admin(Opened):
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
-        timeout: seconds that a change may take, the wait for leaders included.
+        timeout: seconds that a change may take, including the wait for leaders.
         options: time and size limits of a single request.
 
     Raises:
-        InvalidSetting: no address, or an address that cannot be right.
+        InvalidSetting: no address, or an invalid one.
     """
 
     _what = "admin client"

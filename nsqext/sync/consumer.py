@@ -50,19 +50,19 @@ class Consumer(Opened):
             or a sequence of both.
         channel: name of the channel, the same for all topics.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that others use as well.
+            `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: receive the messages with this tag, which consumers without it do not receive then, and no others; on
-            topics without extend support all messages are received.
+        tag: receive only messages with this tag, which other consumers then do not receive; on topics without extend
+            support all messages are received.
         max_in_flight: messages that may be received and not answered, over all connections.
         concurrency: handlers that run at the same time, each in a thread of its own.
-        options: everything else. A function for dead letters is a coroutine function, too.
+        options: other options. A function for dead letters must be a coroutine function.
         key: overrides ``options.key``.
         dispatch: overrides ``options.dispatch``.
 
     Raises:
-        InvalidName: a topic, channel or tag that no server takes.
-        InvalidSetting: neither or both kinds of addresses, or a bad option.
+        InvalidName: a topic, channel or tag that servers refuse.
+        InvalidSetting: neither or both kinds of addresses, or an invalid option.
     """
 
     _what = "consumer"
@@ -126,12 +126,12 @@ class Consumer(Opened):
 
     @property
     def channel(self) -> str:
-        """The channel that it is consumed through."""
+        """Name of the channel."""
         return self._consumer.channel
 
     @property
     def options(self) -> ConsumerOptions:
-        """The options it was made with."""
+        """The options."""
         return self._consumer.options
 
     @overload
@@ -141,12 +141,12 @@ class Consumer(Opened):
     def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
 
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
-        """Decorator: let a function handle the messages, in worker threads.
+        """Decorator: register a function as the handler of messages; it runs in worker threads.
 
-        It receives the message, or what its annotations ask for, such as the decoded body; see `nsqext.app`.
+        It receives the message, or the values that its annotations select, such as the decoded body; see `nsqext.app`.
 
-        When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
-        requeued, see `nsqext.Consumer.handler`.
+        When it returns, the message is finished unless it was answered before; when it raises, the message is requeued.
+        See `nsqext.Consumer.handler`.
 
         Args:
             function: the function.
@@ -154,13 +154,13 @@ class Consumer(Opened):
                 requeues it later, see `nsqext.Consumer.handler`.
 
         Raises:
-            InvalidSetting: it is a coroutine function, or there is a handler already.
+            InvalidSetting: the function is a coroutine function, or the consumer has a handler already.
         """
 
         def register(function: H) -> H:
             in_thread = self._in_thread(function)
 
-            @functools.wraps(function)  # its annotations say what it receives
+            @functools.wraps(function)  # keeps the annotations, which select the arguments
             async def handle(*arguments: object, **named: object) -> None:
                 await in_thread(
                     *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
@@ -172,11 +172,11 @@ class Consumer(Opened):
         return register if function is None else register(function)
 
     def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
-        """Decorator: let a function handle batches, in worker threads; see `nsqext.Consumer.batch_handler`.
+        """Decorator: register a handler of batches, run in worker threads; see `nsqext.Consumer.batch_handler`.
 
         Raises:
-            InvalidSetting: it is a coroutine function, there is a handler already, a limit is invalid, or the options
-                ask for the order of keys.
+            InvalidSetting: the function is a coroutine function, the consumer has a handler already, a limit is
+                invalid, or the options require the order of keys.
         """
         decorate = self._consumer.batch_handler(max_count=max_count, max_wait=max_wait)
 
@@ -193,11 +193,11 @@ class Consumer(Opened):
         return register
 
     def _blocking(self, argument: object) -> object:
-        """Return an argument of a handler, a message as the blocking one."""
+        """Return an argument of a handler, with a message or batch replaced by the blocking one."""
         return Message(argument, self._opened_portal()) if isinstance(argument, AsyncMessage) else argument
 
     def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
-        """Return what calls a handler in a worker thread."""
+        """Return a coroutine function that calls a handler in a worker thread."""
         call = type(function).__call__
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
@@ -205,7 +205,7 @@ class Consumer(Opened):
 
         async def handle(*arguments: object, **named: object) -> None:
             if not limiter:
-                # the workers of the consumer limit how many there are
+                # the consumer limits the number of concurrent calls
                 limiter.append(anyio.CapacityLimiter(float("inf")))
             # a thread cannot be cancelled: one that outlives `close_timeout` is abandoned
             call = functools.partial(function, *arguments, **named)
@@ -222,10 +222,10 @@ class Consumer(Opened):
         """Consume with the handler until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: whether to react to SIGTERM and SIGINT. By default, if this is the main thread and the program has
-                no handler for SIGTERM. After the first signal both have their usual effect again.
+            signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
+                handler for SIGTERM. After the first signal both have their default effect again.
 
-        Errors are those of `nsqext.Consumer.run`; `InvalidState` as well where it is open already.
+        Raises the errors of `nsqext.Consumer.run`, and `InvalidState` if the consumer is open already.
         """
         if self._portal is not None:
             raise InvalidState("the consumer is open already", topic=",".join(self.topics))
@@ -260,15 +260,15 @@ class Consumer(Opened):
             restore()
 
     def stop(self) -> None:
-        """Let `run` drain and return, or end the iteration. May be called from handlers, and from any thread.
+        """Make `run` drain and return, or end the iteration. May be called in handlers and from any thread.
 
-        Returns at once.
+        Returns immediately.
         """
         portal = self._portal
         if portal is None:
             self._consumer.stop()
             return
-        # RuntimeError: the loop has ended, and the consumer with it
+        # RuntimeError: the event loop and the consumer have ended
         with suppress(RuntimeError):
             portal.start_task_soon(self._consumer.stop)
 
@@ -277,7 +277,7 @@ class Consumer(Opened):
         self._run_now(self._consumer.pause)
 
     def resume(self) -> None:
-        """Ask for messages again."""
+        """Request messages again."""
         self._run_now(self._consumer.resume)
 
     @property
@@ -299,7 +299,7 @@ class Consumer(Opened):
 
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
-        """The connections that work at the moment."""
+        """The open connections."""
         return self._run_now(lambda: self._consumer.connections)
 
     def statistics(self) -> ConsumerStatistics:
@@ -326,7 +326,7 @@ class Consumer(Opened):
         return self
 
     def close(self) -> None:
-        """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop` instead, which does not wait for it.
+        """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop` instead, which does not wait.
 
         Does nothing before `start` and when called again.
         """
@@ -338,7 +338,7 @@ class Consumer(Opened):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # this thread answers nothing while it waits for the end
+        # this thread cannot answer messages while it waits for the close
         batch = self._fetched.pop(threading.get_ident(), None)
         if batch is not None and batch.unanswered and self._portal is not None:
             with suppress(InvalidState):
@@ -349,7 +349,7 @@ class Consumer(Opened):
         return self
 
     def __next__(self) -> Message:
-        """Return the next message; the caller answers it.
+        """Return the next message, which the caller finishes or requeues.
 
         Raises:
             StopIteration: the consumer was stopped.
@@ -371,7 +371,7 @@ class Consumer(Opened):
         Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered.
 
         Raises:
-            InvalidSetting: a limit is invalid, or the options ask for the order of keys.
+            InvalidSetting: a limit is invalid, or the options require the order of keys.
             InvalidState: the consumer is not open.
             NsqError: the consumer cannot continue.
         """
@@ -387,7 +387,7 @@ class Consumer(Opened):
                 yield MessageBatch(batch, self._opened_portal())
         finally:
             if self._portal is not None and self._portal not in shared_loop.left_behind:
-                with suppress(InvalidState):  # the consumer was closed meanwhile, and has requeued them
+                with suppress(InvalidState):  # the consumer was closed and has requeued them
                     self._run(batches.aclose)
 
     def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:

@@ -21,9 +21,9 @@ __all__ = ("Message", "MessageBatch")
 
 
 class Message:
-    """A message that was delivered; see `nsqext.Message`.
+    """A received message; see `nsqext.Message`.
 
-    Each message is answered once, with `finish` or `requeue`; in a handler, returning and raising do that.
+    Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler.
     """
 
     __slots__ = ("_message", "_portal")
@@ -34,12 +34,12 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """Topic it was published to."""
+        """Topic of the message."""
         return self._message.topic
 
     @property
     def partition(self) -> int:
-        """Partition it came from; -1 at the original NSQ."""
+        """Partition of the message; -1 on the original NSQ."""
         return self._message.partition
 
     @property
@@ -54,12 +54,12 @@ class Message:
 
     @property
     def body(self) -> bytes:
-        """What was published."""
+        """The published bytes."""
         return self._message.body
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Extend headers without the reserved ones; empty without any."""
+        """Extend headers without the reserved ones; empty if it has no headers."""
         return self._message.headers
 
     @property
@@ -73,22 +73,22 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """Key that it was published with; None where the topic does not support extend headers."""
+        """Key of the publish; None on topics without extend support."""
         return self._message.key
 
     @property
     def tag(self) -> str | None:
-        """Tag that it was published with."""
+        """Tag of the publish."""
         return self._message.tag
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered, this time included."""
+        """Number of deliveries, including this one."""
         return self._message.attempts
 
     @property
     def timestamp(self) -> int:
-        """When the server stored it, in nanoseconds since 1970."""
+        """Time when the server stored it, in nanoseconds since 1970."""
         return self._message.timestamp
 
     @property
@@ -103,17 +103,17 @@ class Message:
 
     @property
     def trace_id(self) -> int:
-        """The trace id that it was published with; 0 without one."""
+        """Trace id of the publish; 0 without one."""
         return self._message.trace_id
 
     @property
     def offset(self) -> int:
-        """Byte offset in the partition's queue; -1 where the subscription does not report it."""
+        """Byte offset in the partition's queue; -1 if the subscription does not report it."""
         return self._message.offset
 
     @property
     def size(self) -> int:
-        """Bytes of its record in the queue; 0 where the subscription does not report it."""
+        """Bytes of its record in the queue; 0 if the subscription does not report it."""
         return self._message.size
 
     @property
@@ -123,26 +123,26 @@ class Message:
 
     @property
     def expired(self) -> bool:
-        """Whether it is not in flight any more, after its timeout or the end of its connection. It is redelivered."""
+        """Whether it timed out or lost its connection, so that the server redelivers it."""
         return self._message.expired
 
     def finish(self) -> None:
-        """Acknowledge it: it will not be delivered again; errors are those of `nsqext.Message.finish`."""
+        """Acknowledge the message, so that it is not redelivered; raises the errors of `nsqext.Message.finish`."""
         call(self._portal, "consumer", self._message.finish)
 
     def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
-        """Give it back: it will be delivered again, with one attempt more.
+        """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until then, up to three days; ordered channels ignore it.
-            backoff: slow the consumer down, as a handler that raises does.
+            delay: seconds until the redelivery, up to three days; ordered channels ignore it.
+            backoff: slow the consumer down, as after an exception of a handler.
 
-        Errors are those of `nsqext.Message.requeue`.
+        Raises the errors of `nsqext.Message.requeue`.
         """
         call(self._portal, "consumer", functools.partial(self._message.requeue, backoff=backoff), delay)
 
     def touch(self) -> None:
-        """Restart its timeout; errors are those of `nsqext.Message.touch`."""
+        """Restart the message's timeout; raises the errors of `nsqext.Message.touch`."""
         call(self._portal, "consumer", self._message.touch)
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class MessageBatch(MessageSequence[Message]):
         self._portal = portal
 
     def finish(self) -> None:
-        """Acknowledge all messages that are not answered; errors are those of `nsqext.MessageBatch.finish`."""
+        """Acknowledge all unanswered messages; raises the errors of `nsqext.MessageBatch.finish`."""
         call(self._portal, "consumer", self._batch.finish)
 
     def finish_up_to(self, last: Message | int) -> None:
@@ -168,7 +168,7 @@ class MessageBatch(MessageSequence[Message]):
         call(self._portal, "consumer", self._batch.finish_up_to, last._message if isinstance(last, Message) else last)
 
     def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
-        """Requeue messages, all that are not answered by default; see `nsqext.MessageBatch.requeue`."""
+        """Requeue messages, by default all unanswered ones; see `nsqext.MessageBatch.requeue`."""
         chosen = None if messages is None else [message._message for message in messages]
         call(self._portal, "consumer", functools.partial(self._batch.requeue, backoff=backoff), chosen, delay)
 

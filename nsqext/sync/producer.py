@@ -36,7 +36,7 @@ class Producer(Opened):
             `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
         connect: connect to all nodes in `start`; ``options.connect`` by default.
-        options: everything else.
+        options: other options.
 
     Raises:
         InvalidSetting: neither or both kinds of addresses, or an invalid address.
@@ -71,7 +71,7 @@ class Producer(Opened):
 
     @property
     def options(self) -> ProducerOptions:
-        """The options it was made with."""
+        """The options."""
         return self._producer.options
 
     def start(self) -> Self:
@@ -84,7 +84,7 @@ class Producer(Opened):
         return self
 
     def close(self) -> None:
-        """Wait for publishes in flight, ``options.close_timeout`` seconds at most, and close the connections.
+        """Wait for pending publishes, at most ``options.close_timeout`` seconds, and close the connections.
 
         Does nothing before `start` and when called again.
         """
@@ -99,15 +99,15 @@ class Producer(Opened):
         self._exit(kind, error, trace)
 
     def ping(self) -> None:
-        """Check that lookup answers, and connect to every node that it knows; see `nsqext.Producer.ping`."""
+        """Check that lookup responds, and connect to every node that it lists; see `nsqext.Producer.ping`."""
         self._run(self._producer.ping)
 
     def meta(self, topic: str) -> TopicMeta:
-        """Return what lookup knows of a topic; see `nsqext.Producer.meta`."""
+        """Return the meta of a topic from lookup; see `nsqext.Producer.meta`."""
         return self._run(self._producer.meta, topic)
 
     def statistics(self) -> ProducerStatistics:
-        """Return the numbers of this producer; see `nsqext.Producer.statistics`."""
+        """Return the statistics of this producer; see `nsqext.Producer.statistics`."""
         return self._producer.statistics()
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
@@ -128,8 +128,8 @@ class Producer(Opened):
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
-        Parameters and errors are those of `nsqext.Producer.publish`. An exception in the waiting thread, such as
-        KeyboardInterrupt, leaves open whether the message is stored.
+        Parameters and errors are those of `nsqext.Producer.publish`. After an exception in the waiting thread, such as
+        KeyboardInterrupt, it is unknown whether the message is stored.
         """
         publish = functools.partial(
             self._producer.publish,

@@ -1,6 +1,6 @@
-"""What users' own tests need: the pytest plugin `nsqext.testing.plugin`, which pytest finds by itself, and `simulate`.
+"""Tools for tests of applications: the pytest plugin `nsqext.testing.plugin`, loaded automatically, and `simulate`.
 
-`simulate` and its names are imported when they are first used: they need the extra ``broker``.
+`simulate` and its classes are imported lazily: they need the extra ``broker``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ("nsq_cluster", "nsq_topic")
 
 _MARKER = "nsq_topic"
 _NAME = 40
-"""Characters of the test's name in the name of its topic; servers accept 64 in total."""
+"""Characters of the test's name in the topic's name; servers accept 64 characters in total."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,8 +66,9 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     """The name of a new topic for this test, which is deleted afterwards.
 
     ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` gives the arguments of
-    `nsqext.broker.Cluster.create_topic`; for each argument the mark nearest to the test decides. Without ``channels``,
-    a topic of the redesigned NSQ has the channel ``default``, as it refuses publishes to a topic without channels.
+    `nsqext.broker.Cluster.create_topic`; for each argument the mark closest to the test applies. Without
+    ``channels``, the channel ``default`` is created, because the redesigned NSQ refuses publishes to a topic without
+    channels.
     """
     from nsqext.errors import TopicNotFound
     from nsqext.protocol.names import DEFAULT_CHANNEL

@@ -1,4 +1,4 @@
-"""What the forms do: changes of topics, channels and nodes, publishing, and faults of an embedded cluster."""
+"""Actions of the forms: change topics, channels and nodes, publish, and inject faults into an embedded cluster."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes
 
 @frozen
 class Target:
-    """What actions act on.
+    """Clients that actions use.
 
     Attributes:
-        admin: changes the cluster.
-        producer: publishes.
-        cluster: the embedded cluster; None for any other one.
+        admin: administration client.
+        producer: producer for the publish form.
+        cluster: the embedded cluster, or None.
     """
 
     admin: Admin
@@ -42,7 +42,7 @@ class Target:
         """Return the embedded cluster.
 
         Raises:
-            InvalidState: the page is not that of an embedded cluster.
+            InvalidState: the page does not belong to an embedded cluster.
         """
         if self.cluster is None:
             raise InvalidState("this is not an embedded cluster", hint="start one with nsqext broker --web")
@@ -67,7 +67,7 @@ class Form:
         """Return a field.
 
         Raises:
-            InvalidInput: it is missing or empty.
+            InvalidInput: the field is missing or empty.
         """
         text = self.given(name)
         if not text:
@@ -75,10 +75,10 @@ class Form:
         return text
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number; the default for an empty field.
+        """Return a whole number; for an empty field, the default.
 
         Raises:
-            InvalidInput: it is not a number.
+            InvalidInput: the field is not a number.
         """
         text = self.given(name)
         if not text and default is not None:
@@ -90,13 +90,13 @@ class Form:
 
 @frozen
 class Action:
-    """Something that a form does.
+    """An action of a form.
 
     Attributes:
-        perform: does it, and returns the address of the page to show then.
-        button: label of its button.
-        done: shown afterwards.
-        question: asked before, because it cannot be undone; empty for what can.
+        perform: performs the action and returns the address of the page to show next.
+        button: label of the button.
+        done: text to show after success.
+        question: warning to confirm first if the action cannot be undone; otherwise empty.
     """
 
     perform: Callable[[Target, Form], Awaitable[str]]
@@ -250,27 +250,27 @@ ACTIONS: dict[str, Action] = {
         partial(_change_topic, "empty_topic"),
         "Empty topic",
         "The topic was emptied.",
-        "The messages that wait in the topic and in all its channels are not delivered any more.",
+        "The messages that wait in the topic and in all its channels will not be delivered.",
     ),
     "upgrade-topic": Action(
         partial(_change_topic, "upgrade_topic"),
         "Upgrade topic",
         "The topic was upgraded: messages may carry headers, tags and keys.",
-        "The topic gets extend support. It cannot be taken away again, and old clients may not read its messages.",
+        "The topic gets extend support, which cannot be removed, and old clients may be unable to read its messages.",
     ),
     "expand-topic": Action(
         _expand_topic,
         "Add partitions",
         "The topic gets more partitions.",
-        "It cannot be undone. A key may move to another partition than the one that holds its earlier messages.",
+        "This cannot be undone. A key may move to a partition other than that of its earlier messages.",
     ),
     "pause-topic": Action(partial(_change_topic, "pause_topic"), "Pause", "The topic is paused."),
-    "unpause-topic": Action(partial(_change_topic, "unpause_topic"), "Unpause", "The topic is not paused any more."),
+    "unpause-topic": Action(partial(_change_topic, "unpause_topic"), "Unpause", "The topic is no longer paused."),
     "tombstone": Action(
         _tombstone,
         "Tombstone",
-        "Lookup hides the node for a while.",
-        "Lookup hides the topic on this node for a while: consumers disconnect from it, producers avoid it.",
+        "Lookup temporarily hides the node.",
+        "Lookup temporarily hides the topic on this node: consumers disconnect from it, producers avoid it.",
     ),
     "publish": Action(_publish, "Publish", "The message was stored."),
     "create-channel": Action(partial(_change_channel, "create_channel"), "Create channel", "The channel was created."),
@@ -278,7 +278,7 @@ ACTIONS: dict[str, Action] = {
         _delete_channel,
         "Delete channel",
         "The channel was deleted.",
-        "Its position is lost, with the messages that wait in it. Its consumers are disconnected.",
+        "Its position and its waiting messages are lost, and its consumers are disconnected.",
     ),
     "pause-channel": Action(partial(_change_channel, "pause_channel"), "Pause", "The channel is paused."),
     "unpause-channel": Action(partial(_change_channel, "unpause_channel"), "Unpause", "The channel delivers again."),
@@ -286,7 +286,7 @@ ACTIONS: dict[str, Action] = {
         partial(_change_channel, "empty_channel"),
         "Empty channel",
         "The channel was emptied.",
-        "The messages that wait in the channel are not delivered any more.",
+        "The messages that wait in the channel will not be delivered.",
     ),
     "skip-channel": Action(
         partial(_change_channel, "skip_channel"),
@@ -301,7 +301,7 @@ ACTIONS: dict[str, Action] = {
         _seek_channel,
         "Move channel",
         "The channel was moved.",
-        "Consumers receive messages from the new position: earlier ones again, or later ones without those between.",
+        "Consumers continue at the new position: they receive earlier messages again, or skip messages.",
     ),
     "kill": Action(partial(_fault, "kill"), "Kill", "The node was killed."),
     "freeze": Action(partial(_fault, "freeze"), "Freeze", "The node is frozen."),
@@ -309,4 +309,4 @@ ACTIONS: dict[str, Action] = {
     "restart": Action(partial(_fault, "restart"), "Restart", "The node was started again."),
     "move-leader": Action(_move_leader, "Move leader", "The leader was moved."),
 }
-"""Actions by the last part of their address."""
+"""Actions by the last segment of their path."""

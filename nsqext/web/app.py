@@ -1,4 +1,4 @@
-"""`WebPage`: the application that serves the pages, and the events that keep them current."""
+"""`WebPage`: the ASGI application that serves the pages and their updates."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Pa
 
 
 class _EventStream(StreamingResponse):
-    """Events that end when the browser does not read them: it connects again when it does.
+    """An event stream that ends if the browser does not read it; the browser reconnects later.
 
     Args:
         events: the events.
-        ended: called at the end.
+        ended: called when the stream ends.
     """
 
     def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
@@ -86,14 +86,16 @@ def _environment() -> Environment:
     )
     found.filters |= {name: getattr(drawings, name) for name in ("age", "count", "moment", "per_second", "size")}
     found.globals |= {"sparkline": drawings.sparkline, "key_ranges": drawings.key_ranges, "version": __version__}
-    found.globals["ui"] = found.get_template("parts.html").module  # blocks are also rendered alone, without imports
+    found.globals["ui"] = found.get_template(
+        "parts.html"
+    ).module  # single blocks are rendered too, where imports of the template have no effect
     return found
 
 
 class WebPage:
     """The page of a cluster of either generation, as an ASGI application.
 
-    `run` has to run while it serves. It answers requests on any event loop that anyio supports.
+    `run` must be running while requests are handled. Any event loop that anyio supports can be used.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
@@ -140,7 +142,7 @@ class WebPage:
             task_status.started()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             return
         send = self._security.with_headers(send, static=scope["path"].startswith("/static/"))
@@ -190,14 +192,14 @@ class WebPage:
     def _events(self, request: Request, build: _Build) -> Response:
         if self._streams >= _MOST_STREAMS:
             return Response("too many pages are open\n", 503, media_type="text/plain")
-        self._streams += 1  # at once: many requests may be answered before the first stream starts
+        self._streams += 1  # counted before the stream starts: many requests may be handled until then
         return _EventStream(self._stream(request, build), self._ended)
 
     def _ended(self) -> None:
         self._streams -= 1
 
     async def _stream(self, request: Request, build: _Build) -> AsyncIterator[bytes]:
-        """Send the part of a page that changes, whenever it has changed."""
+        """Send the part of a page with live numbers whenever it has changed."""
         sent = ""
         yield b"retry: 2000\n\n"
         while True:
@@ -222,7 +224,7 @@ class WebPage:
         """Return the fields of a form with a valid token.
 
         Raises:
-            Refused: the form may not be used.
+            Refused: the form is too large or its token is invalid.
         """
         try:
             fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
@@ -233,13 +235,13 @@ class WebPage:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Count a page that waits for messages.
+        """Count the pages that wait for messages.
 
         Raises:
-            Refused: there are too many.
+            Refused: too many pages wait.
         """
         if self._watches >= _MOST_WATCHES:
-            raise Refused(503, "too many pages wait for messages", "wait five seconds")
+            raise Refused(503, "too many pages wait for messages", "try again in five seconds")
         self._watches += 1
         try:
             yield
@@ -260,7 +262,7 @@ class WebPage:
         return Response(self._render(request, snapshot, page, live=False), media_type="text/html")
 
     async def _act(self, request: Request) -> Response:
-        """Perform the action of a form, or ask before one that cannot be undone."""
+        """Perform the action of a form; first ask for confirmation if it cannot be undone."""
         name = request.path_params["name"]
         try:
             fields = await self._form(request)
@@ -315,5 +317,5 @@ class WebPage:
 
     async def _unknown(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        text = "the page does not exist" if status == 404 else "the request is not allowed at this address"
-        return self._error_page(request, status, text, "the overview links to every page")
+        text = "the page does not exist" if status == 404 else "the address does not allow this method"
+        return self._error_page(request, status, text, "the overview has links to all pages")

@@ -1,4 +1,4 @@
-"""Text and SVG of numbers: counts, rates, sizes, ages, sparklines and key ranges."""
+"""Format numbers as text or SVG: counts, rates, sizes, ages, sparklines and key ranges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def count(value: int) -> str:
 
 
 def per_second(value: float) -> str:
-    """Return a rate: one digit after the point below 100, none above."""
+    """Return a rate, with one decimal below 100."""
     return f"{value:.1f}" if 0 < value < 100 else count(round(value))
 
 
@@ -42,7 +42,7 @@ def size(value: int | None) -> str:
 
 
 def age(since: float) -> str:
-    """Return how long a time in seconds since 1970 is past, in the largest unit that fits."""
+    """Return the time since ``since`` (seconds since 1970), in the largest unit that fits."""
     seconds = max(time.time() - since, 0)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -63,8 +63,8 @@ def sparkline(rate: Rate, label: str) -> Markup:
     """Draw the points of a rate.
 
     Args:
-        rate: what to draw.
-        label: what it shows, for screen readers.
+        rate: the rate.
+        label: description for screen readers.
     """
     points = rate.points if len(rate.points) > 1 else (0.0, 0.0)
     highest = max(points) or 1.0
@@ -78,11 +78,11 @@ def sparkline(rate: Rate, label: str) -> Markup:
 
 
 def key_ranges(ranges: Sequence[KeyRange], clients: Sequence[str]) -> Markup:
-    """Draw which consumer receives which part of the key hashes, from 0 to 1.
+    """Draw the key ranges of consumers on the hash space from 0 to 1.
 
     Args:
         ranges: the ranges of one partition.
-        clients: addresses of all consumers of the channel; the place in it is the shade.
+        clients: addresses of all consumers of the channel; the index selects the shade.
     """
     rect = Markup(
         '<rect class="shade-{shade}" x="{x:.2f}" width="{width:.2f}" y="0" height="28"><title>{title}</title></rect>'

@@ -23,9 +23,9 @@ __all__ = ("Monitor", "Rate", "Snapshot")
 _KEPT = 60  # points of a sparkline
 _AVERAGED = 5  # points of the rate that is shown as a number
 _WATCHED = 30.0  # seconds after the last request for which sampling continues
-_LOOKED_UP = 32  # topics that each sample looks up besides the changed ones
+_LOOKED_UP = 32  # unchanged topics that each sample looks up
 _AT_ONCE = 16
-# a frozen node must not delay the numbers of the others for long
+# short, because a frozen node delays the numbers of all others
 _REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 
 
@@ -51,16 +51,16 @@ _NO_RATE = Rate()
 
 @frozen
 class Snapshot:
-    """A cluster at one moment.
+    """State of a cluster at one time.
 
     Attributes:
-        taken: when, in seconds since 1970.
+        taken: time of the sample, in seconds since 1970.
         topics: topics by name, as lookup describes them.
-        stats: their statistics by name.
-        nodes: the nodes that lookup knows.
+        stats: statistics by topic name.
+        nodes: nodes that lookup lists.
         published: rate of received messages by topic.
         finished: rate of finished messages by topic and channel.
-        error: why a newer sample could not be taken; None for a current one.
+        error: error of a later failed sample; None if this sample is current.
     """
 
     taken: float
@@ -91,7 +91,7 @@ class Snapshot:
 
 
 def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
-    """Tell whether statistics show the leaders, nodes and channels that lookup reported."""
+    """Return whether statistics contain the same leaders, nodes and channels as lookup."""
     if info is None or set(info.channels) != set(stats.channels):
         return False
     if info.generation == "classic":
@@ -107,10 +107,10 @@ def _added(series: Sequence[Sequence[float]]) -> Rate:
 
 @define
 class _Counter:
-    """A rate derived from counters of the parts of a topic, which appear and vanish as leaders move.
+    """A rate derived from counters of the parts of a topic, which change as leaders move.
 
-    A counter that is lower once is ignored: a node does not count messages and depth at the same instant. One that is
-    lower twice was reset.
+    A counter that decreases once is ignored, because a node does not read messages and depth at the same instant. A
+    counter that stays lower was reset.
     """
 
     parts: dict[object, int] = field(factory=dict)
@@ -142,7 +142,7 @@ class Monitor:
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side.
         interval: seconds between two samples.
-        options: how to ask the lookup service, apart from times.
+        options: lookup options, except times.
     """
 
     def __init__(self, lookupd: str | Sequence[str], interval: float, options: LookupOptions | None = None) -> None:
@@ -163,7 +163,7 @@ class Monitor:
         self._changed = anyio.Event()
 
     async def run(self) -> None:
-        """Sample until cancelled, with a pause while no page is open; closes the connections at the end."""
+        """Sample until cancelled, except while no page is open; then close the connections."""
         try:
             while True:
                 if time.monotonic() - self._viewed > _WATCHED:
@@ -176,19 +176,19 @@ class Monitor:
                 await self._admin.aclose()
 
     async def current(self, *, newest: bool = False) -> Snapshot:
-        """Return the latest sample; take one when it is too old.
+        """Return the latest sample, or a new one if it is too old.
 
         Args:
-            newest: take one in any case, because the cluster was changed.
+            newest: always take a new sample, because the cluster was changed.
 
         Raises:
-            NsqError: there is no sample yet, and none can be taken.
+            NsqError: the first sample failed.
         """
         self._view()
         if newest or time.monotonic() - self._sampled > 3 * self._interval:
             await self._sample()
         if self._latest is None:
-            raise NsqError("the cluster was not sampled yet")
+            raise NsqError("the cluster has not been sampled yet")
         if self._latest.error is not None and not self._latest.taken:
             raise self._latest.error
         return self._latest
@@ -200,7 +200,7 @@ class Monitor:
         return await self.current()
 
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
-        """Return the in-sync replicas by partition, the leader first; empty while they cannot be asked for."""
+        """Return the in-sync replicas by partition, the leader first; empty if the request fails."""
         with anyio.move_on_after(_REQUEST_TIMEOUT):
             try:
                 return await self._admin.replicas(topic)
@@ -213,9 +213,9 @@ class Monitor:
         self._wanted.set()
 
     async def _sample(self) -> None:
-        """Take a sample; callers that wait for one at the same time share the next one.
+        """Take a sample; callers that wait at the same time share the next one.
 
-        A sample that began before the call is not shared: it may miss a change that the caller made.
+        A sample that began before the call is not shared: it may lack a change that the caller made.
         """
         called = time.monotonic()
         async with self._sampling:
@@ -263,9 +263,9 @@ class Monitor:
         )
 
     def _changed_topics(self, stats: Mapping[str, TopicStats]) -> list[str]:
-        """Return the topics that differ from what lookup said of them, and some of the others in turn.
+        """Return the topics whose statistics differ from lookup's last answer, and some of the others in turn.
 
-        A request for each topic and sample would be too many for the lookup service of a large cluster.
+        One request per topic and sample would overload the lookup service of a large cluster.
         """
         changed = {name for name, topic in stats.items() if not _agrees(self._known.get(name), topic)}
         others = [name for name in stats if name not in changed]
@@ -276,10 +276,10 @@ class Monitor:
         return sorted(changed)
 
     async def _look_up(self, names: Sequence[str]) -> None:
-        """Look topics up.
+        """Look up topics.
 
         Raises:
-            NsqError: the lookup service did not answer.
+            NsqError: the lookup service did not respond.
         """
         failed: list[NsqError] = []
         limit = anyio.Semaphore(_AT_ONCE)
@@ -300,7 +300,7 @@ class Monitor:
             raise failed[0]
 
     def _leaderless(self, name: str) -> TopicInfo:
-        """Describe a topic that lookup lists and does not find: no partition of it has a leader at the moment."""
+        """Describe a topic that lookup lists but does not find, because no partition has a leader at the moment."""
         old = self._latest.topics.get(name) if self._latest is not None else None
         return TopicInfo(name, "ha", None, {}, (), ()) if old is None else evolve(old, leaders={})
 

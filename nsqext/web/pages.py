@@ -1,4 +1,4 @@
-"""What each page shows: a template and its values, from a snapshot of the cluster."""
+"""Build the pages: a template and its values, from a snapshot of the cluster."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ("NodeRow", "Page", "Pages", "PartitionRow")
 
 _PEEKED = 20
 _MOST_PEEKED = 200
-_WATCHED = 5  # seconds that the page waits for messages of the original NSQ
+_WATCHED = 5  # seconds to wait for messages of the original NSQ
 
 
 @frozen
 class Page:
-    """A page that is about to be rendered.
+    """A page to render.
 
     Attributes:
-        template: name of its template.
-        title: its title.
-        values: what the template shows.
+        template: name of the template.
+        title: title of the page.
+        values: variables of the template.
     """
 
     template: str
@@ -44,14 +44,14 @@ class Page:
 
 @frozen
 class NodeRow:
-    """A node as tables show it.
+    """A row of a table of nodes.
 
     Attributes:
-        address: its TCP address.
-        name: its name in an embedded cluster; empty for other clusters.
+        address: TCP address.
+        name: name in an embedded cluster; otherwise empty.
         state: ``up``, ``down``, or ``frozen`` in an embedded cluster.
-        status: what lookup reports; None for a node that lookup does not know at the moment.
-        leads: topics and partitions that it leads.
+        status: status from lookup; None if lookup does not list the node at the moment.
+        leads: topics and partitions that the node leads.
     """
 
     address: str
@@ -63,13 +63,13 @@ class NodeRow:
 
 @frozen
 class PartitionRow:
-    """A partition as the page of its topic shows it.
+    """A partition in the page of its topic.
 
     Attributes:
-        number: its number; None for a node's share of a topic of the classic generation.
+        number: partition number; None for a node's share of a topic of the classic generation.
         leader: TCP address of the leader; None without a leader.
         replicas: TCP addresses of the other in-sync replicas.
-        stats: what the leader reports; None while it does not answer.
+        stats: statistics from the leader; None while it does not respond.
     """
 
     number: int | None
@@ -82,10 +82,10 @@ class Pages:
     """Builds the pages.
 
     Args:
-        monitor: samples the cluster.
-        admin: reads stored messages.
+        monitor: monitor of the cluster.
+        admin: client that reads stored messages.
         options: settings of the page.
-        cluster: the embedded cluster whose pages these are; None for any other one.
+        cluster: the embedded cluster, or None.
     """
 
     def __init__(self, monitor: Monitor, admin: Admin, options: WebOptions, cluster: Cluster | None) -> None:
@@ -95,7 +95,7 @@ class Pages:
         self._cluster = cluster
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
-        """Return the nodes that lookup knows, and all nodes of an embedded cluster; by name and address."""
+        """Return the nodes that lookup lists and those of an embedded cluster, sorted by name and address."""
         leads: dict[str, list[tuple[str, int]]] = {}
         for topic in snapshot.topics.values():
             for number, leader in topic.leaders.items():
@@ -189,7 +189,7 @@ class Pages:
 
         Raises:
             TopicNotFound: lookup does not know the topic.
-            NsqError: they cannot be read.
+            NsqError: the messages cannot be read.
         """
         name = _known_topic(snapshot, path["topic"])
         count = min(_number("count", query.get("count") or str(_PEEKED)), _MOST_PEEKED)

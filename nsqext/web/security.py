@@ -1,4 +1,4 @@
-"""Who may use the page: host names, origins, sign-in, form tokens, and the headers of every response."""
+"""Access control of the page: host names, origins, sign-in, form tokens, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class WebOptions:
     """Settings of the page.
 
     Attributes:
-        write: offer actions; otherwise the page only reads.
+        write: offer actions; otherwise the page is read-only.
         interval: seconds between two samples of the cluster.
         http_hosts: host names under which browsers reach the page, besides addresses, ``localhost`` and the machine's
             own name.
-        basic_auth: ``user:password`` that browsers have to give; never shown.
+        basic_auth: ``user:password`` for HTTP basic authentication; never shown.
         proxy_header: header in which a reverse proxy names the signed-in user; requests without it are refused. Only
-            safe where no request reaches the page around the proxy.
-        connection: how to connect to nodes.
-        lookup: how to ask the lookup service; times are those of the page.
+            safe if no request can bypass the proxy.
+        connection: options of connections to nodes.
+        lookup: lookup options, except times.
     """
 
     write: bool = False
@@ -80,9 +80,9 @@ class Refused(Exception):
     """A request that is not allowed.
 
     Attributes:
-        status: of the response.
-        text: what happened.
-        hint: what to do.
+        status: status of the response.
+        text: error message.
+        hint: how to correct the request.
     """
 
     def __init__(self, status: int, text: str, hint: str) -> None:
@@ -112,7 +112,7 @@ class Security:
         """
         host = headers.get("host", "")
         refusal = self._guard.refusal(method, host, headers.get("origin", ""), headers.get("sec-fetch-site", "")) or (
-            "" if host else "the request names no host"
+            "" if host else "the request has no Host header"
         )
         if refusal:
             raise Refused(403, refusal, "open the page by its own address, and use its own forms")
@@ -122,17 +122,17 @@ class Security:
         user = ""
         if self._options.proxy_header is not None:
             users = headers.getlist(self._options.proxy_header)
-            user = users[0] if len(users) == 1 else ""  # a second one may be the browser's own
+            user = users[0] if len(users) == 1 else ""  # with two headers, one may have been sent by the browser
             if not user:
                 raise Refused(
                     403,
-                    f"the request has not exactly one header {self._options.proxy_header}",
+                    f"the request must have exactly one header {self._options.proxy_header}",
                     "open the page through the reverse proxy that signs users in",
                 )
         if self._options.basic_auth is not None:
             given = _credentials(headers.get("authorization", ""))
             if not hmac.compare_digest(given.encode(), self._options.basic_auth.encode()):
-                raise Refused(401, "user name or password are wrong", "give those that the page was started with")
+                raise Refused(401, "wrong user name or password", "use those that the page was started with")
             user = user or given.partition(":")[0]
         return user
 
@@ -144,19 +144,19 @@ class Security:
         """Check that a change may be made.
 
         Raises:
-            Refused: the page only reads, or the form's token is missing or wrong.
+            Refused: the page is read-only, or the form's token is missing or wrong.
         """
         if not self._options.write:
-            raise Refused(403, "this page only reads", "start it with --write to make changes")
+            raise Refused(403, "this page is read-only", "start it with --write to make changes")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token(user).encode()):
-            raise Refused(403, "the form has no valid token", "reload the page it is on, and send it again")
+            raise Refused(403, "the form has no valid token", "reload its page and send it again")
 
     def with_headers(self, send: _Send, *, static: bool = False) -> _Send:
         """Return a ``send`` that adds the headers.
 
         Args:
-            send: the server's.
-            static: the response is a file of the package, and may be cached.
+            send: the server's ``send``.
+            static: the response is a file of the package, so it may be cached.
         """
 
         async def sending(message: _Message) -> None:

@@ -26,7 +26,7 @@ def listen(address: Address) -> socket.socket:
     """Return a socket that listens on an address; port 0 chooses a free one.
 
     Raises:
-        InvalidSetting: another process uses it, or the host is not one of this machine.
+        InvalidSetting: the address is in use, or the host does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -40,12 +40,12 @@ def listen(address: Address) -> socket.socket:
 async def serve(
     page: WebPage, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled; the socket and every connection are closed then. Runs on asyncio.
+    """Serve on asyncio until cancelled, then close the socket and every connection.
 
     Args:
         page: the page.
-        listener: a listening socket; its ownership passes to the server.
-        task_status: started once requests are answered.
+        listener: a listening socket; the server takes ownership of it.
+        task_status: reports the start once requests are handled.
     """
     listener.setblocking(False)
     async with anyio.create_task_group() as tasks:
@@ -56,7 +56,7 @@ async def serve(
 
 @contextmanager
 def served(page: WebPage, address: Address) -> Iterator[Address]:
-    """Serve in a thread of its own while the block runs; gives the address with its port.
+    """Serve in a thread while the block runs; yield the address with its port.
 
     Raises:
         InvalidSetting: see `listen`.

@@ -1,4 +1,4 @@
-"""Show the next messages of a topic of the original NSQ, which keeps no log to read."""
+"""Show the next messages of a topic of the original NSQ, which has no log to read from."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class WatchedMessage:
 async def watch(
     admin: Admin, lookupd: str | Sequence[str], topic: str, options: ConsumerOptions, *, count: int, seconds: float
 ) -> list[WatchedMessage]:
-    """Return messages that are published from now on, newest first.
+    """Return messages that are published after the call, newest first.
 
-    They are copies: an ephemeral channel receives them, which the servers delete when its consumer leaves.
+    They are copies, received through an ephemeral channel, which the servers delete when its consumer disconnects.
 
     Args:
-        admin: reads the topic's statistics.
+        admin: client that reads the topic's statistics.
         lookupd: lookup addresses.
         topic: the topic.
-        options: how to consume.
-        count: how many at most.
-        seconds: how long to wait for them.
+        options: options of the consumer.
+        count: largest number of messages.
+        seconds: time to wait for messages.
 
     Raises:
-        InvalidState: a node has no channel of the topic: the first channel, which this would be, takes its messages.
+        InvalidState: a node has no channel of the topic, so the ephemeral channel would consume its stored messages.
         NsqError: the topic cannot be read.
     """
     for part in (await admin.stats(topic)).partitions:
         if not part.channels:
             raise InvalidState(
-                "the topic has no channel: a channel that is made to watch it would take the messages that wait",
+                "the topic has no channel, so a temporary channel would consume the waiting messages",
                 topic=topic,
                 node=str(part.node),
                 hint="create a channel first",

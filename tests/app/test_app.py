@@ -145,9 +145,9 @@ async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[s
 
     @app.lifespan
     async def late(given: App) -> AsyncIterator[None]:
-        with pytest.raises(InvalidState, match="runs already"):
+        with pytest.raises(InvalidState, match="is running already"):
             app.handler("orders", "ch")
-        with pytest.raises(InvalidState, match="runs already"):
+        with pytest.raises(InvalidState, match="is running already"):
             app.lifespan(late)
         app.stop()
         yield
@@ -215,7 +215,7 @@ async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, t
         with anyio.fail_after(15):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(app.start)
-            with pytest.raises(InvalidState, match="runs already"):
+            with pytest.raises(InvalidState, match="is running already"):
                 await app.start()
             await app.producer.publish(topics[0], body)
             await arrived.wait()
@@ -244,7 +244,7 @@ async def test_a_handler_closes_its_app(cluster: Cluster, topics: tuple[str, str
     with anyio.fail_after(15):
         async with app:
             await app.producer.publish(topics[0], b"x")
-            while app.health().reasons != ("the app does not run",):  # noqa: ASYNC110 - it has no event for this
+            while app.health().reasons != ("the app is not running",):  # noqa: ASYNC110 - it has no event for this
                 await anyio.sleep(0.01)
 
 
@@ -302,7 +302,7 @@ async def test_options_that_would_be_ignored_are_refused() -> None:
 async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
     app.handler(topics[0], "ch")(nothing)
-    assert app.health() == Health(live=True, ready=False, reasons=("the app does not run",))
+    assert app.health() == Health(live=True, ready=False, reasons=("the app is not running",))
     with anyio.fail_after(15):
         async with app:
             assert app.health() == Health(live=True, ready=True)
@@ -335,7 +335,7 @@ async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
         response = await client.request(method, path)
     assert response.status_code == status
     if (path, method) == ("/readyz", "GET"):
-        assert response.json() == {"ok": False, "reasons": ["the app does not run"]}
+        assert response.json() == {"ok": False, "reasons": ["the app is not running"]}
 
 
 async def test_handlers_of_several_topics(cluster: Cluster, topics: tuple[str, str]) -> None:

@@ -56,7 +56,7 @@ def test_a_lookup_shares_its_cache() -> None:
     assert repr(lookup) == "Lookup('a:4161,b:4161')"
     with pytest.raises(InvalidSetting, match="both lookupd and nsqd"):
         metadata_cache(lookup, "n1:4150", LookupOptions())
-    with pytest.raises(InvalidSetting, match="besides a Lookup that has others"):
+    with pytest.raises(InvalidSetting, match="differ from those of the Lookup"):
         metadata_cache(lookup, (), LookupOptions(poll_interval=6))
     with pytest.raises(InvalidSetting, match="is not an address"):
         Lookup("a:x")
@@ -212,5 +212,5 @@ async def test_switching_from_another_thread(nodes: LookupNodes) -> None:
 
 
 async def test_fixed_nodes_cannot_be_switched() -> None:
-    with pytest.raises(InvalidSetting, match="no lookup to switch"):
+    with pytest.raises(InvalidSetting, match="no lookup service is used"):
         MetadataCache(nsqd="n1:4150").switch("a:4161")

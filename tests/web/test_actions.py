@@ -181,7 +181,7 @@ async def test_a_topic_without_channels_is_not_watched(classic: Cluster) -> None
         form = {"token": await token_of(browser)}
         refused = await browser.post(f"/topics/{topic}/messages", data=form)
         assert await admin.channels(topic) == ()
-    assert (refused.status_code, "would take the messages that wait" in refused.text) == (503, True)
+    assert (refused.status_code, "would consume the waiting messages" in refused.text) == (503, True)
 
 
 async def test_partitions_are_added(ha: Cluster) -> None:

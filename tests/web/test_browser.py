@@ -75,7 +75,7 @@ def test_pages_are_read_by_following_links(page: Browser, cluster: Cluster) -> N
     page.wait_text("Timed out")
     page.driver.back()
     page.click('a[href="/topics/orders/messages"]')
-    page.wait_text("nothing is consumed")
+    page.wait_text("without consuming messages")
     page.open("/")
     page.click(f'a[href="/nodes/{cluster.nodes["n1"].tcp.replace(":", "%3A")}"]')
     page.wait_text(cluster.nodes["n1"].http)
@@ -176,9 +176,9 @@ def test_actions_of_the_original_nsq(driver: Chrome, classic: Cluster) -> None:
         browser.press("Pause", action="pause-topic")
         browser.wait_text("The topic is paused.")
         browser.press("Unpause", action="unpause-topic")
-        browser.wait_text("The topic is not paused any more.")
+        browser.wait_text("The topic is no longer paused.")
         browser.press("Tombstone", action="tombstone")
-        browser.wait_text("Lookup hides the node for a while.")
+        browser.wait_text("Lookup temporarily hides the node.")
         driver.get("about:blank")
 
 

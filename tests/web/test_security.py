@@ -141,7 +141,7 @@ async def test_changes_without_the_token_are_refused(cluster: Cluster, token: st
     async with browsing(cluster, write=True) as browser:
         answer = await browser.post("/actions/create-topic", data=form)
         assert answer.status_code == 403
-        assert "reload the page" in answer.text
+        assert "reload its page" in answer.text
         assert (await browser.get("/topics/evil")).status_code == 404
 
 

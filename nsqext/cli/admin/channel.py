@@ -22,7 +22,7 @@ app: typer.Typer = typer.Typer()
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Channel = Annotated[str, typer.Argument(help="The channel.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _change(
 def create(
     connection: Connection, topic: Topic, channels: Annotated[list[str], typer.Argument(help="The channels.")]
 ) -> None:
-    """Create channels on every partition; a channel begins at the end of the stored messages."""
+    """Create channels on every partition; a new channel starts after the stored messages."""
     for name in channels:
         _change(connection, topic, name, "created", lambda admin, name=name: admin.create_channel(topic, name))  # type: ignore[misc]
 
@@ -112,7 +112,7 @@ def empty(connection: Connection, topic: Topic, channel: Channel, yes: Yes = Fal
 
 
 def _add_switch(name: str, done: str, summary: str) -> None:
-    """Add a command that switches something on or off at a channel."""
+    """Add a command that switches a state of a channel on or off."""
 
     def switch(connection: Connection, topic: Topic, channel: Channel) -> None:
         _change(connection, topic, channel, done, lambda admin: getattr(admin, f"{name}_channel")(topic, channel))
@@ -124,9 +124,9 @@ def _add_switch(name: str, done: str, summary: str) -> None:
 _add_switch("pause", "paused", "Stop delivery from a channel; messages wait.")
 _add_switch("unpause", "unpaused", "Resume delivery from a channel.")
 _add_switch(
-    "skip", "skipped", "Let a channel of the redesigned NSQ finish every message without delivery, until `unskip`."
+    "skip", "skipped", "Make a channel of the redesigned NSQ finish every message without delivery, until `unskip`."
 )
-_add_switch("unskip", "unskipped", "Let a skipped channel deliver messages again.")
+_add_switch("unskip", "unskipped", "Make a skipped channel deliver messages again.")
 
 
 @app.command("seek")

@@ -21,15 +21,19 @@ __all__ = ("run",)
 @connected
 def run(
     connection: Connection,
-    topic: Annotated[str | None, typer.Argument(help="The topic; every partition needs a leader that answers.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(help="The topic; every partition needs a leader that responds.")
+    ] = None,
     channel: Annotated[str | None, typer.Argument(help="The channel.")] = None,
-    max_lag: Annotated[int | None, typer.Option(min=0, help="Messages that may be unfinished in the channel.")] = None,
-    min_consumers: Annotated[int, typer.Option(min=0, help="Consumers that the channel needs.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the check may take.")] = 5.0,
+    max_lag: Annotated[
+        int | None, typer.Option(min=0, help="Largest number of unfinished messages in the channel.")
+    ] = None,
+    min_consumers: Annotated[int, typer.Option(min=0, help="Smallest number of consumers of the channel.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which the check fails.")] = 5.0,
 ) -> None:
-    """Probe a cluster, a topic or a channel; the exit code is 0 if it is healthy, and 1 otherwise.
+    """Probe a cluster, a topic or a channel; exit with 0 if it is healthy, and with 1 otherwise.
 
-    Without a topic: lookup and every node have to answer.
+    Without a topic, lookup and every node must respond.
     """
     if channel is None and (max_lag is not None or min_consumers):
         raise InvalidSetting("--max-lag and --min-consumers need a channel")
@@ -50,7 +54,7 @@ def run(
             except NsqError as error:
                 problems.append(str(error))
         if scope.cancelled_caught:
-            problems.append(f"not answered within {timeout:g} s")
+            problems.append(f"no response within {timeout:g} s")
         connection.show({"healthy": not problems, "problems": problems}, "; ".join(problems) or "healthy")
         if problems:
             raise typer.Exit(1)
@@ -61,15 +65,15 @@ def run(
 async def _check_nodes(admin: Admin) -> list[str]:
     nodes = await admin.nodes()
     if not nodes:
-        return ["lookup knows no node"]
-    return [f"node {node.tcp} does not answer" for node in nodes if not node.reachable]
+        return ["lookup lists no node"]
+    return [f"node {node.tcp} does not respond" for node in nodes if not node.reachable]
 
 
 async def _check_topic(admin: Admin, topic: str) -> list[str]:
     info, stats = await admin.topic(topic), await admin.stats(topic)
     expected = range(info.meta.partition_num) if info.meta else ()
     problems = [f"partition {number} has no leader" for number in expected if number not in info.leaders]
-    return problems + [f"node {node} does not answer" for node in stats.unreachable]
+    return problems + [f"node {node} does not respond" for node in stats.unreachable]
 
 
 async def _check_channel(admin: Admin, topic: str, channel: str, max_lag: int | None, min_consumers: int) -> list[str]:
@@ -78,8 +82,8 @@ async def _check_channel(admin: Admin, topic: str, channel: str, max_lag: int | 
         return [f"the topic has no channel {channel}"]
     problems = []
     if max_lag is not None and stats.lag > max_lag:
-        problems.append(f"{stats.lag} messages are unfinished, more than {max_lag}")
+        problems.append(f"{stats.lag} messages are unfinished; at most {max_lag} may be")
     consumers = len({(client.client_id, client.hostname) for client in stats.clients})
     if consumers < min_consumers:
-        problems.append(f"{consumers} consumers, less than {min_consumers}")
+        problems.append(f"{consumers} consumers; at least {min_consumers} are required")
     return problems

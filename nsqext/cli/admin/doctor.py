@@ -1,4 +1,4 @@
-"""``nsqext doctor``: examine a cluster, and say what to do about what is wrong."""
+"""``nsqext doctor``: diagnose a cluster, report problems and how to solve them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ("Finding", "examine", "run")
 T = TypeVar("T")
 
 _TIMEOUT = 5.0
-_CLOCK = 5.0  # seconds that clocks may differ
+_CLOCK = 5.0  # largest difference of clocks, in seconds
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
 @frozen
 class Finding:
-    """What was found out.
+    """Result of one examination.
 
     Attributes:
-        status: ``error`` means that something does not work.
-        subject: what it is about.
-        text: what was found.
-        hint: what to do; empty where nothing has to be done.
+        status: ``ok``, ``warning`` or ``error``.
+        subject: the examined server, topic or channel.
+        text: description of the result.
+        hint: what to do; empty if nothing has to be done.
     """
 
     status: Literal["ok", "warning", "error"]
@@ -54,9 +54,9 @@ class Finding:
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
 @connected
 def run(connection: Connection) -> None:
-    """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; say what to do.
+    """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; report problems with a solution.
 
-    Ends with 1 if something does not work.
+    Exits with 1 if an error is found.
     """
 
     async def act() -> None:
@@ -72,7 +72,7 @@ def run(connection: Connection) -> None:
 
 
 async def examine(connection: Connection) -> list[Finding]:
-    """Return what is found out about the cluster of a connection."""
+    """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
     loaded = connection.load()
     for address in parse_lookup_addresses(connection.lookupd()):
@@ -120,13 +120,13 @@ async def _examine_address(kind: str, address: Address) -> list[Finding]:
         hint = "is it the HTTP port (4161 of nsqlookupd, 4151 of nsqd) and not the TCP port?"
         return [Finding("error", subject, f"does not speak HTTP: {error!r}", hint)]
     if answer.status_code != 200:
-        return [Finding("error", subject, f"/ping is answered with {answer.status_code}", "is it an NSQ server?")]
-    findings = [Finding("ok", subject, f"answers in {(time.time() - began) * 1000:.0f} ms")]
+        return [Finding("error", subject, f"/ping returned {answer.status_code}", "is it an NSQ server?")]
+    findings = [Finding("ok", subject, f"responds in {(time.time() - began) * 1000:.0f} ms")]
     if (stamp := answer.headers.get("date")) is not None:
         behind = (began + time.time()) / 2 - parsedate_to_datetime(stamp).timestamp()
         if abs(behind) > _CLOCK:
             text = f"its clock differs by {abs(behind):.0f} s from this machine's"
-            findings.append(Finding("warning", subject, text, "synchronize clocks (NTP): times of messages are wrong"))
+            findings.append(Finding("warning", subject, text, "synchronize clocks (NTP): message timestamps are wrong"))
     return findings
 
 
@@ -137,13 +137,15 @@ async def _examine_lookup(client: LookupClient) -> Finding:
         return Finding("ok", "lookup", f"{counted(len(nodes), 'node')}, {leaders[0]} leads")
     known = await client.nodes()
     if any("HA" in node.version for node in known):
-        return Finding("error", "lookup", "no lookup node leads", "is etcd up, and a majority of the lookup nodes?")
+        return Finding(
+            "error", "lookup", "no lookup node is the leader", "are etcd and a majority of the lookup nodes up?"
+        )
     return Finding("ok", "lookup", f"{counted(len(nodes), 'node')} of the original NSQ, which have no leader")
 
 
 def _examine_versions(nodes: Sequence[NodeStatus]) -> list[Finding]:
     if not nodes:
-        return [Finding("error", "nodes", "lookup knows no nsqd", "start nsqd with the TCP addresses of nsqlookupd")]
+        return [Finding("error", "nodes", "lookup lists no nsqd", "start nsqd with the TCP addresses of nsqlookupd")]
     versions = sorted({node.version for node in nodes})
     if len(versions) > 1:
         return [Finding("warning", "nodes", f"versions differ: {', '.join(versions)}", "finish the upgrade")]
@@ -163,13 +165,13 @@ async def _examine_node(node: NodeStatus) -> list[Finding]:
             async with await anyio.connect_tcp(node.tcp.host, node.tcp.port):
                 findings.append(Finding("ok", subject, "accepts connections"))
     except (OSError, TimeoutError) as error:
-        hint = "is the port open from this machine? Set -broadcast-address to a name that clients reach"
+        hint = "is the port open from this machine? Set -broadcast-address to a name that clients can resolve"
         if is_loopback(node.tcp.host):
             hint = "it broadcasts a loopback address, which other machines cannot use: set -broadcast-address"
         findings.append(Finding("error", subject, f"does not accept connections: {error!r}", hint))
     if node.tombstoned:
         text = f"tombstoned for {', '.join(node.tombstoned)}"
-        findings.append(Finding("warning", subject, text, "clients do not see it for these topics for a while"))
+        findings.append(Finding("warning", subject, text, "lookup temporarily hides the node for these topics"))
     return findings
 
 
@@ -198,15 +200,15 @@ def _examine_channels(topic: TopicStats) -> list[Finding]:
         change = f"{topic.name} {channel.name}"
         if channel.paused:
             hint = f"nsqext channel unpause {change}"
-            findings.append(Finding("warning", subject, f"is paused with {channel.lag} messages", hint))
+            findings.append(Finding("warning", subject, f"is paused with {channel.lag} waiting messages", hint))
         elif not channel.clients and channel.lag:
             hint = f"start a consumer, or nsqext channel delete {change}"
-            findings.append(Finding("warning", subject, f"has no consumer, and {channel.lag} messages wait", hint))
+            findings.append(Finding("warning", subject, f"has no consumer and {channel.lag} waiting messages", hint))
     return findings
 
 
 async def _examine_client(connection: Connection) -> list[Finding]:
-    """Connect as a producer does: with TLS, authentication and compression of the settings."""
+    """Connect like a producer, with TLS, authentication and compression as configured."""
     options = connection.load().options.connection
     words = ["TLS"] if options.tls else []
     words += ["authentication"] if options.auth_secret else []

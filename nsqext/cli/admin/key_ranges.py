@@ -1,4 +1,4 @@
-"""``nsqext key-ranges``: which consumer of a key_failover channel serves which keys, as they come and go."""
+"""``nsqext key-ranges``: show the key range of each consumer of a key_failover channel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsqext.protocol.names import check_channel, check_topic
 __all__ = ("PartitionRanges", "look", "make_table", "run")
 
 _BARS = 10, 40
-_OTHERS = 66  # columns of a terminal that everything but the bar takes
+_OTHERS = 66  # terminal columns of everything except the bar
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -36,11 +36,11 @@ class PartitionRanges:
     Attributes:
         partition: the partition.
         node: TCP address of the leader; empty while there is no leader.
-        error: why nothing is known; empty when something is.
-        depth: messages that are not finished.
-        replay: messages that wait for the consumer of their key.
-        held_keys: keys that a consumer has messages of.
-        ranges: the ranges in order.
+        error: why the ranges are unknown; empty if they are known.
+        depth: number of unfinished messages.
+        replay: number of messages that wait for the consumer of their key.
+        held_keys: number of keys with messages in flight.
+        ranges: key ranges in order.
     """
 
     partition: int
@@ -58,8 +58,8 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
     Raises:
         TopicNotFound: lookup does not know the topic.
         LookupFailed: no lookup node returned a usable response.
-        InvalidSetting: the channel is of another type.
-        BadChannel: no partition has it.
+        InvalidSetting: the channel has another type.
+        BadChannel: no partition has the channel.
     """
     info = await admin.topic(topic)
     numbers = range(info.meta.partition_num if info.meta else 0)
@@ -88,7 +88,7 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
                 hint="create it with dispatch=key_failover, or start Consumer(dispatch='key_failover') first",
             )
         else:
-            reason = "" if one.dispatch == "key_failover" else "no consumer, and no type yet"
+            reason = "" if one.dispatch == "key_failover" else "no consumer, so the channel has no type yet"
             found.append(PartitionRanges(number, node, reason, one.depth, one.replay, one.held_keys, one.key_ranges))
     return found
 
@@ -99,8 +99,8 @@ def run(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between refreshes.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print the ranges once and exit.")] = False,
 ) -> None:
     """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)
@@ -174,7 +174,7 @@ def make_table(name: str, found: Sequence[PartitionRanges], width: int) -> Table
 
 
 def _bar(low: float, high: float, size: int) -> str:
-    """Draw where a range lies on the line from 0 to 1; even a narrow one is to be seen."""
+    """Draw a range on the line from 0 to 1, at least one character wide."""
     first = min(int(low * size), size - 1)
     last = max(round(high * size), first + 1)
     return "·" * first + "█" * (last - first) + "·" * (size - last)

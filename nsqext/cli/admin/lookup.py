@@ -1,4 +1,4 @@
-"""``nsqext lookup``: what the lookup service knows."""
+"""``nsqext lookup``: show the nodes, topics and partitions that the lookup service reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _show_map(connection: Connection, found: PartitionMap) -> None:
 def run(
     connection: Connection,
     topic: Annotated[str | None, typer.Argument(help="A topic; without it, all nodes and topics.")] = None,
-    access: Annotated[str, typer.Option(help="w for where to publish, r for where to consume.")] = "r",
+    access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
     client = LookupClient(connection.lookupd(), connection.load().options.lookup)

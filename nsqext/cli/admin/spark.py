@@ -24,13 +24,13 @@ _TIMEOUT = 10.0
 
 
 class Subject(StrEnum):
-    """Objects of the command."""
+    """Objects that the command manages."""
 
     ANCHORS = "anchors"
 
 
 class Action(StrEnum):
-    """What to do."""
+    """Operations on the objects."""
 
     LIST = "list"
     DELETE = "delete"
@@ -39,10 +39,10 @@ class Action(StrEnum):
 @examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query")
 def run(
     subject: Annotated[Subject, typer.Argument(help="Anchor channels of streaming queries.")],
-    action: Annotated[Action, typer.Argument(help="What to do.")],
+    action: Annotated[Action, typer.Argument(help="list or delete.")],
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[
-        str | None, typer.Option(help="The option channel of the query; list: all channels without it.")
+        str | None, typer.Option(help="The option channel of the query. (list: default all channels)")
     ] = None,
     lookupd: Lookupd = None,
     url: Url = None,

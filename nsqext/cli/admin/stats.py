@@ -50,14 +50,14 @@ def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[st
 
 
 class Rates:
-    """Messages a second between two looks."""
+    """Rates of messages between successive samples."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str | None], int] = {}
         self._at = 0.0
 
     def add(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add ``per_second`` to the records, from the second look on."""
+        """Add ``per_second`` to the records, from the second sample on."""
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         last, self._last = self._last, {}
@@ -82,11 +82,11 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
 @connected
 def run(
     connection: Connection,
-    topic: Annotated[str | None, typer.Argument(help="The topic; all without it.")] = None,
-    channel: Annotated[str | None, typer.Argument(help="The channel; all without it.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
+    channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, with rates.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    count: Annotated[int, typer.Option(min=0, help="--watch: end after so many looks; 0 for never.")] = 0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 2.0,
+    count: Annotated[int, typer.Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
 ) -> None:
     """Show depth, lag, messages and consumers of topics and channels."""
     rates = Rates()

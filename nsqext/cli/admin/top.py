@@ -42,13 +42,13 @@ KEYS = {
 
 @define
 class View:
-    """What is shown.
+    """State of the table.
 
     Attributes:
-        records: of the last look.
-        column: sorted by it: numbers from the largest, text from a to z.
-        reverse: the other way round.
-        error: why the last look failed.
+        records: records of the last sample.
+        column: column to sort by: numbers in descending, text in ascending order.
+        reverse: reverse the order.
+        error: error of the last sample; empty if it succeeded.
     """
 
     records: list[dict[str, Any]]
@@ -57,14 +57,14 @@ class View:
     error: str = ""
 
     def press(self, key: str) -> bool:
-        """React to a key; returns False where it ends the program."""
+        """Handle a key; return False if the key quits the program."""
         if key in KEYS:
             self.reverse = not self.reverse if self.column == KEYS[key] else False
             self.column = KEYS[key]
         return key not in ("q", "\x1b", "\x04")
 
     def sorted(self) -> list[dict[str, Any]]:
-        """Return the records in their order."""
+        """Return the sorted records."""
         text = self.column in ("topic", "channel")
         default: Any = "" if text else 0
         return sorted(self.records, key=lambda record: record.get(self.column) or default, reverse=self.reverse is text)
@@ -94,13 +94,13 @@ def _single_keys(descriptor: int) -> Iterator[None]:
 @connected
 def run(
     connection: Connection,
-    topic: Annotated[str | None, typer.Argument(help="The topic; all without it.")] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
 ) -> None:
-    """Watch depth, lag, rates and consumers of channels in a table; q or ^C ends it.
+    """Watch depth, lag, rates and consumers of channels in a table; q or ^C quits.
 
-    Keys sort: t topic, c channel, d depth, f in flight, l lag, m messages, r rate, n consumers; again for the other
-    direction. It needs a terminal; use `nsqext stats --watch` in pipes.
+    Keys select the column to sort by: t topic, c channel, d depth, f in flight, l lag, m messages, r rate, n consumers;
+    the same key again reverses the order. It needs a terminal; use `nsqext stats --watch` in pipes.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidSetting("top needs a terminal", hint="use nsqext stats --watch")

@@ -101,16 +101,16 @@ class TopicOptions:
         partitions: number of partitions.
         replicas: replicas of each partition.
         extend: messages may carry headers, tags and keys.
-        ordered: for ordered consumption.
-        multipart: several partitions may be on one node.
+        ordered: consumers receive the messages of a partition in order.
+        multipart: one node may hold several partitions.
     """
 
     partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1
     replicas: Annotated[int, typer.Option(help="Replicas of each partition.")] = 1
     extend: Annotated[bool, typer.Option("--extend", help="Messages may carry headers, tags and keys.")] = False
-    ordered: Annotated[bool, typer.Option("--ordered", help="For ordered consumption.")] = False
+    ordered: Annotated[bool, typer.Option("--ordered", help="Deliver the messages of each partition in order.")] = False
     multipart: Annotated[
-        bool, typer.Option("--multipart", help="Several partitions may be on one node: for small clusters.")
+        bool, typer.Option("--multipart", help="One node may hold several partitions: for small clusters.")
     ] = False
 
 
@@ -127,12 +127,12 @@ def create(
     channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
     options: TopicOptions = TopicOptions(),
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds until every partition has to accept publishes.")] = 90.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait until every partition accepts publishes.")] = 90.0,
 ) -> None:
     """Create a topic with channels, and wait until it accepts publishes.
 
     A redesigned cluster refuses publishes to a topic without channels: without --channel the channel "default" is
-    created. The nodes of a real cluster may take a minute until they accept publishes. The original NSQ has neither
+    created. On a real cluster it may take a minute until all partitions accept publishes. The original NSQ has neither
     partitions nor options.
     """
 
@@ -166,7 +166,7 @@ def _change(connection: Connection, topic: str, done: str, change: Callable[[Adm
 def delete(
     connection: Connection,
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is not an error.")] = False,
 ) -> None:
     """Delete a topic with all its messages and channels."""
@@ -192,7 +192,7 @@ def expand(
 def empty(
     connection: Connection,
     topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask at a terminal.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Discard the messages that wait in a topic and in all its channels."""
     confirm(f"Discard the messages that wait in {topic} and all its channels?", yes=yes)
@@ -200,7 +200,7 @@ def empty(
 
 
 def _add_switch(name: str, done: str, summary: str) -> None:
-    """Add a command that changes a topic in a way that needs no option."""
+    """Add a command that changes a topic and has no options."""
 
     def switch(connection: Connection, topic: Topic) -> None:
         _change(connection, topic, done, lambda admin: getattr(admin, f"{name}_topic")(topic))
@@ -211,4 +211,4 @@ def _add_switch(name: str, done: str, summary: str) -> None:
 
 _add_switch("upgrade", "upgraded", "Give a topic extend support: headers, tags and keys. It cannot be undone.")
 _add_switch("pause", "paused", "Stop a topic of the original NSQ from passing messages to its channels.")
-_add_switch("unpause", "unpaused", "Let a paused topic pass messages to its channels again.")
+_add_switch("unpause", "unpaused", "Make a paused topic pass messages to its channels again.")

@@ -1,7 +1,7 @@
-"""Files of recorded messages: JSON lines, compressed in members that are complete after each batch.
+"""Files of recorded messages: JSON lines, in one gzip member for each batch.
 
-A file is a sequence of gzip members. A process that is killed leaves at most one incomplete member at the end, whose
-messages were not acknowledged; reading stops in front of it. A file is never appended to by another process.
+A process that is killed leaves at most one incomplete member at the end of its file; the messages in it were not
+acknowledged, and readers ignore it. No other process appends to a file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ("Entry", "MessageFiles", "files_in", "read_entries")
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
 _MOST_UNPACKED = 1 << 30
-"""Bytes of one member after decompression; `MessageFiles.append` writes a member for each batch."""
+"""Largest size of one member after decompression, in bytes; `MessageFiles.append` writes a member for each batch."""
 
 
 class MessageFiles:
     """Writes records to files that are rotated by size and age.
 
     Args:
-        folder: where the files are; it is created.
-        topic: begins their names.
-        max_bytes: a file that is as large is followed by the next one.
-        max_age: so is one of this age, in seconds; 0 for no limit.
+        folder: folder of the files; it is created.
+        topic: prefix of the file names.
+        max_bytes: size at which a file is rotated.
+        max_age: age in seconds at which a file is rotated; 0 for no limit.
     """
 
     def __init__(self, folder: Path, topic: str, *, max_bytes: int, max_age: float) -> None:
@@ -50,11 +50,11 @@ class MessageFiles:
         self.path: Path | None = None
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write records and synchronize the file with the disk; they survive a power loss when it returns."""
+        """Write records and synchronize the file with the disk, so that they survive a power loss."""
         file = self._file or self._open()
         data = gzip.compress(b"".join(orjson.dumps(record) + b"\n" for record in records), compresslevel=6)
         written = 0
-        while written < len(data):  # a disk that is almost full takes a part
+        while written < len(data):  # a write to an almost full disk may be partial
             written += file.write(data[written:])
         os.fsync(file.fileno())
         self._size += len(data)
@@ -68,14 +68,14 @@ class MessageFiles:
         self._file = FileIO(self.path, "xb")
         folder = os.open(self._folder, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the name of the file
+            os.fsync(folder)  # makes the name of the file durable
         finally:
             os.close(folder)
         self._began, self._size = time.monotonic(), 0
         return self._file
 
     def close(self) -> None:
-        """Close the current file; the next batch begins another one."""
+        """Close the current file; the next batch starts a new one."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -86,9 +86,9 @@ class Entry:
     """A recorded message.
 
     Attributes:
-        file: name of its file.
-        number: its line in the file, from 1.
-        record: what was recorded.
+        file: name of the file.
+        number: line number in the file, from 1.
+        record: the message record.
     """
 
     file: str
@@ -97,10 +97,10 @@ class Entry:
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of messages, those of a folder in the order in which they were written.
+    """Return the files of messages; those of a folder in the order of writing.
 
     Raises:
-        InvalidInput: there are none, or two of them have the same name.
+        InvalidInput: there is no file, or two files have the same name.
     """
     found: list[Path] = []
     for path in paths:
@@ -108,7 +108,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     missing = [path for path in found if not path.is_file()]
     if missing or not found:
         raise InvalidInput(
-            f"no file of messages: {', '.join(map(str, missing or paths))}", hint="give a file or a folder"
+            f"no files of recorded messages: {', '.join(map(str, missing or paths))}", hint="give a file or a folder"
         )
     if len({path.name for path in found}) < len(found):
         raise InvalidInput("two files have the same name", hint="replay them one after the other")
@@ -116,14 +116,14 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
-    """Yield the messages of a file, without the incomplete member of a process that was killed.
+    """Yield the messages of a file, except those of an incomplete member at its end.
 
     Args:
         path: the file, compressed or not.
-        skip: lines to leave out.
+        skip: number of lines to skip.
 
     Raises:
-        InvalidInput: a line is no record.
+        InvalidInput: a line is not a message record.
     """
     for number, line in enumerate(_lines(path), 1):
         if number <= skip:
@@ -133,7 +133,7 @@ def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
         except ValueError as error:
             raise InvalidInput(f"{path.name}, line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
-            raise InvalidInput(f"{path.name}, line {number} is not a record of a message")
+            raise InvalidInput(f"{path.name}, line {number} is not a message record")
         yield Entry(path.name, number, record)
 
 
@@ -151,7 +151,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yield the content of each complete gzip member; one that unpacks to more than a batch can be is refused."""
+    """Yield the content of each complete gzip member; refuse a member larger than any batch."""
     rest = b""
     while rest or (rest := file.read(_CHUNK)):
         decoder, parts, size = zlib.decompressobj(wbits=31), list[bytes](), 0

@@ -38,19 +38,23 @@ def run(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic.")],
     to: Annotated[Path, typer.Option(help="Folder of the files; it is created.")],
-    channel: Annotated[str, typer.Option(help="The channel that remembers what was recorded.")] = "record",
-    until_end: Annotated[bool, typer.Option("--until-end", help="End when the channel has no messages left.")] = False,
-    rotate_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes of a file, compressed.")] = 256.0,
-    rotate_seconds: Annotated[float, typer.Option(min=0, help="Age of a file; 0 for no limit.")] = 3600.0,
-    batch: Annotated[int, typer.Option(min=1, help="Messages that are written and synchronized together.")] = 1000,
+    channel: Annotated[str, typer.Option(help="Channel to record; its position is the progress.")] = "record",
+    until_end: Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")] = False,
+    rotate_mb: Annotated[
+        float, typer.Option(min=0.001, help="Compressed size at which a file is rotated, in megabytes.")
+    ] = 256.0,
+    rotate_seconds: Annotated[
+        float, typer.Option(min=0, help="Age at which a file is rotated; 0 for no limit.")
+    ] = 3600.0,
+    batch: Annotated[int, typer.Option(min=1, help="Messages written and synchronized together.")] = 1000,
     linger: Annotated[float, typer.Option(min=0, help="Seconds that a batch waits for further messages.")] = 0.2,
 ) -> None:
     """Write messages to compressed files with headers, keys, times and partitions, until ^C, SIGTERM or the end.
 
-    A message is finished after its batch is synchronized with the disk: a recorder that is killed loses none, and
-    records those of its last batch again when it is restarted. On the redesigned NSQ a new channel begins with the
-    oldest stored message. On the original one it begins with the next message, and messages that a killed recorder had
-    received are delivered again after msg_timeout, 60 seconds by default.
+    A message is finished after its batch is synchronized with the disk: a recorder that is killed loses no message, and
+    records its last batch again after a restart. On the redesigned NSQ a new channel starts with the oldest stored
+    message. On the original NSQ it starts with the next published message, and the messages in flight to a killed
+    recorder are redelivered after msg_timeout, 60 seconds by default.
     """
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
 
@@ -86,7 +90,7 @@ async def _record(
                     try:
                         await message.finish()
                     except MessageNotInFlight:
-                        continue  # its connection was lost: it is recorded again
+                        continue  # the connection was lost: the message is redelivered and recorded again
                 count += len(messages)
         tasks.cancel_scope.cancel()
     files.close()
@@ -99,7 +103,7 @@ async def batches(consumer: Consumer, size: int, linger: float) -> AsyncIterator
 
     Args:
         consumer: an open consumer.
-        size: messages of a batch at most.
+        size: largest number of messages in a batch.
         linger: seconds that a batch waits for further messages.
     """
     ended = False

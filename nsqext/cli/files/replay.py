@@ -31,11 +31,11 @@ __all__ = ("Progress", "run")
 
 @define
 class Progress:
-    """How far files were replayed, in a file that is replaced as a whole.
+    """Progress of a replay, in a file that is replaced atomically.
 
     Attributes:
-        path: the file; None keeps it in memory.
-        lines: lines that are stored, by name of the file.
+        path: path of the progress file; None keeps the progress in memory.
+        lines: number of published lines by file name.
     """
 
     path: Path | None
@@ -43,10 +43,10 @@ class Progress:
 
     @classmethod
     def load(cls, path: Path | None) -> Progress:
-        """Read the file; no file is the beginning.
+        """Read the file; without a file, the replay starts at the beginning.
 
         Raises:
-            InvalidInput: it is not a progress file.
+            InvalidInput: the file is not a progress file.
         """
         if path is None or not path.exists():
             return cls(path)
@@ -59,7 +59,7 @@ class Progress:
         return cls(path, lines)
 
     def save(self, last: Entry) -> None:
-        """Note that everything up to a message is stored."""
+        """Record that all messages up to ``last`` are published."""
         self.lines[last.file] = last.number
         if self.path is None:
             return
@@ -90,20 +90,20 @@ def run(
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
     topic: Annotated[str | None, typer.Option(help="Publish to this topic instead of the recorded one.")] = None,
     speed: Annotated[
-        float, typer.Option(min=0, help="1 for the speed of the recording, 2 for twice as fast, 0 for no pauses.")
+        float, typer.Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
     ] = 1.0,
     progress: Annotated[
-        Path | None, typer.Option(help="File that remembers what is stored: a later replay continues there.")
+        Path | None, typer.Option(help="File for the progress: a later replay continues from it.")
     ] = None,
     keep_partitions: Annotated[
         bool, typer.Option("--keep-partitions", help="Publish messages without key to the recorded partition.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Messages that are published together.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 500,
 ) -> None:
-    """Publish recorded messages with headers, tags, keys and trace ids, in their order.
+    """Publish recorded messages with headers, tags, keys and trace ids, in order.
 
-    With --progress, a replay that was killed continues behind the last batch that is noted as stored: it publishes the
-    messages of at most one batch twice, and loses none. Messages without key are distributed over the partitions.
+    With --progress, a replay that was killed continues after the last recorded batch: it publishes the messages of at
+    most one batch twice, and loses no message. Messages without a key are distributed over the partitions.
     """
     files = files_in(paths)
     if progress is not None and progress.is_dir():
@@ -118,7 +118,7 @@ def _entries(files: Sequence[Path], progress: Progress) -> Iterator[Entry]:
 
 
 class _Clock:
-    """Says when a recorded message is due."""
+    """Times the messages like the recording."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -139,7 +139,7 @@ async def _replay(connection: Connection, files: Sequence[Path], plan: _Plan, pr
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
     entries = _entries(files, progress)
     async with connection.producer() as producer:
-        await producer.ping()  # connecting takes no time of the recording
+        await producer.ping()  # so that the time to connect does not delay the first message
         clock = _Clock(plan.speed)
         waiting = await run_sync(next, entries, None)
         while waiting is not None:
@@ -155,12 +155,12 @@ async def _replay(connection: Connection, files: Sequence[Path], plan: _Plan, pr
             count += len(due)
     connection.show(
         {"replayed": count, "skipped": skipped, "files": len(files)},
-        f"{counted(count, 'message')} replayed" + (f", {skipped} were before" if skipped else ""),
+        f"{counted(count, 'message')} replayed" + (f", {skipped} skipped" if skipped else ""),
     )
 
 
 async def _publish(producer: Producer, due: Sequence[Entry], plan: _Plan) -> None:
-    """Publish messages in their order, those for one topic and partition together."""
+    """Publish messages in order, consecutive ones for one topic and partition together."""
 
     def target(entry: Entry) -> tuple[str, int | None]:
         topic = plan.topic or entry.record.get("topic")

@@ -1,4 +1,4 @@
-"""``nsqext bench``: how quick publishing and consuming are, here and now."""
+"""``nsqext bench``: measure the rates of publishing and consuming on this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _publish_in_batches(load: _Load, producer: Producer) -> None:
 def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None:
     rate = count / elapsed
     record: dict[str, object] = {"mode": what, "messages": count, "seconds": elapsed, "per_second": rate}
-    text = f"{what}: {count} messages in {elapsed:.3f} s, {rate:,.0f} a second"
+    text = f"{what}: {count} messages in {elapsed:.3f} s, {rate:,.0f}/s"
     if len(seconds) > 1:
         cuts = statistics.quantiles(seconds, n=100)
         record |= {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
@@ -88,7 +88,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
             ended = _clock()
             consumer.stop()
 
-    # from before the connection: whole batches are here before the first message is handled, and have cost time
+    # from before the connection: whole batches are received before the first message is handled, which takes time
     begun = _clock()
     await consumer.run()
     if ended:
@@ -100,18 +100,18 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
 def run(
     connection: Connection,
     topic: Annotated[
-        str | None, typer.Argument(help="A topic made for this; a cluster of its own, in this process, without it.")
+        str | None, typer.Argument(help="A topic created for the benchmark. (default: start a cluster)")
     ] = None,
-    channel: Annotated[str, typer.Option(help="Channel to consume through; it has to exist.")] = "bench",
+    channel: Annotated[str, typer.Option(help="Channel to consume; it must exist.")] = "bench",
     count: Annotated[int, typer.Option(min=1, help="Messages.")] = 10_000,
-    size: Annotated[int, typer.Option(min=1, help="Bytes of each.")] = 200,
-    in_flight: Annotated[int, typer.Option(min=1, help="Publishes at the same time.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Size of each message in bytes.")] = 200,
+    in_flight: Annotated[int, typer.Option(min=1, help="Concurrent publishes.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 1,
 ) -> None:
     """Publish messages, then consume them, and report the rates.
 
-    Consuming is measured from before its connection is made, so take enough messages. A single run tells little on a
-    machine that has other things to do: repeat it.
+    The time of consuming includes the connection, so use enough messages. Repeat the benchmark: on a busy machine a
+    single run is not reliable.
     """
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
 
@@ -124,7 +124,7 @@ def run(
         measure(connection)
         return
     if connection.given or connection.url:
-        raise InvalidSetting("no topic is named", hint="make one (nsqext topic create) and give its name")
+        raise InvalidSetting("no topic is given", hint="create one (nsqext topic create) and give its name")
     from nsqext.broker import Cluster
 
     with Cluster(nodes=1) as cluster:

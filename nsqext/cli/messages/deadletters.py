@@ -17,7 +17,7 @@ app: typer.Typer = typer.Typer()
 
 @app.callback()
 def _group() -> None:
-    """Keep a single command a command of its own."""
+    """Make typer keep the name of a single command."""
 
 
 @app.command("replay")
@@ -26,13 +26,15 @@ def _group() -> None:
 def replay(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
-    channel: Annotated[str, typer.Option(help="The channel that remembers what was replayed.")] = "replay",
-    idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a dead letter until the replay ends.")] = 5.0,
+    channel: Annotated[str, typer.Option(help="Channel to consume; its position is the progress.")] = "replay",
+    idle: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a dead letter after which the replay ends.")
+    ] = 5.0,
 ) -> None:
     """Publish dead letters to the topics where they were rejected, with headers, tag, trace id and key.
 
-    All channels of these topics receive the messages. A replay that was interrupted continues where it ended, and may
-    publish one message twice.
+    All channels of these topics receive the messages. After an interruption the next replay continues, and may publish
+    one message twice.
     """
 
     async def act() -> None:

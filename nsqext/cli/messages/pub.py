@@ -37,7 +37,7 @@ _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
 
 
 class Format(StrEnum):
-    """What the input consists of."""
+    """Format of the input."""
 
     LINES = "lines"
     JSON = "json"
@@ -48,14 +48,14 @@ class Format(StrEnum):
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
     """Yield the bytes of a file, pipe or terminal.
 
-    No thread waits for a terminal or a pipe: the interpreter would wait for that thread when ^C ends it.
+    No thread reads from a terminal or a pipe: on ^C, the interpreter would wait for that thread.
     """
     watched = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
         if watched:
             try:
                 await anyio.wait_readable(descriptor)
-            except OSError:  # a device that cannot be watched, such as /dev/null, does not block
+            except OSError:  # a device that cannot be polled, such as /dev/null, does not block
                 watched = False
         chunk = os.read(descriptor, _CHUNK)
         if not chunk:
@@ -64,8 +64,8 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a file, pipe or terminal with their ends."""
-    waiting: list[bytes] = []  # of a line that is longer than a chunk
+    """Yield the lines of a file, pipe or terminal, including the newlines."""
+    waiting: list[bytes] = []  # parts of a line that is longer than a chunk
     size = 0
     async for chunk in read_chunks(descriptor):
         first, *others = chunk.split(b"\n")
@@ -95,7 +95,7 @@ async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:
 
 
 class Pace:
-    """Waits so that no more than a number of messages passes a second; 0 for no limit."""
+    """Limits the rate of messages; 0 for no limit."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -103,7 +103,7 @@ class Pace:
         self._count = 0
 
     async def wait(self) -> None:
-        """Wait until the next message may pass."""
+        """Wait until the next message may be sent."""
         if self._rate:
             due = self._began + self._count / self._rate
             self._count += 1
@@ -113,17 +113,19 @@ class Pace:
 
 @attrs.frozen
 class Columns:
-    """Which columns of CSV become what.
+    """Mapping from CSV columns to key, headers and body.
 
     Attributes:
         key_column: column of the key.
-        header_column: columns that become headers.
+        header_column: columns to send as headers.
         body_column: column of the body; None for the whole row as a JSON object.
     """
 
     key_column: Annotated[str | None, typer.Option(help="CSV: column of the key.")] = None
-    header_column: Annotated[list[str] | None, typer.Option(help="CSV: column that becomes a header.")] = None
-    body_column: Annotated[str | None, typer.Option(help="CSV: column of the body; else the row as JSON.")] = None
+    header_column: Annotated[
+        list[str] | None, typer.Option(help="CSV: column to send as a header; repeat for more.")
+    ] = None
+    body_column: Annotated[str | None, typer.Option(help="CSV: column of the body. (default: the row as JSON)")] = None
 
     def message(self, row: dict[str, str]) -> OutgoingMessage:
         """Return the message of a row."""
@@ -132,40 +134,42 @@ class Columns:
         return OutgoingMessage(body, headers or None, key=(row[self.key_column] or None) if self.key_column else None)
 
     def check(self, names: list[str]) -> None:
-        """Raise where a column is missing.
+        """Check that all columns exist.
 
         Raises:
             InvalidInput: a column is missing.
         """
         for name in (self.key_column, self.body_column, *(self.header_column or ())):
             if name is not None and name not in names:
-                raise InvalidInput(f"the file has no column {name!r}", hint=f"it has {', '.join(names)}")
+                raise InvalidInput(f"the file has no column {name!r}", hint=f"its columns: {', '.join(names)}")
 
 
 @attrs.frozen
 class Properties:
-    """What every message is published with.
+    """Properties of every published message.
 
     Attributes:
         header: headers, as NAME=VALUE.
         tag: tag for dispatch.
         key: the key.
         trace_id: the trace id.
-        partition: the partition; for arguments only.
-        delay: seconds until it is delivered; for arguments only.
+        partition: the partition; only for messages given as arguments.
+        delay: seconds until delivery; only for messages given as arguments.
     """
 
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
     tag: Annotated[str | None, typer.Option(help="Tag for dispatch.")] = None
     key: Annotated[str | None, typer.Option(help="Messages of one key go to one partition, in order.")] = None
-    trace_id: Annotated[int | None, typer.Option(help="Trace id; the result then has id and offset.")] = None
-    partition: Annotated[int | None, typer.Option(help="The partition; for arguments only.")] = None
+    trace_id: Annotated[
+        int | None, typer.Option(help="Trace id; with it, the printed result has the message id and the offset.")
+    ] = None
+    partition: Annotated[int | None, typer.Option(help="The partition; only for messages given as arguments.")] = None
     delay: Annotated[
-        float | None, typer.Option(help="Seconds until it is delivered; original NSQ and arguments only.")
+        float | None, typer.Option(help="Seconds until delivery; original NSQ, only for messages given as arguments.")
     ] = None
 
     def of_a_batch(self) -> dict[str, Any]:
-        """Return the members of every message, without those that are not given."""
+        """Return the given properties that apply to every message of an input."""
         headers = parse_pairs(self.header, "--header") or None
         found = {"headers": headers, "tag": self.tag, "trace_id": self.trace_id, "key": self.key}
         return {name: value for name, value in found.items() if value is not None}
@@ -182,7 +186,7 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
                 names = row
                 columns.check(names)
             elif len(row) != len(names):
-                raise InvalidInput(f"a row has {len(row)} columns and not {len(names)}: {row!r}")
+                raise InvalidInput(f"a row has {len(row)} columns instead of {len(names)}: {row!r}")
             else:
                 yield columns.message(dict(zip(names, row, strict=True)))
     else:
@@ -203,7 +207,7 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
 
 @asynccontextmanager
 async def _progress() -> AsyncIterator[Callable[[int], None]]:
-    """Show how many messages are stored on standard error, unless messages are typed at the terminal."""
+    """Show the number of stored messages on standard error, unless the input is a terminal."""
     if not sys.stderr.isatty() or sys.stdin.isatty():
         yield lambda number: None
         return
@@ -235,33 +239,32 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
 def run(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic.")],
-    body: Annotated[
-        list[str] | None, typer.Argument(help="Messages; without any, standard input or --file is read.")
-    ] = None,
+    body: Annotated[list[str] | None, typer.Argument(help="Messages. (default: read --file or standard input)")] = None,
     file: Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="Of the input: a message for each line, JSON record or row; or one.")
+        Format,
+        typer.Option("--format", help="Input format: one message per line, JSON record or row; or the whole input."),
     ] = Format.LINES,
     properties: Properties = Properties(),
-    rate: Annotated[float, typer.Option(min=0, help="Messages a second at most; 0 for no limit.")] = 0.0,
+    rate: Annotated[float, typer.Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0,
     columns: Columns = Columns(),
 ) -> None:
-    """Publish messages, and print where each was stored, or how many were.
+    """Publish messages; print the position of each argument, or the number of messages of an input.
 
-    Empty lines are left out. JSON records are those that `nsqext tail` prints into a pipe: body or body_base64, and
-    headers, tag, key, trace_id.
+    Empty lines are skipped. JSON records have the format that `nsqext tail` prints into a pipe: body or body_base64,
+    and headers, tag, key, trace_id.
     """
     if columns != Columns() and form is not Format.CSV:
-        raise InvalidSetting("--key-column, --header-column and --body-column are for --format csv")
+        raise InvalidSetting("--key-column, --header-column and --body-column need --format csv")
     given = properties.of_a_batch()
     if body:
         if file is not None or form is not Format.LINES:
-            raise InvalidSetting("--file and --format are for input, not for messages as arguments")
+            raise InvalidSetting("--file and --format cannot be combined with messages as arguments")
         options = {**given, "partition": properties.partition, "delay": properties.delay}
         perform(lambda: _publish_arguments(connection, topic, body, rate, options))
         return
     if properties.partition is not None or properties.delay is not None:
-        raise InvalidSetting("lines of standard input take neither --partition nor --delay")
+        raise InvalidSetting("--partition and --delay need messages as arguments")
     descriptor = os.open(file, os.O_RDONLY) if file is not None else sys.stdin.fileno()
     perform(lambda: _publish_input(connection, topic, _messages(descriptor, form, columns), rate, given))
 

@@ -30,7 +30,7 @@ Send = Callable[["Message"], Awaitable[None]]
 
 @frozen
 class Cluster:
-    """The cluster to publish to; the one that is consumed from without any.
+    """The cluster to publish to; by default the consumed one.
 
     Attributes:
         to_lookupd: lookup addresses.
@@ -45,7 +45,7 @@ class Cluster:
     to_context: Annotated[str | None, typer.Option(help="Context of the other cluster.")] = None
 
     def connection(self) -> Connection | None:
-        """Return the connection; None for the cluster that is consumed from.
+        """Return the connection to the cluster; None for the consumed one.
 
         Raises:
             InvalidSetting: both a URL and a context are given.
@@ -59,11 +59,11 @@ class Cluster:
 
 @frozen
 class Hook:
-    """The URL to send to.
+    """The URL to send messages to.
 
     Attributes:
         to_http: the URL.
-        content_type: of the requests.
+        content_type: content type of the requests.
         timeout: seconds for one request.
     """
 
@@ -87,16 +87,16 @@ def run(
     cluster: Cluster = Cluster(),
     hook: Hook = Hook(),
     without_headers: Annotated[
-        bool, typer.Option("--without-headers", help="Leave out headers, tags, keys and trace ids.")
+        bool, typer.Option("--without-headers", help="Send no headers, tags, keys and trace ids.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Messages that are sent at the same time.")] = 16,
-    until_end: Annotated[bool, typer.Option("--until-end", help="End when the channel has no messages left.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Messages sent concurrently.")] = 16,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")] = False,
 ) -> None:
     """Publish the messages of a topic to another topic, or send them to a URL, at least once.
 
-    A message is finished after it was stored, or after the URL answered with a status of 200 to 299; otherwise it is
-    requeued, and the relay slows down until sending succeeds again. Messages of one key stay in their order. The other
-    topic must support extend headers where messages have them; --without-headers relays to topics that do not.
+    A message is finished after it was stored, or after the URL responded with a status of 200 to 299; otherwise it is
+    requeued, and the relay slows down until sending succeeds again. Messages of one key keep their order. If messages
+    have extend headers, the other topic must support them, or use --without-headers.
     """
     if (to is None) == (hook.to_http is None):
         raise InvalidSetting("exactly one of --to and --to-http is needed")
@@ -105,7 +105,7 @@ def run(
         settings["key"] = KEY_HEADER
     if to is None:
         if cluster != Cluster():
-            raise InvalidSetting("--to-http takes no address of another cluster")
+            raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
         consumer = connection.consumer(topic, channel, **settings)
         perform(lambda: _to_http(connection, consumer, hook, until_end=until_end))
         return
@@ -144,7 +144,7 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
 
         async def post(body: bytes, headers: dict[str, str]) -> int:
-            """Return the status of the answer; its body is read to keep the connection, if it is short."""
+            """Send a body and return the status; a short response is read so that its connection can be reused."""
             size = 0
             async with client.stream("POST", url, content=body, headers=headers) as answer:
                 async for chunk in answer.aiter_raw():
@@ -163,9 +163,9 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
                 with anyio.fail_after(hook.timeout):  # httpx limits the wait for each chunk only
                     status = await post(message.body, headers)
             except (httpx.HTTPError, TimeoutError) as error:
-                raise PublishFailed(f"{url} did not answer within {hook.timeout:g} s: {error!r}") from error
+                raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s: {error!r}") from error
             if not 200 <= status < 300:
-                raise PublishFailed(f"{url} answered with {status}")
+                raise PublishFailed(f"{url} responded with status {status}")
 
         await _relay(connection, consumer, send, until_end=until_end)
 

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 __all__ = ("Filter", "Output", "Reading", "run")
 
 _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
-"""Members of a record that a template may name, besides ``headers``."""
+"""Members of a record that a template may contain, besides ``headers``."""
 
 
 @frozen
 class Filter:
-    """Which messages are printed: the options of the command.
+    """Options that select messages; all of them must match.
 
     Attributes:
-        header: headers with these values, as NAME=VALUE.
-        tag: this tag.
-        key: this key.
-        trace_id: this trace id.
-        since: stored at this time or later.
-        until: stored before this time.
-        partition: of these partitions; consumers subscribe to no other.
+        header: required headers, as NAME=VALUE.
+        tag: required tag.
+        key: required key.
+        trace_id: required trace id.
+        since: earliest time of storing.
+        until: end of the time of storing, exclusive.
+        partition: partitions to subscribe to; None for all.
     """
 
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
@@ -48,9 +48,10 @@ class Filter:
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None
     trace_id: Annotated[int | None, typer.Option(help="Only messages with this trace id.")] = None
     since: Annotated[
-        str | None, typer.Option(help="Only messages stored since: ISO time, seconds since 1970, or 30s, 5m, 2h ago.")
+        str | None,
+        typer.Option(help="Only messages stored since: ISO time, seconds since 1970, or a time ago: 30s, 5m, 2h."),
     ] = None
-    until: Annotated[str | None, typer.Option(help="Only messages stored before then.")] = None
+    until: Annotated[str | None, typer.Option(help="Only messages stored before, as for --since.")] = None
     partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None
     headers: Mapping[str, str] = field(init=False)
     after: int | None = field(init=False)
@@ -69,7 +70,7 @@ class Filter:
         return parse_time(self.until) if self.until else None
 
     def takes(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record of a message is wanted."""
+        """Return whether a message record matches."""
         headers = record["headers"]
         return (
             (self.after is None or record["timestamp"] >= self.after)
@@ -83,16 +84,16 @@ class Filter:
 
 @frozen
 class Reading:
-    """Where reading begins and ends.
+    """Options of the start and the end of reading.
 
     Attributes:
-        count: end after so many messages; 0 for never.
-        until_end: end when the channel has no messages left.
-        start: the position where a new channel begins.
+        count: number of messages to print; 0 for no limit.
+        until_end: exit when the channel has no messages left.
+        start: start position of a new channel.
     """
 
-    count: Annotated[int, typer.Option(min=0, help="End after so many messages; 0 for never.")] = 0
-    until_end: Annotated[bool, typer.Option("--until-end", help="End when the channel has no messages left.")] = False
+    count: Annotated[int, typer.Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
+    until_end: Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")] = False
     start: Annotated[
         str | None, typer.Option(help="earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER.")
     ] = None
@@ -100,11 +101,11 @@ class Reading:
 
 @frozen
 class Output:
-    """How a message is printed.
+    """Output format of messages.
 
     Attributes:
-        raw: the body only.
-        template: with the members of the record in braces.
+        raw: print the body only.
+        template: text with members of the record in braces.
     """
 
     raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline.")] = False
@@ -113,10 +114,10 @@ class Output:
     ] = None
 
     def check(self) -> None:
-        """Raise where the options contradict each other, or the template cannot be used.
+        """Check the options.
 
         Raises:
-            InvalidSetting: see there.
+            InvalidSetting: the options contradict each other, or the template is invalid.
         """
         if self.template is None:
             return
@@ -171,17 +172,15 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
 def run(
     connection: Connection,
     topic: Annotated[str, typer.Argument(help="The topic.")],
-    channel: Annotated[
-        str | None, typer.Option(help="Channel to consume; without it an own one, deleted afterwards.")
-    ] = None,
+    channel: Annotated[str | None, typer.Option(help="Channel to consume. (default: a temporary channel)")] = None,
     reading: Reading = Reading(),
     wanted: Filter = Filter(),
     output: Output = Output(),
 ) -> None:
-    """Print messages, and finish them, until ^C, SIGTERM or the given end.
+    """Print and finish messages until ^C, SIGTERM, --count or --until-end.
 
-    A message that a filter refuses is finished as well: with --channel, other consumers of the channel do not receive
-    it. Only --tag with --channel leaves other messages in the channel.
+    Messages that do not match are finished as well: with --channel, no other consumer of the channel receives them.
+    Only --tag with --channel leaves other messages in the channel.
     """
     output.check()
     settings: dict[str, Any] = {}
@@ -190,7 +189,7 @@ def run(
     if wanted.tag is not None and channel is not None:
         if reading.until_end:
             raise InvalidSetting(
-                "--until-end does not go with --tag and --channel", hint="untagged messages stay in the channel"
+                "--until-end cannot be combined with --tag and --channel", hint="untagged messages stay in the channel"
             )
         settings["tag"] = wanted.tag
     if wanted.partition:

@@ -29,13 +29,14 @@ def run(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
     since: Annotated[
-        str | None, typer.Option(help="Search messages stored since: ISO time, seconds since 1970, or 30s, 5m, 2h ago.")
+        str | None,
+        typer.Option(help="Search messages stored since: ISO time, seconds since 1970, or a time ago: 30s, 5m, 2h."),
     ] = None,
 ) -> None:
-    """Find the messages with a trace id or message id among those that are stored, and which channels finished them.
+    """Find the stored messages with a trace id or message id, and show which channels have finished them.
 
-    A topic of the redesigned NSQ is read through a channel of its own, which is deleted afterwards; the original NSQ
-    stores no messages that can be read again. Ends with 1 if no message is found.
+    It reads the topic through a temporary channel, and needs the redesigned NSQ: the original one stores no messages
+    that can be read again. Exits with 1 if no message is found.
     """
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     consumer = connection.consumer(
@@ -53,7 +54,7 @@ def run(
             raise OperationNotSupported(
                 "the original NSQ stores no messages that can be read again",
                 topic=topic,
-                hint="nsqext tail --trace-id shows those that are published from now on",
+                hint="nsqext tail --trace-id shows messages that are published later",
             )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connection.stop_when_drained, consumer)
@@ -77,9 +78,9 @@ def run(
 
 
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
-    """Return by channel whether it finished the message at an offset.
+    """Return for each channel whether it has finished the message at an offset.
 
-    A channel confirms the messages that are finished without a gap; a message behind them may be finished too.
+    A channel reports its position up to the first unfinished message; later messages may be finished too.
     """
     states: dict[str, str] = {}
     if part is None or part.end is None:

@@ -1,4 +1,4 @@
-"""``nsqext broker``: a cluster on the command line, until SIGTERM or Ctrl+C."""
+"""``nsqext broker``: run a cluster until SIGTERM or Ctrl+C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
     The options are ``partitions=N``, ``replicas=N``, ``extend``, ``ordered`` and ``channel=NAME``.
 
     Returns:
-        Its name and the arguments of `nsqext.broker.Cluster.create_topic`.
+        The name of the topic and the arguments of `nsqext.broker.Cluster.create_topic`.
 
     Raises:
         InvalidSetting: an unknown option.
@@ -61,47 +61,51 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 @frozen
 class Addresses:
-    """Where the servers listen.
+    """Addresses that the servers listen on.
 
     Attributes:
-        lookupd_http_address: HTTP of each lookup node.
-        lookupd_tcp_address: TCP of each lookup node.
-        tcp_address: TCP of each nsqd.
-        http_address: HTTP of each nsqd.
-        host: host of all other addresses.
-        broadcast_address: host in the addresses that clients get.
+        lookupd_http_address: HTTP address of each lookup node.
+        lookupd_tcp_address: TCP address of each lookup node.
+        tcp_address: TCP address of each nsqd.
+        http_address: HTTP address of each nsqd.
+        host: host of addresses that are not given.
+        broadcast_address: host in the addresses that clients receive.
     """
 
     lookupd_http_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP; repeat for each.")
+        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
     ] = None
     lookupd_tcp_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's TCP; repeat for each.")
+        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's TCP side; repeat for each.")
     ] = None
-    tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd; repeat for each.")] = None
-    http_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP; repeat for each.")] = None
-    host: Annotated[str, typer.Option(help="Host of all other addresses.")] = "127.0.0.1"
-    broadcast_address: Annotated[str, typer.Option(help="Host in the addresses that clients get.")] = ""
+    tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's TCP side; repeat for each.")] = (
+        None
+    )
+    http_address: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP side; repeat for each.")
+    ] = None
+    host: Annotated[str, typer.Option(help="Host of addresses that are not given.")] = "127.0.0.1"
+    broadcast_address: Annotated[str, typer.Option(help="Host in the addresses that clients receive.")] = ""
 
 
 @frozen
 class Protection:
-    """Who can use the servers.
+    """Access to the servers.
 
     Attributes:
-        tls_cert: certificate.
-        tls_key: its key.
-        http_guard: refuse HTTP requests that a foreign web page caused.
+        tls_cert: path of the certificate.
+        tls_key: path of its private key.
+        http_guard: refuse HTTP requests of other web sites.
         http_host: further host names that HTTP clients use.
     """
 
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that use TLS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None
-    http_guard: Annotated[
-        bool, typer.Option(help="Refuse HTTP requests that a foreign web page caused: by Host and Origin.")
-    ] = True
+    http_guard: Annotated[bool, typer.Option(help="Refuse HTTP requests of other web sites, by Host and Origin.")] = (
+        True
+    )
     http_host: Annotated[
-        list[str] | None, typer.Option(help="A further host name that HTTP clients use; once for each.")
+        list[str] | None, typer.Option(help="A further host name that HTTP clients use; repeat for each.")
     ] = None
 
     def files(self) -> tuple[Path, Path] | None:
@@ -111,7 +115,7 @@ class Protection:
             InvalidSetting: only one of them is given.
         """
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidSetting("--tls-cert and --tls-key go together", hint="give both or none")
+            raise InvalidSetting("--tls-cert and --tls-key need each other", hint="give both, or neither of them")
         return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
 
@@ -132,13 +136,13 @@ def run(
         ),
     ] = None,
     data_path: Annotated[
-        Path | None, typer.Option(help="Folder of messages and topics; without it they are kept in memory.")
+        Path | None, typer.Option(help="Folder for messages and topics. (default: keep them in memory)")
     ] = None,
     web: Annotated[
         bool, typer.Option("--web", help="Serve the web page, with buttons that change, kill, freeze and restart.")
     ] = False,
     web_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Its port on 127.0.0.1; 0 for a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")
     ] = WEB_PORT,
     addresses: Addresses = Addresses(),
     protection: Protection = Protection(),
@@ -146,7 +150,7 @@ def run(
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
 
-    ^C or SIGTERM ends it gracefully, a second one at once.
+    ^C or SIGTERM closes the servers gracefully; a second one exits immediately.
     """
     from nsqext.broker import Cluster, ClusterOptions
     from nsqext.broker.standalone import TlsFiles
@@ -154,7 +158,7 @@ def run(
     tls = protection.files()
     topics = dict(parse_topic(text) for text in topic or ())
     for arguments in topics.values():
-        if generation == "ha":  # which refuses publishes to a topic without channels
+        if generation == "ha":  # the redesigned NSQ refuses publishes to a topic without channels
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
     options = ClusterOptions(
         host=addresses.host,
@@ -189,7 +193,7 @@ def run(
 
 @contextmanager
 def _page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[str]:
-    """Serve the page of the cluster, and give its URL; without options nothing is served."""
+    """Serve the web page of the cluster and yield its URL; without options, serve nothing."""
     if options is None:
         yield ""
         return

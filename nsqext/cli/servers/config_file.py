@@ -1,4 +1,4 @@
-"""The original programs' configuration files: TOML with the flags' names, underscores in place of hyphens."""
+"""Configuration files of the original programs: TOML with the names of flags, with underscores for hyphens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {
 
 
 def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the flags, with the values of the file of ``-config`` for those that are not given.
+    """Return the flags, completed by the values of the configuration file (``-config``).
 
     Args:
         flags: flags of the command line.

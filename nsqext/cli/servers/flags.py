@@ -1,4 +1,4 @@
-"""Command lines as the original programs read them: ``-flag value``, ``--flag=value``, bare booleans."""
+"""Parse command lines like the original programs: ``-flag value``, ``--flag=value``, bare booleans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
 
 class FlagError(Exception):
-    """A command line that the original program refuses, with its text."""
+    """A command line that the original program refuses; the text is the original's."""
 
 
 def _duration(text: str) -> float:
@@ -48,14 +48,14 @@ def _integer(text: str) -> int:
 
 
 def parse_value(kind: str, text: str) -> Any:
-    """Return the value of a flag's text.
+    """Parse the value of a flag.
 
     Args:
         kind: see `parse_flags`, except ``list``.
         text: the text after the flag.
 
     Raises:
-        ValueError: with the original's reason.
+        ValueError: the value is invalid; the text is the original's.
     """
     if kind == "duration":
         return _duration(text)
@@ -70,16 +70,15 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
     """Read a command line.
 
     Args:
-        arguments: its words.
-        kinds: what each flag takes: ``str``, ``int``, ``duration`` (seconds are returned), ``bool`` (needs no value),
-            ``switch`` (a text that needs no value, ``true`` without one), ``list`` (may be given several times; commas
-            separate values).
+        arguments: arguments after the program's name.
+        kinds: type of each flag: ``str``, ``int``, ``duration`` (returned in seconds), ``bool`` (needs no value),
+            ``switch`` (a text; ``true`` without a value), ``list`` (may be repeated; commas separate values).
 
     Returns:
-        The flags that were given.
+        The values of the given flags.
 
     Raises:
-        FlagError: with the original's text.
+        FlagError: the original program refuses the command line.
     """
     found: dict[str, Any] = {}
     words = list(arguments)
@@ -123,11 +122,11 @@ def read_flags(
     kinds: Mapping[str, str],
     check: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Read the command line of a program, answer ``--help``, and end the program when the line is invalid.
+    """Read the command line of a program; exit after ``--help`` or an error.
 
     Args:
-        program: its name.
-        arguments: the words after it.
+        program: name of the program.
+        arguments: arguments after the name.
         kinds: see `parse_flags`.
         check: raises `FlagError` for invalid values of text flags.
     """

@@ -83,9 +83,9 @@ FLAGS = {
     "allow-ext-compatible": "bool",
     "allow-sub-ext-compatible": "bool",
 }
-"""Flags of the original nsqd, and those of the redesigned one that test harnesses use.
+"""Flags of the original nsqd, and those flags of the redesigned nsqd that test harnesses use.
 
-``-generation``, ``-http-guard`` and ``-http-host`` are this program's own.
+``-generation``, ``-http-guard`` and ``-http-host`` exist only in this program.
 """
 
 _LIMITS = {
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
-        arguments: the words after the program's name.
+        arguments: arguments after the program's name.
     """
     defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
     flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults)

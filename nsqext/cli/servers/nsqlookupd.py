@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
-        arguments: the words after the program's name.
+        arguments: arguments after the program's name.
     """
     defaults = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161"}
     flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults)

@@ -1,4 +1,4 @@
-"""What `nsqext nsqd` and `nsqext nsqlookupd` share: log lines in the original's form, signals, exit statuses."""
+"""Code shared by `nsqext nsqd` and `nsqext nsqlookupd`: log lines in the original's format, signals, exit statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("nsqext.broker")
 
 
 class _Format(logging.Formatter):
-    """Lines of the original programs: prefix, time with microseconds, level, text."""
+    """Formats log lines like the original programs: prefix, time with microseconds, level, text."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ def read_program(
     check: Callable[[dict[str, Any]], None],
     defaults: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Read the command line and the configuration file of a program; ends the program when they are invalid.
+    """Read the command line and the configuration file of a program; exit if they are invalid.
 
     Args:
-        name: of the program.
-        arguments: the words after it.
+        name: name of the program.
+        arguments: arguments after the name.
         kinds: see `nsqext.cli.servers.flags.parse_flags`.
         check: see `nsqext.cli.servers.flags.read_flags`.
-        defaults: values of flags that are not given.
+        defaults: default values of flags.
     """
     flags = read_flags(name, arguments, kinds, check)
     if flags.get("version"):
@@ -81,12 +81,12 @@ def read_program(
 
 
 def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a program until SIGTERM or SIGINT; it ends with status 1 when it cannot start.
+    """Run a program until SIGTERM or SIGINT; exit with status 1 if it cannot start.
 
     Args:
-        name: of the program.
-        flags: its command line.
-        serve: runs until it is cancelled.
+        name: name of the program.
+        flags: flags of its command line.
+        serve: starts the servers and runs until cancelled.
     """
     import anyio
 

@@ -1,4 +1,4 @@
-"""What ``/config`` of the original nsqd shows of flags that change nothing here."""
+"""Options that ``/config`` of the original nsqd reports, but that have no effect in this program."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
 
 
 def reported(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return options and values as ``/config`` names and shows them: times in nanoseconds.
+    """Return options with the names and values of ``/config``; durations are in nanoseconds.
 
     Args:
-        flags: what was given.
+        flags: the given flags.
         kinds: see `nsqext.cli.servers.flags.parse_flags`.
     """
     found: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def reported(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, An
         found[_NAMES.get(name, name.replace("-", "_"))] = value
     required = flags.get("tls-required", "false")
     if required == "false" and flags.get("tls-client-auth-policy"):
-        required = "true"  # a policy makes TLS necessary
+        required = "true"  # a client authentication policy requires TLS
     found["tls_required"] = _REQUIRED[required]
     found["tls_min_version"] = _VERSIONS.get(flags.get("tls-min-version", "").lower(), 769)
     return found

@@ -1,4 +1,4 @@
-"""Checks of the original programs at their start, with their error texts."""
+"""Startup checks of the original programs, with the original error texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_nsqlookupd(flags: dict[str, Any]) -> None:
     """Check the command line of nsqlookupd.
 
     Raises:
-        FlagError: with the original's text.
+        FlagError: a value is invalid.
     """
     level = flags.get("log-level")
     if flags.get("generation", "nsq") == "nsq" and level is not None and level.lower() not in _LEVELS:
@@ -30,7 +30,7 @@ def check_nsqd(flags: dict[str, Any]) -> None:
     """Check the command line of nsqd, and normalize ``tls-required``.
 
     Raises:
-        FlagError: with the original's text.
+        FlagError: a value is invalid.
     """
     check_nsqlookupd(flags)
     if "tls-required" in flags:
@@ -41,7 +41,7 @@ def check_nsqd(flags: dict[str, Any]) -> None:
     if version.lower() not in _TLS_VERSIONS:
         reason = f'unknown tlsVersionOption "{version.lower()}"'
         raise FlagError(f'invalid value "{version}" for flag -tls-min-version: {reason}')
-    if "worker-id" in flags:  # a number in the redesigned generation
+    if "worker-id" in flags:  # the redesigned NSQ has a number
         try:
             parse_value("bool", flags["worker-id"])
         except ValueError as error:
@@ -63,7 +63,7 @@ def check_values(flags: Mapping[str, Any]) -> None:
     """Check the settings of nsqd, from its command line and its configuration file.
 
     Raises:
-        InvalidSetting: with the original's text.
+        InvalidSetting: a value is invalid.
     """
     encrypted = flags.get("tls-cert") or flags.get("tls-key")
     if not encrypted and (flags.get("tls-client-auth-policy") or flags.get("tls-required", "false") != "false"):

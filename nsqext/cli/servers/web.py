@@ -1,4 +1,4 @@
-"""``nsqext web``: the web page of a cluster, until SIGTERM or Ctrl+C."""
+"""``nsqext web``: serve the web page of a cluster until SIGTERM or Ctrl+C."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ def run(
         ),
     ] = None,
     url: Url = None,
-    write: Annotated[bool, typer.Option("--write", help="Offer actions; without it the page only reads.")] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a sign-in.")] = "127.0.0.1",
+    write: Annotated[bool, typer.Option("--write", help="Offer actions; by default the page is read-only.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; any except loopback needs a sign-in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = WEB_PORT,
     http_host: Annotated[
-        list[str] | None, typer.Option(help="A host name under which browsers reach the page; once for each.")
+        list[str] | None, typer.Option(help="A host name under which browsers reach the page; repeat for each.")
     ] = None,
     basic_auth_file: Annotated[
         Path | None, typer.Option(help=f"File with user:password; or the variable {AUTH_VARIABLE}.")
     ] = None,
     proxy_header: Annotated[
-        str | None, typer.Option(help="Header in which a reverse proxy names the signed-in user, X-Forwarded-User say.")
+        str | None,
+        typer.Option(help="Header in which a reverse proxy names the signed-in user, such as X-Forwarded-User."),
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the cluster.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two samples of the cluster.")] = 1.0,
 ) -> None:
     """Serve the web page of a cluster: topics, channels, consumers and nodes with live numbers.
 

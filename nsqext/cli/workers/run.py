@@ -30,23 +30,23 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _STABLE = 60.0
-"""Seconds after which a worker that dies is restarted with the first pause again."""
+"""A worker that ran this number of seconds is restarted after the shortest pause."""
 _SCAN = 0.5
-"""Seconds between two looks at the source files."""
+"""Seconds between two checks of the source files."""
 
 
 class Supervisor:
-    """Keeps worker processes running, which share the topics of an app.
+    """Runs and restarts worker processes that share the topics of an app.
 
-    A worker that dies is restarted, after a pause that doubles while it dies early. One that ends by itself with status
-    0 (`App.stop`) is not. Workers end when this process is killed.
+    A worker that dies is restarted after a pause, which doubles while it dies early. A worker that exits with status 0
+    (`App.stop`) is not restarted. Workers stop if this process is killed.
 
     Args:
-        command: command of a worker; its number and the descriptor for readiness are inserted for ``{number}`` and
-            ``{ready}``.
-        workers: how many there are.
-        close_timeout: seconds that workers have to drain; then they are killed.
-        ready_file: exists while all workers are ready.
+        command: command of a worker; ``{number}`` and ``{ready}`` are replaced by its number and the descriptor that it
+            reports readiness on.
+        workers: number of workers.
+        close_timeout: seconds after which workers that drain are killed.
+        ready_file: file that exists while all workers are ready.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Supervisor:
         self._status = 0
 
     async def run(self, watch: Path | None = None) -> int:
-        """Run until a signal, or until all workers have ended by themselves; returns the exit status.
+        """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
         Args:
             watch: restart the workers when a Python file below this folder changes.
@@ -95,13 +95,13 @@ class Supervisor:
             if status in (0, -signal.SIGTERM):
                 continue  # the source files changed
             pause = _FIRST_PAUSE if time.monotonic() - started > _STABLE else pause
-            logger.error("worker %d ended with status %d, it is restarted in %g s", number, status, pause)
+            logger.error("worker %d exited with status %d; restarting it in %g s", number, status, pause)
             with anyio.move_on_after(pause):
                 await self._wake.wait()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _run_once(self, number: int) -> int:
-        """Run one worker process to its end; returns its status."""
+        """Run one worker process and return its exit status."""
         reading, writing = os.pipe()
         try:
             words = [word.format(number=number, ready=writing) for word in self._command]
@@ -149,7 +149,7 @@ class Supervisor:
                 self._ready_file.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Let all workers drain and end."""
+        """Make all workers drain and exit."""
         self._stopping = True
         self._end_workers()
 
@@ -176,7 +176,7 @@ class Supervisor:
 
     async def _kill_late(self) -> None:
         await anyio.sleep(self._close_timeout)
-        logger.error("killing workers that did not end within %g s", self._close_timeout)
+        logger.error("killing workers that did not exit within %g s", self._close_timeout)
         self._signal_workers(signal.SIGKILL)
 
     async def _watch(self, folder: Path) -> None:
@@ -192,7 +192,7 @@ class Supervisor:
 
 
 def _modified(folder: Path) -> Mapping[Path, int]:
-    """Return the modification times of all Python files, without hidden folders and environments."""
+    """Return the modification times of all Python files, except in hidden folders and virtual environments."""
     found: dict[Path, int] = {}
     for place, folders, files in os.walk(folder):
         folders[:] = [
@@ -218,9 +218,9 @@ def run(
     close_timeout: Annotated[float, typer.Option(help="Seconds until workers that drain are killed.")] = 40.0,
     ready_file: Annotated[Path | None, typer.Option(help="A file that exists while all workers are ready.")] = None,
 ) -> None:
-    """Run an app in worker processes until SIGTERM or Ctrl+C; they drain, a second signal kills them.
+    """Run an app in worker processes until SIGTERM or Ctrl+C; then drain them. A second signal kills them.
 
-    Workers that die are restarted. All of them log to standard error.
+    Workers that die are restarted. They log to standard error.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
     command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend]

@@ -19,7 +19,7 @@ __all__ = ("CANNOT_START", "LOG_FORMAT", "load_app", "main")
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 CANNOT_START = 3
-"""Exit status of a worker that a restart does not help."""
+"""Exit status of a worker that must not be restarted."""
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 
 
@@ -37,7 +37,7 @@ def load_app(place: str) -> App:
         found: object = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # a module that the application imports
+            raise  # an import of the app's module failed
         raise InvalidSetting(f"{place}: no module {error.name!r}", hint="run it in the folder of the module") from None
     for part in (name or "app").split("."):
         found = getattr(found, part, None)
@@ -57,7 +57,7 @@ async def _serve(app: App, ready: int) -> None:
 
 
 async def _stop_with_parent(app: App) -> None:
-    """Stop when standard input ends, which the supervisor keeps open: it was killed."""
+    """Stop at the end of standard input, which the supervisor keeps open: the supervisor was killed."""
     await anyio.wait_readable(sys.stdin.fileno())
     logger.error("stopping: the supervisor has ended")
     app.stop()

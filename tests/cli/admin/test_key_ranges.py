@@ -51,7 +51,7 @@ async def test_ranges_reported_by_the_leaders(cluster: Cluster) -> None:
         )
 
     async with Admin(cluster.lookupd) as admin:
-        assert {one.error for one in await look(admin, topic, "ch")} == {"no consumer, and no type yet"}
+        assert {one.error for one in await look(admin, topic, "ch")} == {"no consumer, so the channel has no type yet"}
         async with make(2), make(200), Producer(cluster.lookupd) as producer:
             await producer.publish_many(
                 topic, [OutgoingMessage(b"x", key=f"k{number}") for number in range(50)], partition=0
@@ -83,7 +83,10 @@ async def test_a_partition_without_leader_is_shown() -> None:
             with anyio.fail_after(10):
                 while not (found := await look(admin, "orders", "ch"))[1].error:  # noqa: ASYNC110 - there is no event
                     await anyio.sleep(0.01)
-    assert (found[0].error, found[1].error in ("no leader", "no answer")) == ("no consumer, and no type yet", True)
+    assert (found[0].error, found[1].error in ("no leader", "no answer")) == (
+        "no consumer, so the channel has no type yet",
+        True,
+    )
 
 
 def test_the_command_looks_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

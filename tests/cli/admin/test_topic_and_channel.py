@@ -68,9 +68,9 @@ def test_a_topic_created_without_channels_can_be_published_to(cluster: Cluster) 
 def test_too_few_nodes_are_explained(cluster: Cluster) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     for words, text in (
-        (("--partitions", "3"), b"3 partitions need 3 nodes, and the cluster has 2"),
+        (("--partitions", "3"), b"3 partitions need 3 nodes, but the cluster has 2"),
         (("--partitions", "2", "--replicas", "2"), b"2 partitions with 2 replicas need 4 nodes"),
-        (("--replicas", "3"), b"3 replicas need as many nodes, and the cluster has 2"),
+        (("--replicas", "3"), b"3 replicas need 3 nodes, but the cluster has 2"),
     ):
         refused = run("topic", "create", fresh(), *words, *where)
         assert (refused.returncode, text in refused.stderr) == (2, True), refused.stderr

@@ -119,7 +119,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="damaged"):
         list(read_entries(path))
     path.write_bytes(b"[1]\n")
-    with pytest.raises(InvalidInput, match="line 1 is not a record"):
+    with pytest.raises(InvalidInput, match="line 1 is not a message record"):
         list(read_entries(path))
 
 
@@ -143,7 +143,7 @@ def test_records_are_checked(record: object) -> None:
 
 def test_mistakes_of_replay(tmp_path: Path) -> None:
     missing = run("replay", str(tmp_path), "--lookupd", "h:1")
-    assert (missing.returncode, b"no file of messages" in missing.stderr) == (2, True)
+    assert (missing.returncode, b"no files of recorded messages" in missing.stderr) == (2, True)
     (tmp_path / "progress").write_text(json.dumps([]))
     with pytest.raises(InvalidInput, match="is not a progress file"):
         Progress.load(tmp_path / "progress")

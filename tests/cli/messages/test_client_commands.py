@@ -121,15 +121,15 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("broker", "--data-path", "/dev/null/x"), "/dev/null/x"),
         (("broker", "--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),
-        (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "take neither --partition nor --delay"),
+        (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "--partition and --delay need messages as arguments"),
         (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "unknown setting 'colour'"),
         (("tail", "orders", "--nsqd", "h:1", "--start", "nowhere"), "write earliest"),
         (("lookup",), "the address of the servers is not known"),
-        (("topic", "list", "--nsqd", "h:1"), "the lookup service is needed, not nsqd"),
+        (("topic", "list", "--nsqd", "h:1"), "needs the lookup service, not nsqd"),
         (("topic", "list", "--url", "nsq://h", "--context", "a"), "both --url and --context"),
         (("topic", "list", "--context", "a"), "there is no context 'a'"),
         (("channel", "seek", "orders", "billing", "nowhere", "--lookupd", "h:1"), "or a time in ISO form"),
-        (("bench", "--nsqd", "h:1"), "no topic is named"),
+        (("bench", "--nsqd", "h:1"), "no topic is given"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], reason: str) -> None:

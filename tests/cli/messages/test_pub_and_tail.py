@@ -150,7 +150,7 @@ def test_ctrl_c_ends_tail(cluster: Cluster, topic: str) -> None:
 def test_mistakes_in_the_input_name_the_line(cluster: Cluster, topic: str) -> None:
     address = cluster.lookupd[0]
     bad = run("pub", topic, "--format", "json", stdin=b'{"body": "a"}\n{"boby": "b"}\n', NSQEXT_LOOKUPD=address)
-    assert (bad.returncode, b"line 2: a record of a message needs body" in bad.stderr) == (2, True)
+    assert (bad.returncode, b"line 2: a message record needs body" in bad.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_mistakes_in_the_input_name_the_line(cluster: Cluster, topic: str) -> No
         (("tail", "t", "--raw", "--format", "{body}"), "contradict each other"),
         (("tail", "t", "--format", "{colour}"), "cannot be used"),
         (("tail", "t", "--since", "yesterday"), "cannot be parsed"),
-        (("tail", "t", "--tag", "a", "--channel", "c", "--until-end"), "does not go with"),
-        (("pub", "t", "--key-column", "a"), "are for --format csv"),
-        (("pub", "t", "body", "--format", "json"), "are for input"),
+        (("tail", "t", "--tag", "a", "--channel", "c", "--until-end"), "cannot be combined with --tag"),
+        (("pub", "t", "--key-column", "a"), "need --format csv"),
+        (("pub", "t", "body", "--format", "json"), "cannot be combined with messages"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], reason: str) -> None:

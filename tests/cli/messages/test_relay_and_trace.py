@@ -96,7 +96,7 @@ def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
     [
         (("relay", "t"), "exactly one of --to and --to-http"),
         (("relay", "t", "--to", "t"), "relayed to itself"),
-        (("relay", "t", "--to-http", "http://h", "--to-lookupd", "h:1"), "takes no address"),
+        (("relay", "t", "--to-http", "http://h", "--to-lookupd", "h:1"), "cannot be combined with the address"),
     ],
 )
 def test_mistakes_of_relay(words: tuple[str, ...], reason: str) -> None:
@@ -151,7 +151,7 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stored.stat().st_mode & 0o077 == 0
     stored.write_text("contexts = 1")
     broken = run("topic", "list")
-    assert (broken.returncode, b"is not a file of contexts" in broken.stderr) == (2, True)
+    assert (broken.returncode, b"is not a contexts file" in broken.stderr) == (2, True)
     refused = run("config", "set", "x", "nsq://h?colour=red")
     assert (refused.returncode, b"unknown setting 'colour'" in refused.stderr) == (2, True)
 

@@ -118,7 +118,7 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
         eventually(lambda: len(running.handled()) >= 40, seconds=30.0)
         assert {int(line.split()[1]) for line in running.handled()} == set(before.values())
         os.kill(before[1], signal.SIGKILL)
-        running.wait_log("worker 1 ended with status -9, it is restarted in 0.5 s")
+        running.wait_log("worker 1 exited with status -9; restarting it in 0.5 s")
         eventually(lambda: not (tmp_path / "ready").exists() or running.log.count("all 2 workers") == 2, seconds=10.0)
         running.wait_log("all 2 workers are ready", 2)
         after = running.ready()

@@ -7,15 +7,18 @@ A setting has the same name everywhere: ``connection_tls`` is a keyword, a param
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import attrs
 
+from nsqext.arguments import suggest
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import is_secret_name, redact_url
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = (
     "PREFIX",
@@ -23,15 +26,11 @@ __all__ = (
     "Reader",
     "Setting",
     "load",
-    "options_of",
     "settings_of",
-    "suggest",
-    "unknown_arguments",
     "unknown_setting",
 )
 
 T = TypeVar("T")
-Kind = TypeVar("Kind")
 
 Reader = Callable[[str], Any]
 """Parses the text of a value; raises ValueError where it is not valid."""
@@ -94,6 +93,8 @@ def _read_tls(text: str) -> ssl.SSLContext | bool:
     """Parse true, false, or the path of a file of CA certificates."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
+    import ssl  # imported lazily: it takes longer to load than this module
+
     try:
         return ssl.create_default_context(cafile=text)
     except OSError as error:
@@ -151,67 +152,11 @@ def _setting(
     return Setting(name, member.name, group, kind, member.default, _reader(kind, name, readers), owner)
 
 
-def suggest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to an unknown one; None where no name is similar."""
-    from difflib import get_close_matches
-
-    names = list(known)
-    wanted = name.lower().replace("-", "_")
-    # the member without its group counts as well: tls for connection_tls
-    ends = [one for one in names if one.endswith(f"_{wanted}")]
-    found = get_close_matches(wanted, names, 1, 0.6)
-    return ends[0] if len(ends) == 1 else (found[0] if found else None)
-
-
 def unknown_setting(place: str, name: str, known: Iterable[str]) -> InvalidSetting:
     """Return the error for an unknown setting, which suggests the right one."""
     found = suggest(name, (*known, *_ADDRESSES))
     hint = "see the reference of settings" if found is None else f"did you mean {found}?"
     return InvalidSetting(f"{place}: unknown setting {name!r}", hint=hint)
-
-
-def unknown_arguments(
-    owner: str, unknown: Iterable[str], arguments: Iterable[str], options: type[attrs.AttrsInstance]
-) -> TypeError:
-    """Return the error for unknown keyword arguments of a constructor, which suggests the right ones.
-
-    Args:
-        owner: name of the class.
-        unknown: the unknown arguments.
-        arguments: arguments that the constructor has.
-        options: the class of its ``options``.
-    """
-    name = next(iter(unknown))
-    members = [member.name for member in attrs.fields(options)]
-    known = [*arguments, *members]
-    found = name if name in members else suggest(name, known)
-    if found is None:
-        hint = f"it has {', '.join(arguments)}; everything else is in options={options.__name__}(...)"
-    elif found in members and found not in arguments:
-        hint = f"did you mean options={options.__name__}({found}=...)?"
-    else:
-        hint = f"did you mean {found}=?"
-    return TypeError(f"{owner}() has no argument {name!r}: {hint}")
-
-
-def options_of(given: Kind | None, kind: type[Kind], argument: str = "options") -> Kind:
-    """Return the options that a constructor was given; the default ones for None.
-
-    Args:
-        given: the options.
-        kind: their class.
-        argument: name of the argument, for the error.
-
-    Raises:
-        InvalidSetting: they are of another class.
-    """
-    if given is None:
-        return kind()
-    if not isinstance(given, kind):
-        raise InvalidSetting(
-            f"{argument} is a {type(given).__name__}", hint=f"give {argument}=nsqext.{kind.__name__}(...)"
-        )
-    return given
 
 
 def _cuts_secret(parts: SplitResult) -> bool:

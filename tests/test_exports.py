@@ -17,6 +17,8 @@ import nsqext
 # need an extra that the test environment leaves out
 _OPTIONAL = ("nsqext.spark",)
 HEAVY = ("starlette", "uvicorn", "typer", "rich", "pyspark", "trio", "pytest", "opentelemetry", "prometheus_client")
+LATER = ("asyncio", "httpx", "ssl", "hashlib", "concurrent.futures", "nsqext.settings", "nsqext.sync", "nsqext.admin")
+"""What a client loads when it is opened, or when a setting or an error needs it."""
 
 
 def modules() -> Iterator[str]:
@@ -92,9 +94,11 @@ def test_the_version_is_exported() -> None:
     assert nsqext.__version__.count(".") == 2
 
 
-def test_import_is_light() -> None:
-    """``import nsqext`` loads nothing that belongs to an extra or to one event loop only."""
-    program = f"import sys, nsqext; print([name for name in {HEAVY!r} if name in sys.modules])"
+@pytest.mark.parametrize("client", ["Producer", "Consumer"])
+def test_import_is_light(client: str) -> None:
+    """Nothing that belongs to an extra or to one event loop is loaded, and HTTP and TLS only when they are needed."""
+    unwanted = HEAVY + LATER
+    program = f"import sys, nsqext; nsqext.{client}; print([name for name in {unwanted!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
     assert run.stdout.strip() == "[]"
 

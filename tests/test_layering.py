@@ -23,7 +23,7 @@ ROOT = "nsqext"  # the package itself: its public names
 BASE = {"errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"transport"}
-LOOKUP = TRANSPORT | {"lookup"}
+LOOKUP = TRANSPORT | {"arguments", "lookup"}
 CLIENT = LOOKUP | {"client", "dispatch", "settings"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
@@ -36,8 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "dispatch": {"errors", "protocol"},  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
     "protocol": BASE,
     "transport": PROTOCOL,
-    "lookup": TRANSPORT,
-    "settings": BASE,
+    "arguments": BASE,
+    "lookup": TRANSPORT | {"arguments"},
+    "settings": BASE | {"arguments"},
     "client": CLIENT,
     "admin": CLIENT,
     "broker": PROTOCOL | {"dispatch"},

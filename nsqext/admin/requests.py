@@ -16,12 +16,13 @@ from nsqext.errors import (
     PartitionUnavailable,
     TopicNotFound,
 )
-from nsqext.lookup.client import LookupClient, failure, merged
+from nsqext.lookup.partition_map import failure, merged
 from nsqext.lookup.responses import unwrap
 from nsqext.protocol.names import check_channel, check_topic
 
 if TYPE_CHECKING:
     from nsqext.admin.results import Generation
+    from nsqext.lookup.client import LookupClient
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address

@@ -14,6 +14,7 @@ import anyio
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.app.settings import consumer_options, shared_options
+from nsqext.arguments import options_of
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
@@ -25,7 +26,6 @@ from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.metadata import Lookup
 from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.middleware.clients import MiddlewareProducer, surround_batch_handler, surround_handler
-from nsqext.settings import options_of
 
 if TYPE_CHECKING:
     from nsqext.app.testing import AppTest

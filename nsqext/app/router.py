@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from attrs import field, frozen
 
+from nsqext.arguments import options_of
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
@@ -16,7 +17,6 @@ from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.errors import InvalidSetting
 from nsqext.middleware.base import Middleware, check_middleware
 from nsqext.protocol.names import check_channel, check_tag, check_topic
-from nsqext.settings import options_of
 
 __all__ = ("HandlerSpec", "LifespanManager", "Router")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,15 +16,11 @@ from nsqext.errors import (
     InvalidSetting,
     InvalidState,
     LookupFailed,
-    LookupUnreachable,
-    NotLookupd,
     NsqError,
-    TopicNotFound,
-    TopicNotReady,
 )
 from nsqext.lookup.http import LookupHttp
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
-from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
+from nsqext.lookup.partition_map import failure
 from nsqext.lookup.responses import (
     LookupAnswer,
     LookupNode,
@@ -42,7 +37,7 @@ if TYPE_CHECKING:
 
     from nsqext.types import Address
 
-__all__ = ("LookupClient", "failure", "merged")
+__all__ = ("LookupClient",)
 
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
@@ -54,8 +49,6 @@ _MAX_PARSED = 4096
 """Number of cached parsed responses; a digest identifies unchanged ones."""
 _AT_ONCE = 32
 """Lookup nodes that are queried concurrently; a connection that fails costs milliseconds of CPU."""
-_REASONS = 5
-"""Errors of lookup nodes that one error quotes."""
 
 
 @define(eq=False)
@@ -153,6 +146,8 @@ class LookupClient:
         return tuple(answers)
 
     async def _lookup_one(self, topic: str, access: str, address: Address) -> LookupAnswer:
+        from hashlib import blake2b  # imported lazily: it loads OpenSSL
+
         status, body = await self.http.fetch(address, "/lookup", {"topic": topic, "access": access, "metainfo": "true"})
         epoch = self._nodes[address].epoch if address in self._nodes else 0
         key = (topic, access, address)
@@ -368,45 +363,3 @@ def _without_traceback(error: NsqError) -> NsqError:
     for one in causes:
         one.__traceback__ = None
     return error
-
-
-def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
-    """Return one error for those of all lookup nodes.
-
-    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a lookup
-    node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
-    """
-    for kind in (TopicNotReady, TopicNotFound):
-        for error in errors:
-            if isinstance(error, kind):
-                return kind(error.message, topic=topic, node=error.node, hint=error.hint)
-    summary: type[LookupFailed] = LookupFailed
-    for one in (NotLookupd, LookupUnreachable):
-        if errors and all(isinstance(error, one) for error in errors):
-            summary = one
-    reasons = "; ".join(str(error) for error in errors[:_REASONS])
-    if len(errors) > _REASONS:
-        reasons += f"; and {len(errors) - _REASONS} more"
-    failed = summary(f"no lookup node returned a usable response: {reasons}", topic=topic)
-    failed.__cause__ = errors[0] if errors else None
-    return failed
-
-
-def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
-    """Merge the answers of one round into the map of a topic.
-
-    Args:
-        topic: name of the topic.
-        access: ``w`` or ``r``.
-        answers: answers of all lookup nodes.
-
-    Raises:
-        TopicNotFound: the lookup nodes do not know the topic.
-        TopicNotReady: the topic cannot be published to yet.
-        LookupFailed: no lookup node returned a usable response.
-    """
-    if not any(answer.found for answer in answers):
-        raise failure([answer.error for answer in answers if answer.error is not None], topic)
-    merger = PartitionMapMerger(topic, access)
-    merger.merge(answers)
-    return merger.current

@@ -6,7 +6,6 @@ are unchanged: they log at DEBUG only.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
@@ -19,6 +18,8 @@ from nsqext.lookup.options import LookupUrl, url_of
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
     from nsqext.lookup.options import LookupOptions
@@ -132,6 +133,8 @@ class LookupHttp:
         return {**_HEADERS, "Authorization": f"Bearer {options.auth_secret}"}
 
     def _transport_for(self, address: Address) -> httpx.AsyncBaseTransport:
+        import ssl  # as httpx
+
         if isinstance(address, LookupUrl) and address.scheme == "https":
             self._secure = self._secure or _make_transport(self._options.tls_context() or ssl.create_default_context())
             return self._secure

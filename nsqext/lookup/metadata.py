@@ -9,11 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio import from_thread
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
-from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import Poller, RefreshBudget, Refresher
@@ -22,6 +20,7 @@ from nsqext.protocol.names import check_topic
 if TYPE_CHECKING:
     import httpx
 
+    from nsqext.lookup.client import LookupClient
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
     from nsqext.types import Address
 
@@ -64,7 +63,7 @@ class MetadataCache:
             )
         self._options = options or LookupOptions()
         self._transport = transport
-        self._client = None if self._nsqd else LookupClient(lookupd, self._options, transport)
+        self._client = None if self._nsqd else self._new_client(lookupd)
         self._maps: dict[Key, PartitionMap] = {}
         self._refreshers: dict[Key, Refresher] = {}
         self._callbacks: dict[Key, list[Callback]] = {}
@@ -79,6 +78,11 @@ class MetadataCache:
         self._listing: anyio.Lock | None = None
         self.failures: int = 0
         """Consecutive rounds in which no lookup node returned a usable response."""
+
+    def _new_client(self, lookupd: Sequence[str] | str) -> LookupClient:
+        from nsqext.lookup.client import LookupClient  # imported lazily: clients of fixed nodes need no HTTP
+
+        return LookupClient(lookupd, self._options, self._transport)
 
     @property
     def answer_age(self) -> float | None:
@@ -236,6 +240,8 @@ class MetadataCache:
             InvalidSetting: an invalid address, no address, or the cache was created without lookup.
         """
         if self._users and self._loop is not None and self._loop != _current_loop():
+            from anyio import from_thread  # imported lazily: it loads concurrent.futures
+
             from_thread.run_sync(self._switch, addresses, token=self._loop)
         else:
             self._switch(addresses)
@@ -265,7 +271,7 @@ class MetadataCache:
                 "the lookup is in use in another event loop", hint="create one Lookup for each event loop"
             )
         if self._closed and self._client is not None:
-            self._client = LookupClient(tuple(map(str, self._client.addresses)), self._options, self._transport)
+            self._client = self._new_client(tuple(map(str, self._client.addresses)))
             self._maps.clear()
             self._refreshers.clear()
             self._poller = Poller(self._polled)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import ssl
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.errors.redaction import redact_url
-from nsqext.transport.options import ca_context
+from nsqext.transport.options import make_tls_context
 from nsqext.types import Address
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ("LookupOptions", "LookupUrl", "is_loopback", "parse_addresses", "parse_lookup_addresses", "url_of")
 
@@ -52,6 +54,8 @@ def url_of(address: Address) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine, without resolving names other than ``localhost``."""
+    import ipaddress  # imported lazily: it is needed only with a token
+
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -118,16 +122,15 @@ class LookupOptions:
                 raise InvalidSetting(f"{name}={getattr(self, name)!r} is less than 1")
         if self.auth_secret is not None and not (self.auth_secret.isascii() and self.auth_secret.isprintable()):
             raise InvalidSetting("auth_secret has characters that are not allowed in HTTP headers")
-        if not isinstance(self.ca, (ssl.SSLContext, str, type(None))):
+        if isinstance(self.ca, bool):
             raise InvalidSetting(
-                f"ca={self.ca!r} is a {type(self.ca).__name__}",
-                hint="give the path of a PEM file of CA certificates, or an ssl.SSLContext",
+                f"ca={self.ca!r} is a bool", hint="give the path of a PEM file of CA certificates, or an ssl.SSLContext"
             )
         self.tls_context()
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for HTTPS; None for the system's certificates."""
-        return ca_context(self.ca, "ca") if isinstance(self.ca, str) else self.ca
+        return make_tls_context(self.ca, "ca")
 
     def check_auth(self, addresses: Sequence[Address]) -> None:
         """Check that the bearer token is not sent in clear.

@@ -1,6 +1,6 @@
-"""The partitions of a topic and their leaders: merge answers of several lookup nodes into one map, without I/O.
+"""The partitions of a topic and their leaders: merge answers of several lookup nodes into one map or one error.
 
-A failed or empty answer removes no partition from the map: if a partition is missing in an answer, the lookup node only
+No I/O. A failed or empty answer removes no partition from the map: if a partition is missing in an answer, the lookup node only
 does not offer it at the moment.
 """
 
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 
 from attrs import astuple, define, field, frozen
 
+from nsqext.errors import LookupFailed, LookupUnreachable, NotLookupd, NsqError, TopicNotFound, TopicNotReady
 from nsqext.types import Address, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
-__all__ = ("PartitionLeader", "PartitionMap", "PartitionMapDiff", "PartitionMapMerger", "diff")
+__all__ = ("PartitionLeader", "PartitionMap", "PartitionMapDiff", "PartitionMapMerger", "diff", "failure", "merged")
 
 _MAX_SOURCES = 256
 """Number of lookup nodes whose last answers are kept."""
+_REASONS = 5
+"""Errors of lookup nodes that one error quotes."""
 
 
 @frozen
@@ -258,3 +261,45 @@ def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
         if answer.meta and answer.meta.partition_num
     ]
     return max(metas, key=lambda entry: entry[:2])[2] if metas else None
+
+
+def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
+    """Return one error for those of all lookup nodes.
+
+    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a lookup
+    node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
+    """
+    for kind in (TopicNotReady, TopicNotFound):
+        for error in errors:
+            if isinstance(error, kind):
+                return kind(error.message, topic=topic, node=error.node, hint=error.hint)
+    summary: type[LookupFailed] = LookupFailed
+    for one in (NotLookupd, LookupUnreachable):
+        if errors and all(isinstance(error, one) for error in errors):
+            summary = one
+    reasons = "; ".join(str(error) for error in errors[:_REASONS])
+    if len(errors) > _REASONS:
+        reasons += f"; and {len(errors) - _REASONS} more"
+    failed = summary(f"no lookup node returned a usable response: {reasons}", topic=topic)
+    failed.__cause__ = errors[0] if errors else None
+    return failed
+
+
+def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
+    """Merge the answers of one round into the map of a topic.
+
+    Args:
+        topic: name of the topic.
+        access: ``w`` or ``r``.
+        answers: answers of all lookup nodes.
+
+    Raises:
+        TopicNotFound: the lookup nodes do not know the topic.
+        TopicNotReady: the topic cannot be published to yet.
+        LookupFailed: no lookup node returned a usable response.
+    """
+    if not any(answer.found for answer in answers):
+        raise failure([answer.error for answer in answers if answer.error is not None], topic)
+    merger = PartitionMapMerger(topic, access)
+    merger.merge(answers)
+    return merger.current

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound
-from nsqext.lookup.client import failure
-from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
 
 if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions

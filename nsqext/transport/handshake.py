@@ -19,11 +19,12 @@ from nsqext.errors.server import AuthRequired
 from nsqext.protocol.client.commands import auth, identify
 from nsqext.protocol.frames import MAGIC_V2, OK
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
-from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
+from nsqext.protocol.layers import DeflateLayer, Layer, SnappyLayer
 from nsqext.transport.connection import Connection
 from nsqext.transport.sockets import connect
 
 if TYPE_CHECKING:
+    from nsqext.protocol.tls_layer import TlsLayer
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
@@ -115,6 +116,8 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
     negotiated = Negotiated.decode(await connection.request(MAGIC_V2 + identify(request.encode())))
     _check_granted(connection, request, negotiated)
     if context is not None:
+        from nsqext.protocol.tls_layer import TlsLayer
+
         hostname = options.tls_hostname or connection.address.host
         await _start_tls(connection, TlsLayer(context, server_hostname=hostname))
     if negotiated.snappy:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -11,20 +10,36 @@ from nsqext.errors import InvalidSetting
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE
 from nsqext.protocol.layers import MAX_DECODED
 
-__all__ = ("ConnectionOptions", "ca_context")
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ("ConnectionOptions", "make_tls_context")
 
 
-def ca_context(tls: str, setting: str = "tls") -> ssl.SSLContext:
-    """Return a context that trusts the certificates of a file.
+def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | None:
+    """Return the context for a setting: a context, a file of CA certificates, or True for the system's certificates.
+
+    None for None and False, without loading ``ssl``, which takes longer than the options do.
 
     Raises:
-        InvalidSetting: the file cannot be read, or holds no certificate.
+        InvalidSetting: it is nothing of these, or the file cannot be read or holds no certificate.
     """
+    if given is None or given is False:
+        return None
+    import ssl
+
+    if isinstance(given, ssl.SSLContext):
+        return given
+    if not isinstance(given, (bool, str)):
+        raise InvalidSetting(
+            f"{setting}={given!r} is a {type(given).__name__}",
+            hint="give True, the path of a PEM file of CA certificates, or an ssl.SSLContext",
+        )
     try:
-        return ssl.create_default_context(cafile=tls)
+        return ssl.create_default_context(cafile=given if isinstance(given, str) else None)
     except OSError as error:  # ssl.SSLError is one
         raise InvalidSetting(
-            f"{setting}={tls!r} is not a file of CA certificates: {error.strerror or error}",
+            f"{setting}={given!r} is not a file of CA certificates: {error.strerror or error}",
             hint="give a PEM file, True for the system's certificates, or an ssl.SSLContext",
         ) from error
 
@@ -85,22 +100,13 @@ class ConnectionOptions:
             raise InvalidSetting("snappy and deflate cannot be used together", hint="choose one")
         if self.auth_secret == "":
             raise InvalidSetting("auth_secret is empty", hint="leave it out, or give the secret")
-        if not isinstance(self.tls, (ssl.SSLContext, bool, str, type(None))):
-            raise InvalidSetting(
-                f"tls={self.tls!r} is a {type(self.tls).__name__}",
-                hint="give True, the path of a PEM file of CA certificates, or an ssl.SSLContext",
-            )
         self.tls_context()
         if self.tls_hostname is not None and not self.tls:
             raise InvalidSetting("tls_hostname is given without tls", hint="add tls=True, or a CA file")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for TLS, which verifies certificates unless a given one does not; None for plain TCP."""
-        if isinstance(self.tls, ssl.SSLContext):
-            return self.tls
-        if isinstance(self.tls, str):
-            return ca_context(self.tls)
-        return ssl.create_default_context() if self.tls else None
+        return make_tls_context(self.tls)
 
     def identify_members(self) -> dict[str, Any]:
         """Return the members of IDENTIFY that these options set, by attribute of `IdentifyRequest`."""

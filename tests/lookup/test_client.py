@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
-from nsqext.lookup.client import LookupClient, failure
+from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.responses import read_lookup
 from nsqext.types import Address
@@ -372,18 +372,6 @@ async def test_it_is_closed_with_its_block() -> None:
     for ask in (client.lookup_nodes, client.topics, client.nodes, partial(client.lookup, "orders")):
         with pytest.raises(InvalidState, match="closed"):
             await ask()
-
-
-def test_errors_are_summarized() -> None:
-    down = LookupFailed("no answer", node="a:4161")
-    unknown = TopicNotFound("unknown", node="b:4161", hint="create it")
-    assert isinstance(failure([down, unknown], "orders"), TopicNotFound)
-    both = failure([down, LookupFailed("HTML", node="c:4161")], "orders")
-    assert isinstance(both, LookupFailed)
-    assert both.__cause__ is down
-    assert all(text in str(both) for text in ("a:4161", "c:4161", "HTML", "orders"))
-    many = failure([LookupFailed("no answer", node=f"n{number}:4161") for number in range(64)])
-    assert str(many).endswith("and 59 more")
 
 
 async def test_long_lists_are_refused_or_cut(nodes: LookupNodes, caplog: pytest.LogCaptureFixture) -> None:

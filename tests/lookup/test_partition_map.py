@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, diff
+from nsqext.errors import LookupFailed, TopicNotFound
+from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, diff, failure
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import failed, listing, tcp, unknown
 
@@ -335,3 +336,15 @@ def test_evidence_finds_a_leader_that_one_lookup_node_lists(
             return
         table.suspect(0, table.current.leaders[0])
     raise AssertionError(f"stays at {leaders(table)[0]}")
+
+
+def test_errors_are_summarized() -> None:
+    down = LookupFailed("no answer", node="a:4161")
+    unknown = TopicNotFound("unknown", node="b:4161", hint="create it")
+    assert isinstance(failure([down, unknown], "orders"), TopicNotFound)
+    both = failure([down, LookupFailed("HTML", node="c:4161")], "orders")
+    assert isinstance(both, LookupFailed)
+    assert both.__cause__ is down
+    assert all(text in str(both) for text in ("a:4161", "c:4161", "HTML", "orders"))
+    many = failure([LookupFailed("no answer", node=f"n{number}:4161") for number in range(64)])
+    assert str(many).endswith("and 59 more")

@@ -12,10 +12,11 @@ from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.session import Dialect
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.frames import OK
-from nsqext.protocol.layers import DeflateLayer, SnappyLayer, TlsLayer
+from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
 from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.tls_layer import TlsLayer
 from nsqext.types import TopicMeta
 
 if TYPE_CHECKING:

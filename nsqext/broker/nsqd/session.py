@@ -18,12 +18,12 @@ from nsqext.broker.nsqd.auth import Authorizations, query_auth
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
-from nsqext.protocol.layers import TlsLayer
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.server.command_parser import Command, CommandParser
 from nsqext.protocol.server.connection_state import State
 from nsqext.protocol.server.negotiate import ClientSettings
 from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel

@@ -10,8 +10,8 @@ import typer
 from nsqext.cli.admin.topic import describe_meta
 from nsqext.cli.command import examples, perform
 from nsqext.cli.connection import Connection, connected
-from nsqext.lookup.client import LookupClient, merged
-from nsqext.lookup.partition_map import PartitionMap
+from nsqext.lookup.client import LookupClient
+from nsqext.lookup.partition_map import PartitionMap, merged
 
 __all__ = ("run",)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
 
 from attrs import evolve
 
+from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions
@@ -21,7 +22,6 @@ from nsqext.client.tasks import stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_channel, check_tag
-from nsqext.settings import options_of, unknown_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import anyio
 from attrs import evolve
 
+from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
@@ -44,7 +45,6 @@ from nsqext.errors import (
 )
 from nsqext.lookup.metadata import Lookup, metadata_cache
 from nsqext.protocol.names import check_topic
-from nsqext.settings import options_of, unknown_arguments
 
 if TYPE_CHECKING:
     from nsqext.client.producer.key_lock import Turn

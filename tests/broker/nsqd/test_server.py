@@ -21,9 +21,9 @@ from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.commands import identify
 from nsqext.protocol.frames import HEARTBEAT, FrameParser
-from nsqext.protocol.layers import TlsLayer
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.nsqd_sessions import host, sized
 
 if TYPE_CHECKING:

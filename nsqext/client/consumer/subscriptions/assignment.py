@@ -56,7 +56,7 @@ class Assignment:
 
     key: Key
     pending: Position | None = None
-    moved: anyio.Event = field(factory=anyio.Event)
+    moved: anyio.Event = field(factory=lambda: anyio.Event())
     start_applied: bool = False
     opened: int = 0
     ended_at: float = 0.0

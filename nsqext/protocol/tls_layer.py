@@ -1,0 +1,126 @@
+"""The TLS layer between the socket and the frames, without I/O, for both roles.
+
+A module of its own: loading ``ssl`` takes longer than the rest of the protocol, and plain connections do not need it.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
+
+__all__ = ("TlsLayer",)
+
+_READ_SIZE = 64 * 1024
+"""Bytes that are read from the TLS connection at a time."""
+
+
+class TlsLayer:
+    """TLS on memory buffers.
+
+    For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`. `decode` may
+    return data in the step that completes the handshake.
+
+    Args:
+        context: certificates and versions; a context of `ssl.create_default_context` verifies the server.
+        server_hostname: name that the server's certificate must have.
+        server_side: whether this is the server.
+
+    Raises:
+        InvalidSetting: the context checks names and there is no name.
+    """
+
+    __slots__ = ("_in", "_object", "_out", "closed", "ready")
+
+    def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None, server_side: bool = False) -> None:
+        if context.check_hostname and not (server_side or server_hostname):
+            # memory buffers would skip the check
+            raise InvalidSetting("TLS checks the server's name, and no name is given", hint="give tls_hostname")
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        try:
+            self._object = context.wrap_bio(self._in, self._out, server_side, server_hostname)
+        except (ssl.SSLError, ValueError, TypeError) as error:
+            raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
+        self.ready: bool = False
+        """Whether the handshake is complete."""
+        self.closed: bool = False
+        """Whether the peer announced that it sends nothing more."""
+        self._handshake()
+
+    @property
+    def version(self) -> str | None:
+        """The negotiated version, for example ``TLSv1.3``; None before the handshake."""
+        return self._object.version()
+
+    def pending(self) -> bytes:
+        """Return and forget the bytes to send now: handshake, key updates, or an alert after an error."""
+        return self._out.read()
+
+    def encode(self, data: bytes) -> bytes:
+        """Return the pending bytes and the records for ``data``.
+
+        Raises:
+            InvalidState: the handshake is not complete.
+            ProtocolError: the TLS connection failed.
+        """
+        if not self.ready:
+            raise InvalidState("the TLS handshake is not complete")
+        try:
+            if data:
+                self._object.write(data)  # all of it: a memory buffer is never full
+        except ssl.SSLError as error:
+            raise ProtocolError(f"the TLS layer cannot be written: {_reason(error)}") from error
+        return self._out.read()
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the data of complete records; during the handshake, perform its next step.
+
+        Raises:
+            ConnectionFailed: the handshake failed; `pending` holds the alert for the peer.
+            ProtocolError: the bytes are not TLS.
+        """
+        self._in.write(data)
+        if not self.ready:
+            self._handshake()
+        if not self.ready or self.closed:
+            return b""
+        parts: list[bytes] = []
+        try:
+            while part := self._object.read(_READ_SIZE):
+                parts.append(part)
+            self.closed = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.closed = True
+        except ssl.SSLError as error:
+            raise ProtocolError(
+                f"the TLS layer cannot be read: {_reason(error)}", hint="an alert means that the peer refuses"
+            ) from error
+        return b"".join(parts)
+
+    def close(self) -> bytes:
+        """Return the bytes that announce the end of the connection to the peer."""
+        if self.ready:
+            try:
+                self._object.unwrap()
+            except ssl.SSLError:
+                # the peer has not announced the same yet; it is not waited for
+                return self._out.read()
+        return self._out.read()
+
+    def _handshake(self) -> None:
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            raise ConnectionFailed(
+                f"the TLS handshake failed: {_reason(error)}", hint="check certificates, tls and tls_hostname"
+            ) from error
+        self.ready = True
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return getattr(error, "verify_message", "") or error.reason or str(error)

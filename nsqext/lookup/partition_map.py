@@ -1,7 +1,7 @@
 """The partitions of a topic and their leaders: merge answers of several lookup nodes into one map or one error.
 
-No I/O. A failed or empty answer removes no partition from the map: if a partition is missing in an answer, the lookup node only
-does not offer it at the moment.
+Without I/O. A failed or empty answer removes no partition from the map: if a partition is missing in an answer, the
+lookup node only does not offer it at the moment.
 """
 
 from __future__ import annotations

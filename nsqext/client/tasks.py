@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
 
 import anyio
 from anyio.lowlevel import current_token
@@ -28,6 +29,7 @@ logger: logging.Logger = logging.getLogger("nsqext.tasks")
 
 E = TypeVar("E", bound=BaseException)
 
+_get_ident = threading.get_ident
 _SIGNAL_LOOK = 0.25
 """Seconds between two looks whether the task that receives signals has ended."""
 
@@ -49,16 +51,18 @@ class _TaskLoop(Protocol):
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> object: ...
 
-
-def _no_loop() -> object:
-    return None
+    def is_running(self) -> bool: ...
 
 
-def _none_for_no_loop(current: Callable[[], object]) -> object:
+def _never() -> bool:
+    return False
+
+
+def _is_current(current: Callable[[], object], token: object) -> bool:
     try:
-        return current()
+        return current() is token
     except RuntimeError:
-        return None
+        return False
 
 
 class BackgroundTasks:
@@ -78,14 +82,15 @@ class BackgroundTasks:
 
     Attributes:
         error: the first error of a task; None while there is none.
-        loop: the native event loop of `start`; None before. Hot paths compare ``running_loop() is loop``.
-        running_loop: returns the event loop of the caller in nanoseconds.
+        loop: the native event loop of `start`; None before.
     """
 
     def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.error: BaseException | None = None
         self.loop: object = None
-        self.running_loop: Callable[[], object] = _no_loop
+        self._thread = 0
+        """The thread that the loop runs in; 0 before `start`, and in a forked process, where it does not run."""
+        self._loop_runs: Callable[[], bool] = _never
         self._owner = owner
         self._close: Callable[[], Callable[[], Awaitable[None]] | None] = (
             WeakMethod(close) if ismethod(close) else lambda: close
@@ -111,13 +116,15 @@ class BackgroundTasks:
         loop = current_token().native_token
         name = f"nsqext {self._owner}"
         if isinstance(loop, _TaskLoop):
-            self.running_loop = sys.modules["asyncio"]._get_running_loop  # as get_running_loop, but None for no loop
+            self._loop_runs = loop.is_running
             self._task = loop.create_task(self._host(), name=name)  # the loop holds tasks by weak references
         else:
             trio: Any = sys.modules["trio"].lowlevel
-            self.running_loop = partial(_none_for_no_loop, trio.current_trio_token)
+            self._loop_runs = partial(_is_current, trio.current_trio_token, loop)
             self._task = trio.spawn_system_task(self._host, name=name, context=copy_context())
         self.loop = loop
+        self._thread = _get_ident()
+        _started.add(self)
         with anyio.CancelScope(shield=True):
             await self._ready.wait()
 
@@ -175,6 +182,14 @@ class BackgroundTasks:
         """Whether the caller is one of these tasks, or was started from one."""
         return self._marker in _running_inside.get()
 
+    def in_event_loop(self) -> bool:
+        """Return whether the caller runs in the event loop of `start`.
+
+        A thread runs one event loop at a time. asyncio's function for the running loop makes a system call, which each
+        publish would pay for.
+        """
+        return _get_ident() == self._thread and self._loop_runs()
+
     def check(self) -> TaskGroup:
         """Return the task group, or raise where no task can be started.
 
@@ -198,7 +213,7 @@ class BackgroundTasks:
         Raises:
             InvalidState: it does.
         """
-        if self.running_loop() is not self.loop:
+        if not self.in_event_loop():
             raise InvalidState(
                 f"the {self._owner} is used from another event loop than the one that opened it",
                 hint=f"open one {self._owner} for each event loop; nsqext.sync serves threads",
@@ -242,6 +257,18 @@ class BackgroundTasks:
             logger.error("a background task of the %s failed: %r", self._owner, error)
         self._closing.set()
 
+
+_started: WeakSet[BackgroundTasks] = WeakSet()
+
+
+def _forget_event_loops() -> None:
+    """Note in a forked process that no event loop runs in it yet."""
+    for tasks in _started:
+        tasks._thread = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_event_loops)
 
 _stops: list[Callable[[], None]] = []
 """What the first signal calls: one task of the program receives signals for all."""

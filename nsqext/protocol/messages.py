@@ -35,11 +35,11 @@ EXT_NONE = 0
 EXT_TAG = 2
 EXT_JSON = 4
 
-_HEAD = Struct(">qH")
+_HEAD = Struct(">qH16s")
 _IDS = Struct(">QQ")
 _DETAIL = Struct(">QI")
 MESSAGE_ID_SIZE = 16
-MESSAGE_HEAD_SIZE = _HEAD.size + MESSAGE_ID_SIZE
+MESSAGE_HEAD_SIZE = _HEAD.size
 _U64 = Struct(">Q")
 _U16 = Struct(">H")
 _DIGIT = ord("0")
@@ -104,8 +104,7 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
     """
     if len(data) < MESSAGE_HEAD_SIZE:
         raise ProtocolError(f"received a message of {len(data)} bytes, expected at least {MESSAGE_HEAD_SIZE}")
-    message.timestamp, message.attempts = _HEAD.unpack_from(data)
-    message.id = data[10:26]
+    message.timestamp, message.attempts, message.id = _HEAD.unpack_from(data)
     message.version = EXT_NONE
     message.header = b""
     position = MESSAGE_HEAD_SIZE
@@ -134,7 +133,7 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
 
 def encode_message(message: RawMessage, extend: bool = False, detail: bool = False) -> bytes:
     """Return the data of a message frame for a subscription."""
-    parts = [_HEAD.pack(message.timestamp, message.attempts), message.id]
+    parts = [_HEAD.pack(message.timestamp, message.attempts, message.id)]
     if extend:
         parts.append(bytes((message.version,)))
         if message.version:

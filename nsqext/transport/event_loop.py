@@ -19,7 +19,7 @@ from anyio.lowlevel import current_token
 if TYPE_CHECKING:
     from nsqext.protocol.client.client_protocol import Reply
 
-__all__ = ("ResponseWaiter", "Waiter", "Watch", "watch_readable")
+__all__ = ("ResponseWaiter", "Watch", "watch_readable")
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ class Watch:
     def __init__(self, loop: _AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
         self.loop: _AsyncioLoop = loop
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
-        self.woken: list[Waiter] | None = None
+        self.woken: list[ResponseWaiter] | None = None
         self.cancelled: type[BaseException] = get_cancelled_exc_class()
         self._callback = callback
         self._fd = fd
@@ -63,7 +63,7 @@ class Watch:
 
     def readable(self) -> None:
         """Run the callback, then the tasks whose responses it received; called by the event loop, outside any task."""
-        woken: list[Waiter] = []
+        woken: list[ResponseWaiter] = []
         self.woken = woken
         waiters = iter(woken)
         try:
@@ -95,25 +95,27 @@ class Watch:
         self.stop_writing()
 
 
-class Waiter:
-    """A future that one task awaits, with the interface that asyncio's tasks expect.
+class ResponseWaiter:
+    """A future that one task awaits, for the data of a response, with the interface that asyncio's tasks expect.
 
     The task resumes within the callback of `Watch` that received its response. With a future of the event loop it would
     resume one turn later, after another poll of all sockets: a quarter of the cost of a lone publish (measured: 33 and
-    25 µs).
+    25 µs). Awaiting it costs less than a coroutine that awaits a future, and each publish awaits one.
 
     Args:
         watch: of the socket that receives the response.
+        reply: the response.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_callback", "_cancel_args", "_context", "_done", "_watch")
+    __slots__ = ("_asyncio_future_blocking", "_callback", "_cancel_args", "_context", "_done", "_reply", "_watch")
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, reply: Reply) -> None:
         self._asyncio_future_blocking = False
         self._watch = watch
+        self._reply = reply
         self._done = False
         self._cancel_args: tuple[str, ...] | None = None
-        self._callback: Callable[[Waiter], object] | None = None
+        self._callback: Callable[[ResponseWaiter], object] | None = None
         self._context: Context | None = None
 
     def set(self) -> None:
@@ -133,10 +135,18 @@ class Waiter:
         if self._callback is not None and self._context is not None:
             self._context.run(self._callback, self)
 
-    def __await__(self) -> Generator[Waiter, None, None]:
-        if not self._done:
+    def __await__(self) -> Generator[ResponseWaiter, None, bytes]:
+        reply = self._reply
+        if reply.error is None and reply.data is None:
+            reply.wake = self.set
             self._asyncio_future_blocking = True
-            yield self
+            try:
+                yield self
+            finally:
+                reply.wake = None
+        if reply.error is not None:
+            raise reply.error
+        return reply.data or b""
 
     # The interface of futures that asyncio's tasks and debuggers call
 
@@ -152,7 +162,7 @@ class Waiter:
         """Return the event loop; asyncio requires that it is the task's."""
         return self._watch.loop
 
-    def add_done_callback(self, callback: Callable[[Waiter], object], *, context: Context) -> None:
+    def add_done_callback(self, callback: Callable[[ResponseWaiter], object], *, context: Context) -> None:
         """Store the function that resumes the task."""
         self._callback = callback
         self._context = context
@@ -174,36 +184,6 @@ class Waiter:
         """
         if self._cancel_args is not None:
             raise self._watch.cancelled(*self._cancel_args)
-
-
-class ResponseWaiter(Waiter):
-    """Waits for a response and returns its data, or raises its error.
-
-    Awaiting it costs less than a coroutine that awaits a `Waiter`, and each publish awaits one.
-
-    Args:
-        watch: of the socket that receives the response.
-        reply: the response.
-    """
-
-    __slots__ = ("_reply",)
-
-    def __init__(self, watch: Watch, reply: Reply) -> None:
-        super().__init__(watch)
-        self._reply = reply
-
-    def __await__(self) -> Generator[Waiter, None, bytes]:  # type: ignore[override]
-        reply = self._reply
-        if reply.error is None and reply.data is None:
-            reply.wake = self.set
-            self._asyncio_future_blocking = True
-            try:
-                yield self
-            finally:
-                reply.wake = None
-        if reply.error is not None:
-            raise reply.error
-        return reply.data or b""
 
 
 def watch_readable(sock: socket.socket, callback: Callable[[], None]) -> Watch | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from contextvars import ContextVar
 
 import anyio
@@ -175,3 +178,43 @@ def test_the_end_of_the_event_loop_ends_tasks_that_were_not_closed(backend: str)
     assert not owner.running
     assert owner.closed == []
     owner.tasks.abandon()
+
+
+async def _in_event_loop(tasks: BackgroundTasks) -> bool:
+    return tasks.in_event_loop()
+
+
+def test_another_event_loop_of_the_same_thread_is_not_that_of_the_tasks() -> None:
+    tasks = BackgroundTasks("owner")
+    loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(tasks.start())
+        assert not tasks.in_event_loop()
+        assert not other.run_until_complete(_in_event_loop(tasks))
+        assert loop.run_until_complete(_in_event_loop(tasks))
+        loop.run_until_complete(tasks.aclose())
+    finally:
+        loop.close()
+        other.close()
+
+
+_FORK = """
+import asyncio, os
+from nsqext.client.tasks import BackgroundTasks
+
+async def main():
+    tasks = BackgroundTasks("owner")
+    await tasks.start()
+    child = os.fork()
+    if not child:
+        os._exit(3 if tasks.in_event_loop() else 0)
+    assert tasks.in_event_loop()
+    assert os.waitpid(child, 0)[1] == 0
+    await tasks.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_process_is_not_in_the_event_loop_of_the_tasks() -> None:
+    subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=20)

@@ -10,7 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext.transport.event_loop import Waiter, Watch, watch_readable
+from nsqext.protocol.client.client_protocol import Reply
+from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
 from tests.conftest import WATCHING_BACKENDS
 
 pytestmark = pytest.mark.anyio
@@ -26,22 +27,24 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-async def _waiting(sock: socket.socket, wake: Callable[[list[Waiter]], None]) -> tuple[Watch, list[Waiter]]:
-    """Watch a socket; what is read is handed to ``wake`` together with the waiters there are."""
-    waiters: list[Waiter] = []
+async def _waiting(sock: socket.socket, answer: Callable[[list[Reply]], None]) -> tuple[Watch, list[Reply]]:
+    """Watch a socket; when it is readable, ``answer`` is called with the pending replies."""
+    replies: list[Reply] = []
 
     def readable() -> None:
         sock.recv(100)
-        wake(waiters)
+        answer(replies)
 
     watch = watch_readable(sock, readable)
     assert watch is not None
-    return watch, waiters
+    return watch, replies
 
 
-def _set_all(waiters: list[Waiter]) -> None:
-    for waiter in waiters:
-        waiter.set()
+def _answer_all(replies: list[Reply]) -> None:
+    for reply in replies:
+        reply.data = b"OK"
+        if reply.wake is not None:
+            reply.wake()
 
 
 async def test_waiters_continue_in_order_within_the_turn_that_set_them(
@@ -50,18 +53,19 @@ async def test_waiters_continue_in_order_within_the_turn_that_set_them(
     near, far = pair
     seen: list[str] = []
 
-    def wake(waiters: list[Waiter]) -> None:
+    def answer(replies: list[Reply]) -> None:
         watch.call_soon(lambda: seen.append("next turn"))
-        _set_all(waiters)
+        _answer_all(replies)
         seen.append("set")
 
-    watch, waiters = await _waiting(near, wake)
+    watch, replies = await _waiting(near, answer)
 
     async def wait(name: str) -> None:
-        waiter = Waiter(watch)
-        waiters.append(waiter)
-        await waiter
-        await waiter  # what was set is not waited for
+        reply = Reply()
+        replies.append(reply)
+        waiter = ResponseWaiter(watch, reply)
+        assert await waiter == b"OK"
+        assert await waiter == b"OK"  # a response that was received is not waited for
         seen.append(name)
 
     with anyio.fail_after(5):
@@ -75,20 +79,19 @@ async def test_waiters_continue_in_order_within_the_turn_that_set_them(
 
 
 async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket.socket, socket.socket]) -> None:
-    watch, _ = await _waiting(pair[0], _set_all)
-    waiter = Waiter(watch)
+    watch, _ = await _waiting(pair[0], _answer_all)
+    reply = Reply()
     seen: list[str] = []
 
     async def wait() -> None:
-        await waiter
+        await ResponseWaiter(watch, reply)
         seen.append("waiter")
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            waiter.set()
-            waiter.set()
+            _answer_all([reply, reply])
             seen.append("task")
     watch.end()
     assert seen == ["task", "waiter"]
@@ -97,8 +100,9 @@ async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket
 async def test_cancellation_reaches_a_waiter_and_its_scope(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    watch, _ = await _waiting(pair[0], _set_all)
-    waiter = Waiter(watch)
+    watch, _ = await _waiting(pair[0], _answer_all)
+    reply = Reply()
+    waiter = ResponseWaiter(watch, reply)
     with anyio.fail_after(5):
         with anyio.move_on_after(0.01) as scope:
             await waiter
@@ -114,14 +118,14 @@ async def test_cancellation_reaches_a_waiter_and_its_scope(
 
 async def test_a_woken_waiter_may_cancel_the_next(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    watch, waiters = await _waiting(near, _set_all)
+    watch, replies = await _waiting(near, _answer_all)
     ends: list[str] = []
     scope = anyio.CancelScope()
 
     async def wait(name: str) -> None:
-        waiter = Waiter(watch)
-        waiters.append(waiter)
-        await waiter
+        reply = Reply()
+        replies.append(reply)
+        await ResponseWaiter(watch, reply)
         ends.append(name)
         scope.cancel()
         await anyio.lowlevel.checkpoint()
@@ -143,15 +147,15 @@ async def test_an_exception_in_the_callback_delays_no_caller(pair: tuple[socket.
     near, _ = pair
 
     def readable() -> None:
-        waiter.set()
+        _answer_all([reply])
         raise InterruptedError("in the callback")
 
     watch = Watch(cast("Any", anyio.lowlevel.current_token().native_token), near.fileno(), readable)
-    waiter = Waiter(watch)
+    reply = Reply()
     went_on = anyio.Event()
 
     async def wait() -> None:
-        await waiter
+        await ResponseWaiter(watch, reply)
         went_on.set()
 
     with anyio.fail_after(5):

@@ -22,7 +22,7 @@ from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ("Message", "Owner", "UnpackBudget")
+__all__ = ("InFlightCount", "Message", "Owner", "UnpackBudget")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -133,6 +133,24 @@ class UnpackBudget:
         await self._freed.wait()
 
 
+class InFlightCount:
+    """Number of the messages that were received or touched together and are in flight.
+
+    Attributes:
+        time: when they were received or touched, in seconds of the monotonic clock.
+        count: those that were neither answered nor timed out.
+    """
+
+    __slots__ = ("count", "time")
+
+    def __init__(self, time: float = 0.0, count: int = 0) -> None:
+        self.time: float = time
+        self.count: int = count
+
+
+_NOT_COUNTED = InFlightCount()
+
+
 class Message(RawMessage):
     """A delivered message.
 
@@ -153,17 +171,18 @@ class Message(RawMessage):
         answered: whether it was finished or requeued.
         owner: the subscription that received it.
         budget: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies.
+        counted: counts it as in flight, together with the other messages of its read.
     """
 
-    __slots__ = ("_headers", "answered", "budget", "delivered", "owner", "received")
+    __slots__ = ("_headers", "answered", "budget", "counted", "delivered", "owner", "received")
 
-    def __init__(self, owner: Owner, received: float = 0.0) -> None:
+    def __init__(self, owner: Owner, counted: InFlightCount = _NOT_COUNTED) -> None:
         self.owner: Owner = owner
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False
         self.budget: UnpackBudget | None = None
-        self.delivered: float = received
-        self.received: float = received
+        self.counted: InFlightCount = counted
+        self.delivered = self.received = counted.time
 
     @property
     def topic(self) -> str:
@@ -311,6 +330,7 @@ class Message(RawMessage):
     def renew(self, delivery: Message) -> None:
         """Continue with a later delivery of the same message, in place of one that is not in flight any more."""
         self.owner = delivery.owner
+        self.counted = delivery.counted
         self.delivered = self.received = delivery.received
         self.attempts: int = max(self.attempts, delivery.attempts)
 

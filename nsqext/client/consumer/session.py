@@ -299,7 +299,7 @@ class ConsumerSession:
     @property
     def in_event_loop(self) -> bool:
         """Whether the caller runs in the event loop of the consumer."""
-        return self._tasks.loop is not None and self._tasks.running_loop() is self._tasks.loop
+        return self._tasks.in_event_loop()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None, topic: str | None) -> None:
         """Move the channel; see `Consumer.seek`."""

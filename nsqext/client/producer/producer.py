@@ -364,7 +364,7 @@ class Producer:
             or not route.targets
             or route.view is not self._metadata.cached(topic, "w")
             or not self._open
-            or self._tasks.running_loop() is not self._tasks.loop
+            or not self._tasks.in_event_loop()
             or type(body) is not bytes
             or not 0 < len(body) <= self._plain_size
             or trace_log.active
@@ -544,7 +544,7 @@ class Producer:
         return batcher
 
     def _check_open(self) -> None:
-        if not self._open or self._tasks.running_loop() is not self._tasks.loop:
+        if not self._open or not self._tasks.in_event_loop():
             self._tasks.check()
             raise InvalidState("the producer is closed", hint="make a new one")
 

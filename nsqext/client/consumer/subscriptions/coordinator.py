@@ -71,6 +71,7 @@ class SubscriptionGroup:
         self._due_at = 0.0
         self._all_due = 0.0
         self._idle = False
+        self._received_at = 0.0
         self._levels: dict[Backoff, int] = {}
 
     @property
@@ -107,6 +108,7 @@ class SubscriptionGroup:
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
         """Note the messages of one read."""
+        self._received_at = now
         if self._idle:
             self._idle = False
             self._wake_timer()
@@ -168,7 +170,7 @@ class SubscriptionGroup:
         """Tick for ever: a few times a second while messages are in flight, rarely while the consumer is idle."""
         while True:
             started = _clock()
-            pause = min(self._pause(), self._until_probe(started))
+            pause = min(self._pause(started), self._until_probe(started))
             self._tick_due, self._due_at = anyio.Event(), started + pause
             with anyio.move_on_after(pause):
                 await self._tick_due.wait()
@@ -194,9 +196,13 @@ class SubscriptionGroup:
         self._ticked(now, late)
         self.rebalance()
 
-    def _pause(self) -> float:
-        """Return the seconds until the next tick."""
-        busy = any(subscription.busy for subscription in self.live)
+    def _pause(self, now: float) -> float:
+        """Return the seconds until the next tick.
+
+        A consumer that finishes its messages at once is busy for a tick longer: otherwise each read would wake the
+        timer.
+        """
+        busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
         self._idle = not (busy or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))
         return self._longest_pause() if self._idle else _TICK
 

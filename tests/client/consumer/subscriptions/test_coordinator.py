@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from nsqext import Consumer
+from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import eventually, quick
-from tests.support.fake_nsqd import PLAIN, scripted_node
+from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
 pytestmark = pytest.mark.anyio
 
@@ -66,3 +69,28 @@ async def test_connections_without_messages_are_ticked_rarely_while_they_take_tu
             busy.in_flight = 0
             for peer in peers:
                 await peer.close()
+
+
+async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[float] = []
+    tick = SubscriptionGroup._tick
+
+    def count(group: SubscriptionGroup, now: float, late: float) -> None:
+        ticks.append(now)
+        tick(group, now, late)
+
+    monkeypatch.setattr(SubscriptionGroup, "_tick", count)
+    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), options=quick()) as consumer:
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        ticks.clear()
+        started = time.monotonic()
+        for number in range(40):
+            await peer.raw(message(number))
+            await (await anext(consumer)).finish()
+            while (await peer.expect("FIN", "RDY")).words[0] != b"FIN":
+                pass
+        assert len(ticks) <= 3 + (time.monotonic() - started) / 0.25
+        await peer.close()

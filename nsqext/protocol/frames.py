@@ -69,21 +69,28 @@ class FrameParser:
         self.error: ProtocolError | None = None
         """Why the stream cannot be parsed any further; frames before the error have been returned."""
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes, messages: list[bytes] | None = None) -> list[Frame]:
         """Add received bytes and return the frames that they complete.
 
         Never raises: on invalid bytes ``error`` is set, and all further bytes are discarded.
+
+        Args:
+            data: the bytes.
+            messages: takes the data of message frames, which are not returned then: the garbage collector counts and
+                visits tuples, but not bytes.
         """
         frames: list[Frame] = []
         if self.error is not None:
             return frames
-        if self.buffer:
-            self.buffer += data
-            if len(self.buffer) < self._need:
-                return frames
-            data = bytes(self.buffer)
-            self.buffer.clear()
         position, end, need = 0, len(data), 8
+        if self.buffer:
+            missing = self._need - len(self.buffer)
+            if end < missing:
+                self.buffer += data
+                return frames
+            data = b"".join((self.buffer, data))
+            self.buffer.clear()
+            end = len(data)
         while end - position >= 8:
             size, kind = _HEAD.unpack_from(data, position)
             if not (4 <= size <= self._max and 0 <= kind <= 2):
@@ -93,7 +100,10 @@ class FrameParser:
             if stop > end:
                 need = stop - position
                 break
-            frames.append((kind, data[position + 8 : stop]))
+            if kind == 2 and messages is not None:
+                messages.append(data[position + 8 : stop])
+            else:
+                frames.append((kind, data[position + 8 : stop]))
             position = stop
             if self.single:
                 break

@@ -100,13 +100,11 @@ class ClientProtocol:
             if reply.wake is not None:
                 reply.wake()
             return messages
-        frames = parser.feed(data)
+        frames = parser.feed(data, messages)
         if parser.single:
-            frames = self._skip_heartbeats(frames)
+            frames = self._skip_heartbeats(frames, messages)
         for kind, payload in frames:
-            if kind == 2:
-                messages.append(payload)
-            elif kind == 1:
+            if kind == 1:
                 self._receive_error(server_error(payload, node=self.node))
             elif payload == HEARTBEAT:
                 self.heartbeats += 1
@@ -122,12 +120,12 @@ class ClientProtocol:
             self.fail(parser.error)
         return messages
 
-    def _skip_heartbeats(self, frames: list[Frame]) -> list[Frame]:
+    def _skip_heartbeats(self, frames: list[Frame], messages: list[bytes]) -> list[Frame]:
         """Answer heartbeats between two frames of the handshake, which are parsed one at a time."""
         while frames == [(0, HEARTBEAT)]:
             self.heartbeats += 1
             self.out.append(NOP)
-            frames = self._parser.feed(b"")
+            frames = self._parser.feed(b"", messages)
         return frames
 
     def wake_next(self) -> None:

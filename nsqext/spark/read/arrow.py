@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 import pyarrow as pa
-from attrs import define, field
+from attrs import define
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
@@ -26,6 +26,8 @@ _BATCH_BYTES = 64 << 20
 """Bytes of bodies in one batch: Arrow's limit is 2 GiB, and bodies grow when they are decompressed."""
 _FIRST_DIGIT = ord("0")
 _NO_HEADERS: dict[str, Any] = {}
+_HEADER_START = 3
+"""Bytes of version and length in front of a header."""
 _TAG = TAG_HEADER.encode()
 _COMPRESS = COMPRESS_HEADER.encode()
 
@@ -91,22 +93,22 @@ class _Batch:
     partition: int
     rows: RowFormat
     parsed: list[dict[str, Any]] | None = None
-    bodies: list[bytes] = field(factory=list)
+    bodies: list[bytes] | None = None
 
     def parse_headers(self) -> None:
         """Parse the extend headers that are needed, and decompress bodies."""
-        self.bodies = self.columns.bodies or []
         headers = self.columns.headers
-        if headers is None or not any(header for _, header in headers):
-            return
         everything = self.rows.with_headers
+        # one search through all of them: most topics have neither tags nor compressed bodies
+        if headers is None or not (everything or _is_needed(b"".join(headers)) or _has_tags(headers)):
+            return
         self.parsed = [
-            self._decoded(index, header)
-            if header and version == EXT_JSON and (everything or _is_needed(header))
+            self._decoded(index, header[_HEADER_START:])
+            if header[0] == EXT_JSON and len(header) > _HEADER_START and (everything or _is_needed(header))
             else _NO_HEADERS
-            for index, (version, header) in enumerate(headers)
+            for index, header in enumerate(headers)
         ]
-        if self.rows.decompress and self.bodies:
+        if self.rows.decompress and self.rows.with_bodies:
             self._decompress(self.parsed)
 
     def _decoded(self, index: int, header: bytes) -> dict[str, Any]:
@@ -119,6 +121,7 @@ class _Batch:
         """Decompress bodies, and remove the headers that describe the compression."""
         for index, headers in enumerate(parsed):
             if headers and is_compressed(headers):
+                self.bodies = self.columns.bodies if self.bodies is None else self.bodies
                 try:
                     self.bodies[index] = decompress_body(headers, self.bodies[index])
                 except ProtocolError as error:
@@ -134,25 +137,34 @@ class _Batch:
         """Return the rows, in several batches if the bodies are large."""
         schema, count = self.rows.schema, len(self.columns)
         build = {name: _BUILDERS[name](self) for name in self.rows.columns if name != "value"}
-        large = sum(map(len, self.bodies)) > _BATCH_BYTES
         start = 0
-        while start < count:
-            stop = self._stop(start) if large else count
+        for stop in self._stops() if self.rows.with_bodies else [count]:
             arrays = [
-                pa.array(self.bodies[start:stop], pa.binary())
-                if name == "value"
-                else build[name].slice(start, stop - start)
+                self._values(start, stop) if name == "value" else build[name].slice(start, stop - start)
                 for name in self.rows.columns
             ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            if stop > start:
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             start = stop
 
-    def _stop(self, start: int) -> int:
-        stop, size = start + 1, len(self.bodies[start])
-        while stop < len(self.bodies) and size + len(self.bodies[stop]) <= _BATCH_BYTES:
-            size += len(self.bodies[stop])
-            stop += 1
-        return stop
+    def _stops(self) -> Iterator[int]:
+        """Return where batches end: before the message with which the bodies would become too large."""
+        count = len(self.columns)
+        sizes = (
+            self.columns.body_sizes() if self.bodies is None else np.fromiter(map(len, self.bodies), np.int64, count)
+        )
+        ends = np.cumsum(sizes)
+        start, before = 0, 0
+        while count and int(ends[-1]) - before > _BATCH_BYTES:
+            start = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")))
+            before = int(ends[start - 1])
+            yield start
+        yield count
+
+    def _values(self, start: int, stop: int) -> pa.Array:
+        if self.bodies is not None:
+            return pa.array(self.bodies[start:stop], pa.binary())
+        return self.columns.part(start, stop).body_array()
 
     # Columns
 
@@ -199,7 +211,10 @@ class _Batch:
         if headers is None or self.parsed is None:
             return pa.nulls(len(self.columns), kind)
         return pa.array(
-            [self._pairs(parsed) if header else None for (_, header), parsed in zip(headers, self.parsed, strict=True)],
+            [
+                self._pairs(parsed) if len(header) > _HEADER_START else None
+                for header, parsed in zip(headers, self.parsed, strict=True)
+            ],
             kind,
         )
 
@@ -235,10 +250,13 @@ def _is_needed(header: bytes) -> bool:
     return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\u") >= 0
 
 
-def _tag(header: tuple[int, bytes], parsed: Mapping[str, Any]) -> str | None:
-    version, data = header
-    if version == EXT_TAG:
-        return data.decode("utf-8", "replace") or None
+def _has_tags(headers: list[bytes]) -> bool:
+    return any(header[0] == EXT_TAG for header in headers)
+
+
+def _tag(header: bytes, parsed: Mapping[str, Any]) -> str | None:
+    if header[0] == EXT_TAG:
+        return header[_HEADER_START:].decode("utf-8", "replace") or None
     return tag_of(parsed)
 
 

@@ -6,9 +6,11 @@ The layout is that of `nsqext.protocol.messages`, which decodes one message; it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.messages import EXT_NONE, MESSAGE_HEAD_SIZE
@@ -18,38 +20,79 @@ if TYPE_CHECKING:
 
 __all__ = ("MessageColumns", "decode_frames", "finish_commands", "from_messages")
 
+Array = np.ndarray[Any, Any]
+
 _HEAD = np.dtype([("timestamp", ">i8"), ("attempts", ">u2"), ("id", "V16"), ("offset", ">i8"), ("size", ">u4")])
 _DETAIL_SIZE = 12
+_EXTEND_HEAD = np.dtype(
+    [("timestamp", ">i8"), ("attempts", ">u2"), ("id", "V16"), ("version", "u1"), ("length", ">u2")]
+)
+_DETAIL = np.dtype([("offset", ">i8"), ("size", ">u4")])
 _FIN = np.dtype([("verb", "S4"), ("id", "V16"), ("end", "S1")])
-_NO_HEADER = (EXT_NONE, b"")
+_NO_HEADER = b"\0"
+
+_head_of = itemgetter(slice(_HEAD.itemsize))
+_extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 
 
 class MessageColumns:
     """Messages of one partition, column by column.
 
-    Attributes:
+    Args:
         heads: array with the fields timestamp, attempts, id, offset and size.
-        bodies: the bodies; None if they were not decoded.
-        headers: version and bytes of each extend header; None for topics without extend support.
+        frames: bytes that end with a body, for each message; None if bodies are not needed.
+        starts: where the body begins in each of them.
+        headers: the extend part of each message as it was received: version, and with a header its length and bytes;
+            None if no message has a header.
+
+    Attributes:
+        heads: as above.
+        headers: as above.
     """
 
-    __slots__ = ("bodies", "headers", "heads")
+    __slots__ = ("_frames", "_starts", "headers", "heads")
 
     def __init__(
-        self, heads: np.ndarray[Any, Any], bodies: list[bytes] | None, headers: list[tuple[int, bytes]] | None
+        self, heads: Array, frames: list[bytes] | None, starts: Array, headers: list[bytes] | None = None
     ) -> None:
-        self.heads: np.ndarray[Any, Any] = heads
-        self.bodies: list[bytes] | None = bodies
-        self.headers: list[tuple[int, bytes]] | None = headers
+        self.heads: Array = heads
+        self.headers: list[bytes] | None = headers
+        self._frames = frames
+        self._starts = starts
 
     def __len__(self) -> int:
         return len(self.heads)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies; an object for each."""
+        if self._frames is None or not len(self):
+            return []
+        starts: list[int] = self._starts.tolist()
+        if starts.count(starts[0]) == len(starts):
+            return list(map(itemgetter(slice(starts[0], None)), self._frames))
+        return [frame[start:] for frame, start in zip(self._frames, starts, strict=True)]
+
+    def body_sizes(self) -> Array:
+        """Return the sizes of the bodies."""
+        if self._frames is None:
+            return np.zeros(len(self), np.int64)
+        return np.fromiter(map(len, self._frames), np.int64, len(self)) - self._starts
+
+    def body_array(self) -> pa.Array:
+        """Return the bodies as a column of Arrow; less than 2 GiB."""
+        offsets = np.zeros(len(self) + 1, np.int32)
+        np.cumsum(self.body_sizes(), out=offsets[1:])
+        # joining is faster than what Arrow does: pa.array() of a list, or take() from the joined frames
+        data = pa.py_buffer(b"".join(self.bodies))
+        return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), data])
 
     def part(self, start: int, stop: int) -> MessageColumns:
         """Return the messages from ``start`` to ``stop``."""
         return MessageColumns(
             self.heads[start:stop],
-            None if self.bodies is None else self.bodies[start:stop],
+            None if self._frames is None else self._frames[start:stop],
+            self._starts[start:stop],
             None if self.headers is None else self.headers[start:stop],
         )
 
@@ -59,11 +102,11 @@ class MessageColumns:
         if len(parts) == 1:
             return parts[0]
         heads = np.concatenate([part.heads for part in parts])
-        bodies = None if parts[0].bodies is None else [body for part in parts for body in part.bodies or ()]
+        frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]
         headers = None
-        if any(part.headers is not None for part in parts):  # the topic may have been upgraded to extend in between
+        if any(part.headers is not None for part in parts):
             headers = [header for part in parts for header in part.headers or [_NO_HEADER] * len(part)]
-        return cls(heads, bodies, headers)
+        return cls(heads, frames, np.concatenate([part._starts for part in parts]), headers)
 
 
 def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True) -> MessageColumns:
@@ -72,37 +115,41 @@ def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True
     Args:
         frames: data of the frames.
         extend: the topic supports extend headers, and the connection negotiated them.
-        with_bodies: also return the bodies.
+        with_bodies: also keep the bodies.
 
     Raises:
         ProtocolError: a frame is too short for its parts.
     """
-    head = MESSAGE_HEAD_SIZE
-    if not extend:
-        stop = head + _DETAIL_SIZE
-        heads = [frame[:stop] for frame in frames]
-        bodies = [frame[stop:] for frame in frames] if with_bodies else None
-        return MessageColumns(_array(heads, frames), bodies, None)
-    try:
-        # one byte is the version; after version 0 neither length nor header follow
-        ends = [head + 3 + (frame[head + 1] << 8 | frame[head + 2]) if frame[head] else head + 1 for frame in frames]
-        headers = [
-            (frame[head], frame[head + 3 : end]) if frame[head] else _NO_HEADER
-            for frame, end in zip(frames, ends, strict=True)
-        ]
-    except IndexError:
-        raise _too_short(frames) from None
-    pairs = list(zip(frames, ends, strict=True))
-    heads = [frame[:head] + frame[end : end + _DETAIL_SIZE] for frame, end in pairs]
-    bodies = [frame[end + _DETAIL_SIZE :] for frame, end in pairs] if with_bodies else None
-    return MessageColumns(_array(heads, frames), bodies, headers)
+    if extend:
+        return _decode_extended(frames, with_bodies)
+    heads = _array(map(_head_of, frames), _HEAD, frames)
+    return MessageColumns(heads, frames if with_bodies else None, np.full(len(frames), _HEAD.itemsize))
 
 
-def _array(heads: list[bytes], frames: list[bytes]) -> np.ndarray[Any, Any]:
-    joined = b"".join(heads)
-    if len(joined) != len(heads) * _HEAD.itemsize:
+def _decode_extended(frames: list[bytes], with_bodies: bool) -> MessageColumns:
+    fronts = _array(map(_extend_head_of, frames), _EXTEND_HEAD, frames)
+    versions = fronts["version"]
+    # one byte is the version; after version 0 neither length nor header follow
+    ends = np.where(versions == EXT_NONE, MESSAGE_HEAD_SIZE + 1, fronts["length"] + np.int64(_EXTEND_HEAD.itemsize))
+    stops = ends.tolist()
+    details = (frame[end : end + _DETAIL_SIZE] for frame, end in zip(frames, stops, strict=True))
+    heads = np.empty(len(frames), _HEAD)
+    for name in ("timestamp", "attempts", "id"):
+        heads[name] = fronts[name]
+    found = _array(details, _DETAIL, frames)
+    for name in ("offset", "size"):
+        heads[name] = found[name]
+    headers = None
+    if versions.any():
+        headers = [frame[MESSAGE_HEAD_SIZE:end] for frame, end in zip(frames, stops, strict=True)]
+    return MessageColumns(heads, frames if with_bodies else None, ends + _DETAIL_SIZE, headers)
+
+
+def _array(parts: Iterable[bytes], kind: np.dtype[Any], frames: list[bytes]) -> Array:
+    joined = b"".join(parts)
+    if len(joined) != len(frames) * kind.itemsize:
         raise _too_short(frames)
-    return np.frombuffer(joined, _HEAD)
+    return np.frombuffer(joined, kind)
 
 
 def _too_short(frames: list[bytes]) -> ProtocolError:
@@ -118,9 +165,11 @@ def from_messages(messages: Iterable[RawMessage]) -> MessageColumns:
     heads = np.array(
         [(message.timestamp, message.attempts, message.id, message.offset, message.size) for message in found], _HEAD
     )
-    return MessageColumns(
-        heads, [message.body for message in found], [(message.version, message.header) for message in found]
-    )
+    headers = [
+        message.version.to_bytes() + len(message.header).to_bytes(2) + message.header if message.version else _NO_HEADER
+        for message in found
+    ]
+    return MessageColumns(heads, [message.body for message in found], np.zeros(len(found), np.int64), headers)
 
 
 def finish_commands(columns: MessageColumns) -> bytes:

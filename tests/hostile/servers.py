@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from struct import pack
 from typing import Any, BinaryIO
@@ -138,6 +139,39 @@ def huge_frames(peer: Peer) -> None:
         peer.send(bytes(1 << 20))
 
 
+def odd_frames(peer: Peer) -> None:
+    """Send frames of sizes and types that do not exist, and messages that are too short."""
+    peer.handshake()
+    peer.discard()
+    odd = [
+        pack(">I", 0),
+        pack(">I", 3) + b"abc",
+        pack(">Ii", 4, 0),
+        pack(">Ii", 4, -1),
+        pack(">Ii", 9, 77) + b"other",
+        frame(2, b"short"),
+        frame(0, b"OK") * 1000,
+        frame(2, bytes(26)) * 1000,
+        pack(">I", 1 << 31),
+    ]
+    peer.send(odd[peer.sock.fileno() % len(odd)])
+    time.sleep(0.1)
+
+
+def flood_compressed(peer: Peer) -> None:
+    """Grant deflate, then send heartbeats and spaces that deflate to a thousandth of their size."""
+    peer.reader.read(4)
+    peer.read_identify()
+    peer.send(frame(0, json.dumps({**_IDENTITY, "deflate": True, "deflate_level": 6}).encode()))
+    pack_ = zlib.compressobj(9, zlib.DEFLATED, -15)
+    peer.send(pack_.compress(frame(0, b"OK")) + pack_.flush(zlib.Z_SYNC_FLUSH))
+    peer.discard()
+    bomb = pack_.compress(frame(1, b"E_PUB_FAILED " + bytes(15_000_000)) * 4) + pack_.flush(zlib.Z_SYNC_FLUSH)
+    while True:
+        peer.send(bomb)
+        bomb = pack_.compress(bytes(60_000_000)) + pack_.flush(zlib.Z_SYNC_FLUSH)
+
+
 def largest_frames(peer: Peer) -> None:
     """Send error frames of nearly the largest size that is accepted, one after the other."""
     peer.handshake()
@@ -259,6 +293,8 @@ ATTACKS: dict[str, Callable[[Peer], None]] = {
     "never-read": never_read,
     "garbage": garbage,
     "huge-frames": huge_frames,
+    "odd-frames": odd_frames,
+    "flood-compressed": flood_compressed,
     "largest-frames": largest_frames,
     "slow-loris": slow_loris,
     "nodes-1000": many_nodes(1000),

@@ -52,14 +52,20 @@ async def _publish(producer: Producer, body: bytes) -> None:
             tasks.start_soon(_publish_forever, producer, body)
 
 
-def _producer(*, lookupd: str = "", nsqd: str = "") -> Producer:
-    options = ProducerOptions(timeout=2.0, startup_timeout=1.0, connection=_CONNECTION, lookup=_LOOKUP)
+def _producer(*, lookupd: str = "", nsqd: str = "", connection: ConnectionOptions = _CONNECTION) -> Producer:
+    options = ProducerOptions(timeout=2.0, startup_timeout=1.0, connection=connection, lookup=_LOOKUP)
     return Producer(lookupd, nsqd=nsqd, options=options)
 
 
 async def publish(hostile: str, lookupd: str) -> None:
     """Publish small messages to a hostile nsqd."""
     await _publish(_producer(nsqd=hostile), b"x" * 1000)
+
+
+async def publish_deflated(hostile: str, lookupd: str) -> None:
+    """Publish over connections that are compressed with deflate."""
+    connection = ConnectionOptions(connect_timeout=1.0, request_timeout=1.0, deflate_level=6)
+    await _publish(_producer(nsqd=hostile, connection=connection), b"x" * 1000)
 
 
 async def publish_large(hostile: str, lookupd: str) -> None:
@@ -79,6 +85,8 @@ async def look_up(hostile: str, lookupd: str) -> None:
 
 
 async def _handle(message: Message) -> None:
+    with suppress(NsqError):
+        len(message.headers)
     await anyio.sleep(0.02)
 
 
@@ -98,7 +106,7 @@ async def consume_honest(hostile: str, lookupd: str) -> None:
 
 
 SCENARIOS: dict[str, Callable[[str, str], Awaitable[None]]] = {
-    one.__name__: one for one in (publish, publish_large, look_up, consume, consume_honest)
+    one.__name__: one for one in (publish, publish_deflated, publish_large, look_up, consume, consume_honest)
 }
 
 

@@ -21,7 +21,7 @@ from nsqext import (
     Producer,
 )
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
-from tests.support.lost_connections import LossyConsumers, lossy_options, numbered, relayed_connections
+from tests.support.lost_connections import LossyConsumers, backward_steps, lossy_options, numbered, relayed_connections
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
 
@@ -243,15 +243,23 @@ def messages_of(messages: list[Message]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-async def test_lanes_handle_each_message_once_when_connections_are_cut(
+async def test_lanes_keep_the_order_of_received_messages_when_connections_are_cut(
     original: Original, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The original NSQ promises no order; a message is not handled again because its FIN was lost."""
+    """The server redelivers the messages of a lost connection when they have timed out."""
+    received: dict[bytes, int] = {}
+
+    def key_of(message: Message) -> bytes:
+        received.setdefault(message.body, len(received))
+        return message.body.partition(b":")[0]
+
     node = original.nodes[0]
-    options = lossy_options(key=lambda message: message.body.partition(b":")[0])
+    options = lossy_options(key=key_of, msg_timeout=1.0)
     consumer = Consumer(topic, "ch", nsqd=node, concurrency=4, max_in_flight=20, options=options)
-    lossy = LossyConsumers([consumer], 3)
-    messages = {-1: [message.body for message in numbered(1, 6, 150, 3)[0]]}
+    lossy = LossyConsumers([consumer], 3, cuts=3)
+    messages = {-1: [message.body for message in numbered(1, 6, 100, 3)[0]]}
     async with Producer(nsqd=node) as producer, relayed_connections(monkeypatch) as relays:
         await lossy.run(relays, producer, topic, messages)
-    assert sorted(lossy.done) == sorted(set(lossy.done))
+    begun = [(name, received[f"{name}:{number}".encode()]) for name, number in lossy.begun]
+    assert backward_steps(begun) == []
+    assert sorted(lossy.done) == sorted(set(lossy.done)), "no message is handled again because its FIN was lost"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ("Faults", "LossyConsumers", "backward_steps", "lossy_options", "numbered", "relayed_connections")
 
 PATIENCE = 90.0
-_CUTS = 8
 
 
 def lossy_options(**members: object) -> ConsumerOptions:
@@ -112,17 +111,19 @@ class LossyConsumers:
         consumers: opened by `run`.
         seed: of handlers and cuts.
         failures: the share of calls in which the handler raises.
+        cuts: how often connections are cut.
 
     Attributes:
         begun: name of the order and number of the message, for each call of a handler.
         done: the same, for each call that returned.
     """
 
-    def __init__(self, consumers: Sequence[Consumer], seed: int, *, failures: float = 0.05) -> None:
+    def __init__(self, consumers: Sequence[Consumer], seed: int, *, failures: float = 0.05, cuts: int = 8) -> None:
         self.begun: list[tuple[str, int]] = []
         self.done: list[tuple[str, int]] = []
         self._consumers = consumers
         self._failures = failures
+        self._cuts = cuts
         self._chance = random.Random(seed)
         for consumer in consumers:
             consumer.handler(self._handle)
@@ -155,7 +156,7 @@ class LossyConsumers:
                     lambda: all(len(consumer.connections) == len(messages) for consumer in self._consumers)
                 )
                 tasks.start_soon(self._publish, producer, topic, messages)
-                for done in sorted(self._chance.sample(range(1, wanted), _CUTS)):
+                for done in sorted(self._chance.sample(range(1, wanted), self._cuts)):
                     await eventually(lambda done=done: len(set(self.done)) >= done, PATIENCE)  # type: ignore[misc]
                     faults.cut(self._chance)
                 await eventually(lambda: len(set(self.done)) == wanted, PATIENCE)

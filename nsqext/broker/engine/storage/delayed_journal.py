@@ -36,10 +36,14 @@ class DelayedJournal:
 
     Attributes:
         path: the file.
+        damaged_file: the copy of the file that is kept because `load` found damage; empty without damage.
+        torn_bytes: bytes of an unfinished last line that `load` found.
     """
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
+        self.damaged_file: str = ""
+        self.torn_bytes: int = 0
         self._out = -1
         self._size = 0
         self._compact_size = 0  # bytes after the last compaction
@@ -54,7 +58,7 @@ class DelayedJournal:
         if not self.path.exists():
             return held
         lines = self.path.read_bytes().split(b"\n")
-        damaged = 0
+        damaged, self.torn_bytes = 0, len(lines[-1])
         for line in lines[:-1]:
             try:
                 _apply(held, orjson.loads(without_checksum(line)))
@@ -62,10 +66,13 @@ class DelayedJournal:
                 damaged += 1
         if damaged:
             kept = keep_aside(self.path, "damaged", move=False)
+            self.damaged_file = kept.name
             _LOG.warning(
                 "%s is damaged: %d of %d changes of delayed queues are lost; the file is kept as %s",
                 self.path, damaged, len(lines) - 1, kept.name,
             )  # fmt: skip
+        if self.torn_bytes:
+            _LOG.warning("%s: removed a torn line of %d bytes at the end", self.path, self.torn_bytes)
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:

@@ -176,6 +176,7 @@ class PartitionStore:
         self._options = options
         self._journal = DelayedJournal(folder / f"{name}.delayed.jsonl")
         self._next = 0.0
+        self._missing: list[str] = []
 
     def load(self) -> PartitionState | None:
         """Return the stored state; None for a new partition, and if neither its file nor the copy can be read.
@@ -185,25 +186,26 @@ class PartitionStore:
         Raises:
             InvalidSetting: a file cannot be read for another reason than damage.
         """
-        state: PartitionState | None = None
-        problem = ""
+        states: list[PartitionState] = []
+        problems: list[str] = []
         with usable(self._path.parent):
             for path in (self._path, _copy_of(self._path)):
                 try:
-                    state = PartitionState.decode(path.read_bytes())
-                    break
+                    states.append(PartitionState.decode(path.read_bytes()))
                 except FileNotFoundError:
-                    problem = problem or "is missing"
+                    problems.append(f"{path} is missing")
+                    self._missing.append(path.name)
                 except ValueError as error:
                     kept = keep_aside(path, "damaged", move=True).name
                     self.store.recovery.damaged_files.append(kept)
-                    problem = problem or f"is damaged ({error}) and kept as {kept}"
-        if problem and state is not None:
+                    problems.append(f"{path} is damaged ({error}) and kept as {kept}")
+        if not states:
+            return None
+        if problems:
             self.dirty = True
-            if not self.store.recovery.damaged_files:
-                self.store.recovery.damaged_files.append(self._path.name)
-            _LOG.warning("%s %s; channels are read from its copy", self._path, problem)
-        return state
+            self.store.recovery.damaged_files += self._missing
+            _LOG.warning("%s; channels are read from its copy", problems[0])
+        return states[0]
 
     def open_log(
         self, state: PartitionState | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
@@ -231,7 +233,7 @@ class PartitionStore:
                 log.append_gap(first.offset, first.count - 1)
             log.append(run, stored=True)
         if state is None and log is not None:
-            self.store.recovery.damaged_files.append(self._path.name)
+            self.store.recovery.damaged_files += self._missing
             _LOG.warning(
                 "%s is missing or damaged: the channels of %d messages are unknown; new channels start at the end",
                 self._path, log.end_count - log.start_count,
@@ -251,10 +253,15 @@ class PartitionStore:
             is_missing = not self._journal.path.exists()
             held = self._journal.load()
             self._journal.rewrite((channel, messages.values()) for channel, messages in held.items())
+        recovery = self.store.recovery
+        if self._journal.damaged_file:
+            recovery.damaged_files.append(self._journal.damaged_file)
+        if self._journal.torn_bytes and not recovery.torn_file:
+            recovery.torn_file, recovery.torn_bytes = self._journal.path.name, self._journal.torn_bytes
         if is_missing and any(channel.delayed for channel in state.channels):
             lost = {channel.name: channel.delayed for channel in state.channels if channel.delayed}
-            self.store.recovery.damaged_files.append(self._journal.path.name)
-            self.store.recovery.lost_messages += sum(lost.values())
+            recovery.damaged_files.append(self._journal.path.name)
+            recovery.lost_messages += sum(lost.values())
             _LOG.warning("%s is missing: delayed messages are lost, by channel: %s", self._journal.path, lost)
         return held
 

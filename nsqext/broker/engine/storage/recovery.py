@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ("Recovery", "Run", "keep_aside", "scan")
 
 _COUNTER_BITS = 50
+_COUNTER = (1 << _COUNTER_BITS) - 1
 _ID_AT = 14
 """Where the internal id lies in a record."""
 _NEAR = 16
@@ -108,12 +109,12 @@ def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[Run]
 
 
 def _record_at(data: bytes, position: int, partition: int, previous: int | None) -> tuple[Record, int] | None:
-    """Decode a record; None unless its internal id is one of the partition and greater than the previous one."""
+    """Decode a record; None unless its internal id can be one of the partition and is greater than the previous one."""
     try:
         record, stop = decode_record(data, position)
     except ProtocolError:
         return None
-    if record.internal_id >> _COUNTER_BITS != partition:
+    if record.internal_id >> _COUNTER_BITS != partition or record.internal_id & _COUNTER < FIRST_COUNTER:
         return None
     if previous is not None and record.internal_id <= previous:
         return None

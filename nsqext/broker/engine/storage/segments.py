@@ -64,6 +64,8 @@ class _File:
     offset: int
     count: int
     size: int = 0
+    follows: int = -1
+    """Where the queue ended before the file, if records before it are lost; -1 if it begins there."""
 
     @property
     def end(self) -> int:
@@ -94,6 +96,10 @@ class SegmentStore:
         self._out = -1
         self._dirty = False
         self._was_empty = False
+        self._missing: list[_File] = []
+        self._read = (-1, -1)  # offset behind the records that were read, and messages up to there
+        self._scanned = ""  # the file that was read last
+        self._accounted = 0  # offset up to which lost bytes were counted
         with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -126,18 +132,23 @@ class SegmentStore:
         numbers = sorted(int(match[1]) for match in matches if match)
         self._last_number = max(numbers, default=-1)
         self._was_empty = not numbers
+        self._missing = self._missing_files(numbers)
         end: Entry | None = None
         for file in self._begins_of(numbers, begins):
             if end is not None and file.offset < end.offset + end.size:
                 self._set_aside(file, "overlaps with the file before it")
                 continue
-            runs = self._scan(file, known_end)
-            self._note_gap(end, file)
+            before = self._read[0]
+            if self._note_gap(file.offset, file.count, file.follows) and before >= 0:
+                file.follows = before
+                self._write_base(file)
+            runs = self._scan(file, known_end, before)
             for run in runs:
                 self.recovery.messages += len(run.entries)
                 for first in range(0, len(run.entries), _CHUNK):
                     yield run.entries[first : first + _CHUNK]
                 end = run.entries[-1]
+                self._read = max(self._read, (end.offset + end.size, end.count))
         if not self._files:
             self._begin(*max((end.offset + end.size, end.count) if end else (0, 0), known_end))
         else:
@@ -149,10 +160,7 @@ class SegmentStore:
         for number in numbers:
             base = self._path(number, "base.json")
             try:
-                values = orjson.loads(without_checksum(base.read_bytes()))
-                files[number] = _File(
-                    self._path(number), number, checked_number(values["offset"]), checked_number(values["count"])
-                )
+                files[number] = self._with_begin(number)
             except (OSError, ValueError, TypeError, KeyError) as error:
                 kept = keep_aside(base, "damaged", move=True) if base.exists() else base
                 self.recovery.damaged_files.append(kept.name)
@@ -183,16 +191,74 @@ class SegmentStore:
         self.recovery.damaged_files.append(kept.name)
         _LOG.warning("%s %s; renamed to %s", file.path, reason, kept.name)
 
-    def _note_gap(self, end: Entry | None, file: _File) -> None:
-        if end is not None and self._files and file.offset > end.offset + end.size:
-            lost, messages = file.offset - end.offset - end.size, max(file.count - end.count, 0)
-            self.recovery.lost_bytes += lost
-            self.recovery.lost_messages += messages
-            _LOG.warning("%s: %d bytes with %d messages before this file are missing", file.path, lost, messages)
+    def _missing_files(self, numbers: list[int]) -> list[_File]:
+        """Return the files of which only the begin is stored; it is renamed and kept."""
+        pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\.base\.json")
+        matches = (pattern.fullmatch(path.name) for path in self._folder.iterdir())
+        missing = []
+        for number in sorted(int(match[1]) for match in matches if match):
+            self._last_number = max(self._last_number, number)
+            if number not in numbers:
+                missing.append(self._begin_of_missing(number))
+        return sorted(missing, key=lambda file: file.offset)
 
-    def _scan(self, file: _File, known_end: tuple[int, int]) -> list[Run]:
-        """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept."""
+    def _begin_of_missing(self, number: int) -> _File:
+        base = self._path(number, "base.json")
+        try:
+            file = self._with_begin(number)
+        except (OSError, ValueError, TypeError, KeyError):
+            file = _File(self._path(number), number, 0, 0)
+        keep_aside(base, "lost", move=True)
+        return file
+
+    def _with_begin(self, number: int) -> _File:
+        values = orjson.loads(without_checksum(self._path(number, "base.json").read_bytes()))
+        begin = checked_number(values["offset"]), checked_number(values["count"])
+        return _File(self._path(number), number, *begin, follows=values.get("follows", -1))
+
+    def _note_gap(self, offset: int, count: int, follows: int = -1) -> bool:
+        """Report that records before a position are lost, and the file that had them.
+
+        Args:
+            offset: the position.
+            count: messages before it.
+            follows: where the queue ended before a gap that was reported earlier; -1 without one.
+
+        Returns:
+            Whether there is a gap that was not reported earlier.
+        """
+        gone = [file for file in self._missing if file.offset < offset]
+        self._missing = self._missing[len(gone) :]
+        if self._read == (-1, -1):
+            self._read = (gone[0].offset, gone[0].count) if gone else (offset, count)
+        self._accounted = max(self._accounted, self._read[0])
+        lost, messages = max(offset - self._accounted, 0), max(count - self._read[1], 0)
+        is_known = follows == self._read[0]
+        self._read, self._accounted = max(self._read, (offset, count)), max(self._accounted, offset)
+        if is_known or not (lost or messages or gone):
+            return False
+        recovery, names = self.recovery, [file.path.name for file in gone]
+        recovery.lost_bytes += lost
+        recovery.lost_messages += messages
+        if not names and self._scanned and not any(name.startswith(self._scanned) for name in recovery.damaged_files):
+            names = [self._scanned]
+        recovery.damaged_files += names
+        _LOG.warning(
+            "%s: %d bytes with %d messages before offset %d are missing%s",
+            self._folder / self._name, lost, messages, offset, f", of {', '.join(names)}" if names else "",
+        )  # fmt: skip
+        return True
+
+    def _scan(self, file: _File, known_end: tuple[int, int], before: int) -> list[Run]:
+        """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
+
+        Args:
+            file: the file.
+            known_end: see `recover`.
+            before: where the queue ended before it; -1 for the first file.
+        """
         data = file.path.read_bytes()
+        self._scanned = file.path.name
         runs, end = scan(data, (file.offset, file.count), self._partition)
         torn = len(data) - end
         starts_late = bool(runs) and runs[0].position > 0
@@ -209,6 +275,7 @@ class SegmentStore:
             return runs
         kept = keep_aside(file.path, "damaged", move=False)
         self.recovery.damaged_files.append(kept.name)
+        self._accounted = file.offset + len(data)
         messages = runs[-1].entries[-1].count - file.count - sum(len(run.entries) for run in runs) if runs else 0
         lost = len(data) - sum(run.end - run.position for run in runs)
         self.recovery.lost_bytes += lost
@@ -217,10 +284,10 @@ class SegmentStore:
             "%s is damaged: %d bytes with about %d messages are lost, %d messages are readable; the file is kept as %s",
             file.path, lost, messages, sum(len(run.entries) for run in runs), kept.name,
         )  # fmt: skip
-        self._split(file, data, runs)
+        self._split(file, data, runs, before)
         return runs
 
-    def _split(self, file: _File, data: bytes, runs: list[Run]) -> None:
+    def _split(self, file: _File, data: bytes, runs: list[Run], before: int) -> None:
         """Replace a damaged file by one file per run; they are written before the damaged one is removed."""
         fresh: list[_File] = []
         for run in runs:
@@ -229,6 +296,9 @@ class SegmentStore:
                 self._path(self._last_number), self._last_number, file.offset + run.position, run.count,
                 run.end - run.position,
             )  # fmt: skip
+            if before not in (-1, part.offset):
+                part.follows = before
+            before = part.end
             self._write_base(part)
             write_atomically(part.path, data[run.position : run.end], sync=self._options.fsync != "never")
             fresh.append(part)
@@ -236,26 +306,27 @@ class SegmentStore:
         self._files += fresh
 
     def _report(self, known_end: tuple[int, int]) -> None:
-        last = self._files[-1]
-        if known_end[0] and not self.recovery.messages and not self.recovery.damaged_files and last.end == known_end[0]:
-            if self._was_empty:
+        if self._was_empty and known_end[0]:
+            _LOG.warning("%s: all files of the queue are missing; it had %d messages", self._folder, known_end[1])
+            if not self._missing:
                 self.recovery.lost_bytes += known_end[0]
-                _LOG.warning("%s: all files of the queue are missing; it had %d messages", self._folder, known_end[1])
-            return
-        if last.end < known_end[0]:
-            self.recovery.lost_bytes += known_end[0] - last.end
-            _LOG.warning(
-                "%s: the queue ends at offset %d, although it was acknowledged up to %d (message %d)",
-                last.path, last.end, *known_end,
-            )  # fmt: skip
+                return
+        self._note_gap(*known_end)
+        for file in self._missing:
+            _LOG.warning("%s is missing; nothing is known of its messages", file.path)
 
     def _write_base(self, file: _File) -> None:
-        base = with_checksum(orjson.dumps({"offset": file.offset, "count": file.count}))
+        begin = {"offset": file.offset, "count": file.count}
+        if file.follows >= 0:
+            begin["follows"] = file.follows
+        base = with_checksum(orjson.dumps(begin))
         write_atomically(self._path(file.number, "base.json"), base, sync=self._options.fsync != "never")
 
     def _begin(self, offset: int, count: int) -> None:
         """Start a file; its begin is written first."""
         file = _File(self._path(self._last_number + 1), self._last_number + 1, offset, count)
+        if self._files and self._files[-1].end != offset:
+            file.follows = self._files[-1].end
         self._write_base(file)
         self._open(file)
         self._last_number = file.number

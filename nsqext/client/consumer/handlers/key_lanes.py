@@ -34,6 +34,11 @@ _FULL = 1.0
 """Seconds that RDY may be used up by messages that wait for others, before some of them are requeued."""
 _SETTLE = 0.2
 """Seconds for which the first messages of a partition are collected and sorted."""
+_RETURN = 0.5
+"""Seconds for which the original NSQ keeps a requeued message that waits for a lost one, times its requeues."""
+_MOST_RETURNED = 10_000
+_MOST_RETURNED_BYTES = 64 << 20
+"""Messages and bytes that are requeued and keep their places, for one partition; with more the order is given up."""
 _FAILOVER_WAIT = 2.0
 """Seconds for which messages of a key_failover channel wait for the redelivery of an earlier one of their key, before
 the connection is ended: the server then redelivers all of them in order."""
@@ -227,6 +232,8 @@ class KeyLanes:
         woken: dict[MessageQueue, None] = {}
         for message in messages:
             message.owner = owner
+            if order.returned:
+                message.attempts -= order.returned.get(message.id, 0)
             known = order.unfinished.get(message.id)
             if known is not None and known.timestamp != message.timestamp:
                 self._forget_replaced(known, message)
@@ -255,11 +262,15 @@ class KeyLanes:
             if order.subscribe(found, self._clock()):
                 self._forget_lost(order)
             else:
-                due = self._clock() + self._redelivery_wait
+                due = self._redelivery_due(order)
                 for (_, partition), wait in self._waits.items():
                     if partition is order:
                         wait.due = due
         return found
+
+    def _redelivery_due(self, order: PartitionOrder) -> float:
+        """Return when waiting for a lost message ends."""
+        return max(self._clock(), order.held_from) + self._redelivery_wait
 
     def _accept(self, message: Message, woken: dict[MessageQueue, None]) -> None:
         key = self._read(message)
@@ -270,7 +281,9 @@ class KeyLanes:
             if wait is not None:
                 wait.behind.append(message)
                 if wait.due == inf:
-                    wait.due = self._clock() + self._redelivery_wait
+                    wait.due = self._redelivery_due(order)
+                if wait.lost and message.partition < 0:
+                    self._return(message)
                 return
         lane = self._lane(key)
         if not lane.stopped:
@@ -317,7 +330,7 @@ class KeyLanes:
     def expired(self, message: Message) -> None:
         """Keep the place of a message that the server holds again when its turn comes."""
         key, order = self._read(message), _order_of(message)
-        wait = _Wait(message, self._lane(key), self._clock() + self._redelivery_wait, lost=True)
+        wait = _Wait(message, self._lane(key), self._redelivery_due(order), lost=True)
         wait.behind = self._take(wait.lane, lambda other: _order_of(other) is order and self._read(other) == key)
         self._waits[key, order] = wait
 
@@ -363,7 +376,7 @@ class KeyLanes:
             self._end_failover_wait(wait)
             return
         if wait.lost and not self._can_receive(_order_of(message)):
-            wait.due = now + self._redelivery_wait
+            wait.due = self._redelivery_due(_order_of(message))
             return
         del self._waits[name]
         if not wait.lost:
@@ -372,8 +385,9 @@ class KeyLanes:
                 message.attempts += 1
             self._resume(key, wait)  # a lost one waits for its redelivery when its turn comes
             return
-        lost = [message, *filter(is_lost, wait.behind)]
-        wait.behind = [other for other in wait.behind if not is_lost(other)]
+        returned = _order_of(message).returned  # these arrive again
+        lost = [message, *(other for other in wait.behind if is_lost(other) and other.id not in returned)]
+        wait.behind = [other for other in wait.behind if not is_lost(other) or other.id in returned]
         for other in lost:
             _order_of(other).unfinished.pop(other.id, None)
         logger.warning(
@@ -428,6 +442,10 @@ class KeyLanes:
             elif order.gap_due <= now:
                 self._end_gap(order)
         blocked = self._count_blocked(order)
+        if order.returned:
+            order.forget_returned()
+            if len(order.returned) > _MOST_RETURNED or order.returned_bytes > _MOST_RETURNED_BYTES:
+                self._give_up(order)
         if order.settling or not blocked or order.in_flight() < owner.ready:
             order.full_since = None
         elif order.full_since is None:
@@ -435,6 +453,18 @@ class KeyLanes:
         elif now - order.full_since >= _FULL:
             order.full_since = None
             self._make_room(order)
+
+    def _give_up(self, order: PartitionOrder) -> None:
+        """Wait for nothing of a partition any more."""
+        place = order.owner
+        logger.warning(
+            "%d messages of %s wait for earlier ones of their keys, which were not redelivered: they are handled first",
+            len(order.returned),
+            "" if place is None else place.topic,
+            extra={} if place is None else {"topic": place.topic, "partition": place.partition},
+        )
+        self._forget_lost(order)
+        order.forget_returned()
 
     def _bound_lost(self, order: PartitionOrder) -> None:
         """End the connection when more messages were lost to other consumers than could be in flight."""
@@ -462,12 +492,24 @@ class KeyLanes:
     def _make_room(self, order: PartitionOrder) -> None:
         """Requeue the newer half of the messages that wait for others; they keep their places."""
         for message in order.drop_newest_early():
-            self._send_requeue(message)
+            self._return(message)
         for wait in [wait for (_, partition), wait in self._waits.items() if partition is order]:
             behind = [message for message in wait.behind if not is_lost(message)]
             for message in behind[len(behind) // 2 :]:
-                self._send_requeue(message)
-                message.answered, message.received = False, -inf
+                self._return(message)
+
+    def _return(self, message: Message) -> None:
+        """Requeue a message that waits for another one.
+
+        The original NSQ redelivers a lost message when it has timed out, behind all that is in the queue: what has to
+        wait for it is requeued at once, until then at least, so that the queue moves on.
+        """
+        order = _order_of(message)
+        times, delay = order.note_returned(message), 0.0
+        if message.partition < 0:
+            delay = max(_RETURN * times, order.held_from - self._clock())
+        self._send_requeue(message, delay)
+        message.answered, message.received = False, -inf
 
     def _send_requeue(self, message: Message, delay: float = 0.0) -> None:
         if isinstance(message.owner, KeyLaneOwner):

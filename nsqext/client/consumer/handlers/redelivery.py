@@ -1,7 +1,8 @@
 """Restore the order of a partition after its connection was lost.
 
 A server that loses a connection holds the messages in flight again, and redelivers them in any order, mixed with
-messages that it never sent (measured on the redesigned NSQ). Two kinds of messages are concerned:
+messages that it never sent (measured on the redesigned NSQ). The original NSQ does so when they have timed out. Two
+kinds of messages are concerned:
 
 * *received* ones, which were not finished: their ids are known;
 * *unseen* ones, which the server had sent and this process never received: at most as many as RDY allowed, and all of
@@ -45,7 +46,10 @@ class PartitionOrder:
         early: messages received ahead of unseen ones, by offset.
         gap_due: when waiting for unseen messages ends; None before the first early message.
         most_ready: the largest number of messages that the server could have in flight.
+        held_from: when the server holds all messages of earlier connections again.
         full_since: since when RDY is used up by messages that wait for others; None where it is not.
+        returned: how often messages were requeued without being handled, by id.
+        returned_bytes: bytes of their bodies.
     """
 
     __slots__ = (
@@ -59,8 +63,11 @@ class PartitionOrder:
         "early",
         "full_since",
         "gap_due",
+        "held_from",
         "most_ready",
         "owner",
+        "returned",
+        "returned_bytes",
         "unfinished",
     )
 
@@ -71,8 +78,11 @@ class PartitionOrder:
         self.gap_due: float | None = None
         self.full_since: float | None = None
         self.most_ready: int = 1
+        self.held_from: float = 0.0
+        self.returned: dict[bytes, int] = {}
+        self.returned_bytes: int = 0
         self._finished: dict[bytes, int] = {}  # ids on this subscription, oldest first, and when they were stored
-        # ids on earlier subscriptions, when they were stored, and when the next subscription began
+        # ids on earlier subscriptions, when they were stored, and when the server held them again
         self._finished_before: dict[bytes, tuple[int, float]] = {}
         self._ordered_by_server = ordered_by_server
         self._frontier = -1  # offset behind the last message that has no unseen one before it
@@ -95,11 +105,12 @@ class PartitionOrder:
         first = previous is None
         if previous is not None:
             self.note_ready(previous.ready)  # it may have grown after the last message was received
+            self.held_from = now + previous.msg_timeout if owner.partition < 0 else now
         if self._frontier < 0 and self.early:
             self._frontier = min(self.early)  # lost while the first messages were collected
         self.early.clear()
         self.gap_due = self.full_since = None
-        self._finished_before.update((known, (stored, now)) for known, stored in self._finished.items())
+        self._finished_before.update((known, (stored, self.held_from)) for known, stored in self._finished.items())
         self._finished.clear()
         if owner.moved:
             self._finished_before.clear()
@@ -107,8 +118,8 @@ class PartitionOrder:
             self._frontier, self._last_end, self._unseen = -1, -1, 0
             self._settling = first and not (owner.moved or self._ordered_by_server)
             return not first
-        self._settling = self._frontier < 0
-        if not self._settling:
+        self._settling = self._frontier < 0 <= owner.partition  # the original NSQ has no offsets to sort by
+        if self._frontier >= 0:
             # on subscriptions in between nothing was received, but messages may have been sent
             lost = 1 if previous is None else max(1, owner.number - previous.number)
             self._unseen += lost * self.most_ready
@@ -191,14 +202,26 @@ class PartitionOrder:
         return early
 
     def forget_handled(self, since: float) -> None:
-        """Forget handled messages that were not redelivered although their connection was lost before a time."""
+        """Forget handled messages that were not redelivered although the server held them again before a time."""
         before = self._finished_before
-        for message_id in [message_id for message_id, (_, lost) in before.items() if lost < since]:
+        for message_id in [message_id for message_id, (_, held) in before.items() if held < since]:
             del before[message_id]
         unfinished = self.unfinished
         for message in [message for message in unfinished.values() if message.answered]:
             if is_lost(message) and message.received + message.owner.msg_timeout < since:
                 del unfinished[message.id]
+
+    def note_returned(self, message: Message) -> int:
+        """Note that a message is requeued without being handled, which is no attempt; returns how often it was."""
+        times = self.returned[message.id] = self.returned.get(message.id, 0) + 1
+        if times == 1:
+            self.returned_bytes += len(message.body)
+        return times
+
+    def forget_returned(self) -> None:
+        """Forget the requeues of messages that are not expected again."""
+        self.returned = {known: times for known, times in self.returned.items() if known in self.unfinished}
+        self.returned_bytes = sum(len(self.unfinished[known].body) for known in self.returned)
 
     def drop_newest_early(self) -> list[Message]:
         """Remove the newer half of the early messages, at least one, and return it; they are received again."""

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from nsqext.client.consumer.handlers import key_lanes
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, key_reader, lane_number
 from nsqext.client.consumer.handlers.redelivery import is_lost
 from nsqext.client.consumer.message import Message
@@ -384,6 +385,91 @@ async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     bench.put("a5", "a1", owner=again)
     assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a5"]}
     assert [is_lost(message) for message in bench.lanes.queued()] == [False, False, False, True, False]
+
+
+@pytest.mark.anyio
+async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    again = _cut(bench)
+    again.ready = 1
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    for attempts in range(2, 10):
+        bench.wait(0.1)
+        bench.wait(1.1)
+        (delivery,) = bench.make("a2", owner=again)
+        delivery.attempts = attempts
+        bench.lanes.put([delivery])
+    assert again.commands == [("REQ", b"a2")] * 8
+    bench.put("a1", owner=again)
+    assert {message.body: message.attempts for message in bench.lanes.queued()} == {b"a1": 1, b"a2": 1}
+
+
+@pytest.mark.anyio
+async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one() -> None:
+    """On a new connection to the original NSQ, even if nothing else was received."""
+    bench = Bench(1)
+    bench.owner.partition = -1
+    first, _ = bench.put("a1", "a2")
+    again = _cut(bench)
+    again.partition, again.ready = -1, 1
+    bench.put("a2", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.wait(0.1)
+    bench.wait(1.1)
+    assert again.commands == [("REQ", b"a2")]
+    bench.put("a1", "a2", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2"]}
+
+
+@pytest.mark.anyio
+async def test_the_order_is_given_up_when_too_many_messages_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_lanes, "_MOST_RETURNED", 2)
+    bench = Bench(1)
+    bench.owner.partition = -1
+    (first,) = bench.put("a1")
+    again = _cut(bench)
+    again.partition = -1
+    bench.put("b1", owner=again)
+    bench.take(first)
+    bench.lanes.expired(first)
+    bench.put("a2", "a3", owner=again)
+    bench.wait(0.1)
+    assert not caplog.text
+    bench.put("a4", owner=again)
+    bench.wait(0.1)
+    assert "3 messages of t wait for earlier ones of their keys" in caplog.text
+    bench.put("a3", "a1", owner=again)
+    assert bench.rows() == {"b": ["b1"], "a": ["a3", "a1"]}
+
+
+@pytest.mark.anyio
+async def test_the_original_nsq_redelivers_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps messages of a lost connection in flight: the time for a redelivery counts from their timeout."""
+    bench = Bench(1)
+    bench.owner.partition = -1
+    first, finished = bench.put("a1", "b1")
+    bench.take(first)
+    bench.take(finished).finish_now()
+    again = _cut(bench)
+    again.partition, again.ready = -1, 2
+    bench.put("a2", owner=again)
+    bench.lanes.expired(first)
+    bench.put("a3", owner=again)
+    assert again.delays == {b"a3": 60.0}, "until the first one has timed out"
+    bench.wait(1.2)
+    bench.wait(117.0)
+    assert bench.rows() == {}
+    bench.put("a3", "b1", owner=again)
+    assert again.commands[-1] == ("FIN", b"b1"), "its first FIN was lost"
+    bench.wait(2.0)
+    assert bench.rows() == {"a": ["a2", "a3"]}
+    assert "1 messages of a key were not redelivered within 60 s" in caplog.text
 
 
 @pytest.mark.anyio

@@ -256,8 +256,8 @@ async def test_lanes_keep_the_order_of_received_messages_when_connections_are_cu
     node = original.nodes[0]
     options = lossy_options(key=key_of, msg_timeout=1.0)
     consumer = Consumer(topic, "ch", nsqd=node, concurrency=4, max_in_flight=20, options=options)
-    lossy = LossyConsumers([consumer], 3, cuts=3)
-    messages = {-1: [message.body for message in numbered(1, 6, 100, 3)[0]]}
+    lossy = LossyConsumers([consumer], 3, cuts=1)
+    messages = {-1: [message.body for message in numbered(1, 6, 60, 3)[0]]}
     async with Producer(nsqd=node) as producer, relayed_connections(monkeypatch) as relays:
         await lossy.run(relays, producer, topic, messages)
     begun = [(name, received[f"{name}:{number}".encode()]) for name, number in lossy.begun]

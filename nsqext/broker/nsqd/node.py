@@ -149,6 +149,11 @@ def _nothing(*_: object) -> None:
     """Stand in for a callback that is not set."""
 
 
+def _level(channel: str) -> int:
+    """Return the level of log lines about a channel; ephemeral ones begin and end with connections."""
+    return logging.DEBUG if is_ephemeral(channel) else logging.INFO
+
+
 def _available(limits: ServerLimits) -> ServerLimits:
     """Return the limits without snappy where its package is not installed: it is not offered then."""
     return evolve(limits, snappy=False) if limits.snappy and find_spec("cramjam") is None else limits
@@ -291,7 +296,7 @@ class Node:
 
     def _channel_deleted(self, hosted: Hosted, name: str) -> None:
         partition = hosted.partition
-        _log.info("CHANNEL(%s): deleting", name)
+        _log.log(_level(name), "CHANNEL(%s): deleting", name)
         self.on_channel_deleted(partition.topic, partition.partition, name)
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
             self.delete_topic(partition.topic)
@@ -340,7 +345,7 @@ class Node:
             return found
         first = not partition.channels
         channel = partition.channel(name)
-        _log.info("TOPIC(%s): new channel(%s)", partition.topic, name)
+        _log.log(_level(name), "TOPIC(%s): new channel(%s)", partition.topic, name)
         if first and self._flushes_late:
             channel.cursor.jump(*hosted.flushed)
         self.on_channel_created(partition.topic, partition.partition, name)

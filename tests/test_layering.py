@@ -59,7 +59,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "types": {"attrs"},
     "dispatch": set(),
-    "protocol": {"attrs", "orjson"},
+    "protocol": {"attrs", "msgspec", "orjson"},
     "broker": CORE | {"re2", "starlette", "uvicorn"},
     "spark": CORE | {"numpy", "pandas", "pyarrow", "pyspark"},
     "observability": CORE | {"opentelemetry", "prometheus_client"},

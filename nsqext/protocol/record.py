@@ -12,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from struct import error as _StructError
 
-from attrs import define
+import msgspec
 
 from nsqext.errors import ProtocolError
 
@@ -28,9 +28,8 @@ RECORD_OVERHEAD = _HEAD.size
 """Bytes of a record without extend part and body, its length word included, which is 30."""
 
 
-@define(eq=True)
-class Record:
-    """One stored message."""
+class Record(msgspec.Struct, gc=False):
+    """One stored message; untracked by the garbage collector, which would stop a broker with millions of them."""
 
     timestamp: int
     internal_id: int

@@ -142,8 +142,12 @@ ATTACKS: tuple[Attack, ...] = (
     _client("header-bombs", "consume_honest", "a handler reads headers of 40 KB with 5,000 names"),
     _broker("chunked-bodies", "chunked HTTP bodies of 400 MB"),
     _broker("unread-replies", "a client publishes and does not read the replies"),
-    _broker("tiny-batches", "batches of 5 MB with a million messages of one byte", rss=400.0),
-    _broker("unread-messages", "consumers with RDY 2,500 do not read, while a client publishes"),
+    # unfinished messages of a partition take 256 MiB of memory at most, the output of a connection 4 MiB
+    _broker("tiny-batches", "batches of 5 MB with a million messages of one byte", rss=400.0, block=0.15, wait=1.0),
+    _broker(
+        "drained-batches", "batches of 440,000 messages, which one consumer drains", rss=400.0, block=0.15, wait=1.0
+    ),
+    _broker("unread-messages", "20 consumers with RDY 2,500 do not read, while a client publishes", rss=400.0),
     _broker("half-open", "bodies, lines and HTTP headers that arrive one byte a second, on 600 connections"),
     _broker("odd-identify", "IDENTIFY with JSON of wrong types, of 1 MB and of 100,000 levels"),
     _broker("many-channels", "a new channel with each connection"),

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from struct import pack
+from struct import pack, unpack_from
 
 Address = tuple[str, int]
 
@@ -83,6 +83,39 @@ def unread_replies(tcp: Address, http: Address) -> None:
 def tiny_batches(tcp: Address, http: Address) -> None:
     """Publish batches of a million messages of one byte."""
     batch = pack(">I", 1_000_000) + pack(">Ic", 1, b"x") * 1_000_000
+    with identify(tcp, client_id="tiny") as sock:
+        while True:
+            send(sock, command("MPUB target", batch))
+            sock.recv(65536)
+
+
+def finish_all(sock: socket.socket) -> None:
+    """Finish all messages, in another thread."""
+
+    def read() -> None:
+        buffer = b""
+        with suppress(OSError):
+            while data := sock.recv(1 << 20):
+                buffer, position, answers = buffer + data, 0, []
+                while len(buffer) - position >= 8:
+                    size, kind = unpack_from(">II", buffer, position)
+                    if len(buffer) - position < 4 + size:
+                        break
+                    if kind == 2:
+                        answers.append(b"FIN " + buffer[position + 18 : position + 34] + b"\n")
+                    position += 4 + size
+                buffer = buffer[position:]
+                send(sock, b"".join(answers))
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def drained_batches(tcp: Address, http: Address) -> None:
+    """Publish batches of 5 MB with 440,000 messages, while a consumer drains them."""
+    batch = pack(">I", 440_000) + pack(">I7s", 7, b"message") * 440_000
+    consumer = identify(tcp, client_id="drain")
+    send(consumer, command("SUB target default") + b"RDY 2500\n")
+    finish_all(consumer)
     with identify(tcp, client_id="tiny") as sock:
         while True:
             send(sock, command("MPUB target", batch))
@@ -246,6 +279,7 @@ ATTACKS: dict[str, Callable[[Address, Address], None]] = {
     "chunked-bodies": chunked_bodies,
     "unread-replies": unread_replies,
     "tiny-batches": tiny_batches,
+    "drained-batches": drained_batches,
     "unread-messages": unread_messages,
     "half-open": half_open,
     "odd-identify": odd_identify,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from attrs import define
 
 from nsqext.broker.engine.storage.log import Entry
@@ -20,8 +21,7 @@ _SHIFT = 50
 _COUNTERS = (1 << _SHIFT) - 1
 
 
-@define(eq=False)
-class NewMessage:
+class NewMessage(msgspec.Struct, eq=False, gc=False):
     """A message to store.
 
     Attributes:

@@ -10,6 +10,8 @@ import re
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.headers import RESERVED_PREFIX, TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
@@ -57,7 +59,7 @@ class Target(NamedTuple):
     lenient: bool = False
 
 
-class PublishItem(NamedTuple):
+class PublishItem(msgspec.Struct, gc=False):
     """One message of a publish.
 
     Attributes:

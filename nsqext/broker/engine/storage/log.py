@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from attrs import define
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ _SEGMENT_ENTRIES = 1024
 _SEGMENT_BYTES = 1024 * 1024
 
 
-@define(eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False, gc=False):
     """A stored message.
 
     Attributes:

@@ -267,7 +267,9 @@ def test_any_damaged_file_is_survived_and_named(
         elif changed != data:
             assert all(name.startswith(file.name) for name in reported), reported
             assert not is_queue or recovery.lost_messages == len(lost) - len(altered)
-            is_silent = altered or (is_queue and damage == "flip" and not lost) or (file.suffix == ".jsonl" and damage == "cut")
+            is_silent = (
+                altered or (is_queue and damage == "flip" and not lost) or (file.suffix == ".jsonl" and damage == "cut")
+            )
             assert reported or is_silent, "a journal may end with any line"
             assert not reported or file.name in caplog.text
         consumers[1].take()

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
 
 from nsqext.errors import ProtocolError
 
-__all__ = ("TRACE_REPLY_SIZE", "TraceReply", "decode_trace_reply", "encode_trace_reply")
+__all__ = ("TRACE_REPLY_SIZE", "decode_trace_reply", "encode_trace_reply")
 
 _TRACE = Struct(">2sQQQI")
 TRACE_REPLY_SIZE = _TRACE.size
-
-
-class TraceReply(NamedTuple):
-    """Where a publish was stored.
-
-    The response to MPUB_TRACE has id and offset of the batch's first message, trace id 0, and the size of the batch.
-    """
-
-    message_id: int
-    trace_id: int
-    offset: int
-    size: int
 
 
 def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -> bytes:
@@ -30,8 +17,10 @@ def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -
     return _TRACE.pack(b"OK", message_id, trace_id, offset, size)
 
 
-def decode_trace_reply(data: bytes, trace_id: int) -> TraceReply:
-    """Read a response with trace.
+def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
+    """Return message id, trace id, offset and size from a response with trace.
+
+    The response to MPUB_TRACE has id and offset of the batch's first message, trace id 0, and the size of the batch.
 
     Args:
         data: the response.
@@ -46,5 +35,5 @@ def decode_trace_reply(data: bytes, trace_id: int) -> TraceReply:
         if start == b"OK":
             if replied != trace_id:
                 raise ProtocolError(f"received the trace id {replied} in the response to a publish with {trace_id}")
-            return TraceReply(message_id, replied, offset, size)
+            return message_id, replied, offset, size
     raise ProtocolError(f"expected OK and 28 bytes of trace in response to a publish, received {data[:40]!r}")

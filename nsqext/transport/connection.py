@@ -198,9 +198,10 @@ class Connection:
 
     def _send_with_others(self, data: bytes, reply: Reply) -> None:
         """Queue a command for the flush at the end of this turn of the event loop."""
-        if not self.protocol.waiting:
+        pending = self.protocol.pending
+        if not pending:
             self._oldest = _clock()
-        self.protocol.expect(reply)
+        pending.append(reply)
         self._out.append(data)
         self._queued += 1
         if not self._flush_due and self._watch is not None:

@@ -153,8 +153,9 @@ def _publish(sent: bytes, extend: bool) -> list[PublishItem] | Fault:
 def _check_trace(answer: bytes, sent: bytes, items: list[PublishItem], extend: bool) -> None:
     reply = decode_trace_reply(answer, 0 if sent.startswith(b"MPUB") else items[0].trace_id)
     assert encode_trace_reply(*reply) == answer
-    assert reply.size == sum(raw_size(len(item.body), len(item.header), extend, item.version) for item in items)
-    assert reply.message_id > 0
+    message_id, _, _, size = reply
+    assert size == sum(raw_size(len(item.body), len(item.header), extend, item.version) for item in items)
+    assert message_id > 0
 
 
 # IDENTIFY

@@ -17,7 +17,7 @@ from nsqext.protocol.server.publish_bodies import (
     check_room,
 )
 from nsqext.protocol.server.request_error import Fault
-from tests.support.commands import internal_create_topic, multi_body
+from tests.support.commands import internal_create_topic, multi_body, trace_body
 
 __all__ = ("OpenRules", "Reading", "read_commands", "write_command")
 
@@ -84,7 +84,7 @@ def read_commands(pieces: Iterable[bytes], rules: OpenRules | None = None, *, ra
 
 def _item(verb: bytes, item: PublishItem) -> bytes:
     if verb == b"MPUB_TRACE":
-        return write.trace_body(item.trace_id, item.body)
+        return trace_body(item.trace_id, item.body)
     return write.ext_body(item.header, item.body) if verb == b"MPUB_EXT" else item.body
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
-__all__ = ("internal_create_topic", "multi_body")
+__all__ = ("internal_create_topic", "multi_body", "trace_body")
 
 _U32 = Struct(">I")
+_U64 = Struct(">Q")
 
 
 def multi_body(items: Sequence[bytes]) -> bytes:
     """Return the body of a command of the MPUB family: the count, then every item with its size."""
     return _U32.pack(len(items)) + b"".join(_U32.pack(len(item)) + item for item in items)
+
+
+def trace_body(trace_id: int, body: bytes) -> bytes:
+    """Return the body of PUB_TRACE, or an item of MPUB_TRACE."""
+    return _U64.pack(trace_id) + body
 
 
 def internal_create_topic(topic: str, partition: int, extend: bool = False) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nsqext.protocol.client import commands
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.server.negotiate import ServerLimits
-from tests.support.commands import internal_create_topic, multi_body
+from tests.support.commands import internal_create_topic, multi_body, trace_body
 
 __all__ = (
     "BODIES",
@@ -76,7 +76,7 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
     ),
     st.builds(
         lambda topic, partition, trace_id, body: commands.sized(
-            commands.publish_line("PUB_TRACE", topic, partition), commands.trace_body(trace_id, body)
+            commands.publish_line("PUB_TRACE", topic, partition), trace_body(trace_id, body)
         ),
         NAMES, PARTITIONS, U64, BODIES,
     ),
@@ -95,7 +95,7 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
     st.builds(
         lambda topic, partition, bodies: commands.sized(
             commands.publish_line("MPUB_TRACE", topic, partition),
-            multi_body([commands.trace_body(trace_id, body) for trace_id, body in bodies]),
+            multi_body([trace_body(trace_id, body) for trace_id, body in bodies]),
         ),
         NAMES, PARTITIONS, st.lists(st.tuples(U64, BODIES), min_size=1, max_size=5),
     ),

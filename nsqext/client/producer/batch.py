@@ -85,7 +85,7 @@ class Batch(PublishRequest):
         indexes: index of each message in the call.
     """
 
-    __slots__ = ("_bodies", "_headers", "_sizes", "_traces", "indexes")
+    __slots__ = ("_bodies", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
     def __init__(
         self,
@@ -101,15 +101,12 @@ class Batch(PublishRequest):
         self._sizes = sizes
         self._headers: list[bytes] = []
         self._traces: list[int | None] = list(trace_ids)
+        self._traced = bool(trace_ids)
         self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
 
     @property
     def count(self) -> int:
         return len(self._bodies)
-
-    @property
-    def breaks(self) -> bool:
-        return any(self._headers)
 
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
         """Add a message that `encode_message` encoded."""
@@ -117,16 +114,18 @@ class Batch(PublishRequest):
         self._bodies.append(body)
         self._headers.append(header)
         self._traces.append(trace_id)
+        self.breaks = self.breaks or bool(header)
+        self._traced = self._traced or trace_id is not None
 
     def command(self, target: Target) -> bytes:
         bodies = self._bodies
-        if any(self._headers):
+        if self.breaks:
             check_supported(target, header=True)
             items = zip(self._headers, self._traces, bodies, strict=True)
             return multi(
                 target.line("MPUB_EXT"), [ext_body(_ext_header(header, trace), body) for header, trace, body in items]
             )
-        if any(trace is not None for trace in self._traces):
+        if self._traced:
             check_supported(target, header=False)
             return multi_trace(target.line("MPUB_TRACE"), [trace or 0 for trace in self._traces], bodies)
         return multi(target.line("MPUB"), bodies, self._sizes)
@@ -134,27 +133,26 @@ class Batch(PublishRequest):
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:
         receipt = target.receipt
         if response == b"OK":
-            if not any(self._traces):
+            if not self._traced:
                 return [receipt] * len(self._bodies)
             return [
                 Receipt(receipt.topic, receipt.partition, receipt.node, trace_id=trace) if trace else receipt
                 for trace in self._traces
             ]
-        if any(self._headers) or not any(trace is not None for trace in self._traces):
+        if self.breaks or not self._traced:
             raise ProtocolError(f"received {response[:80]!r} in response to a batch")
-        return self._traced(target, response)
+        return self._stored_together(target, response)
 
-    def _traced(self, target: Target, response: bytes) -> list[Receipt]:
+    def _stored_together(self, target: Target, response: bytes) -> list[Receipt]:
         """Compute id and offset of each message: a batch is stored in one piece, with consecutive ids."""
-        reply = decode_trace_reply(response, 0)
+        first_id, _, offset, size_of_all = decode_trace_reply(response, 0)
         sizes = [raw_size(len(body), 0, target.meta.extend_support) for body in self._bodies]
-        known = sum(sizes) == reply.size
+        known = sum(sizes) == size_of_all
         where = target.topic, target.partition, target.receipt.node
         receipts: list[Receipt] = []
-        offset = reply.offset
         for number, (size, trace) in enumerate(zip(sizes, self._traces, strict=True)):
             if known or not number:
-                receipts.append(Receipt(*where, reply.message_id + number, trace or 0, offset, size))
+                receipts.append(Receipt(*where, first_id + number, trace or 0, offset, size))
             else:
                 receipts.append(Receipt(*where, trace_id=trace or 0))
             offset += size
@@ -240,6 +238,19 @@ class BatchPlanner:
         marked: index of the first message with headers, tag or trace id, where the topic has no metadata and only the
             node can tell whether it accepts that; and whether the message has more than a trace id.
     """
+
+    __slots__ = (
+        "_filling",
+        "_key",
+        "_key_hash",
+        "_options",
+        "_partition",
+        "_route",
+        "_row_of",
+        "keys",
+        "marked",
+        "rows",
+    )
 
     def __init__(
         self, route: Route, options: ProducerOptions, key_hash: KeyHash, key: bytes | None, partition: int | None

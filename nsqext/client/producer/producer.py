@@ -343,13 +343,17 @@ class Producer:
                     request = MessageRequest(self.options, topic, message, key=data, partition=partition)
                     attempt = PublishAttempt(self._sender, request, started)
                     return (await attempt.run(self._router.routes.get(topic), target, error))[0]
-                try:
-                    receipt = read_receipt(target, response, trace_id)
-                except ProtocolError as error:
-                    self._counters.unknown += 1
-                    raise out_of_step(target, connection, error) from error
-                self._counters.stored += 1
-                self._counters.bytes_sent += len(command)
+                counters = self._counters
+                if trace_id is None and response == b"OK":
+                    receipt = target.receipt  # as `read_receipt`, without a call: 1 % of what a publish costs
+                else:
+                    try:
+                        receipt = read_receipt(target, response, trace_id)
+                    except ProtocolError as error:
+                        counters.unknown += 1
+                        raise out_of_step(target, connection, error) from error
+                counters.stored += 1
+                counters.bytes_sent += len(command)
                 return receipt
             finally:
                 if turn is not None:
@@ -465,7 +469,16 @@ class Producer:
             route = await sender.wait_for_route(topic, started)
         if not listed:
             return []
-        planner = await self._plan(route, listed, None if key is None else key_bytes(key), partition)
+        planner = self._planner(route, key, partition)
+        try:
+            planner.add(listed)
+        except ExtendNotSupported:
+            if not await router.upgraded(topic):
+                raise
+            planner = self._planner(await router.find(topic), key, partition)
+            planner.add(listed)
+        if planner.marked is not None:
+            await self._check_marked(route, *planner.marked)
         rows = planner.rows
         if not planner.keys:
             if len(rows) == 1 and len(rows[0]) == 1:
@@ -480,27 +493,21 @@ class Producer:
             for turn in entered:
                 self._key_lock.leave(turn)
 
-    async def _plan(
-        self, route: Route, messages: Sequence[bytes | OutgoingMessage], key: bytes | None, partition: int | None
-    ) -> BatchPlanner:
-        """Divide messages into batches.
+    def _planner(self, route: Route, key: str | bytes | None, partition: int | None) -> BatchPlanner:
+        default_key = None if key is None else key_bytes(key)
+        return BatchPlanner(route, self.options, self._router.key_hash, default_key, partition)
+
+    async def _check_marked(self, route: Route, index: int, header: bool) -> None:
+        """Check that the nodes of a topic without metadata accept headers or trace ids.
+
+        Args:
+            route: route of the topic.
+            index: index of the first message that has any.
+            header: it has more than a trace id.
 
         Raises:
-            InvalidInput: a message is not valid; nothing was sent.
+            InvalidInput: they do not; nothing was sent.
         """
-        planner = BatchPlanner(route, self.options, self._router.key_hash, key, partition)
-        try:
-            planner.add(messages)
-        except ExtendNotSupported:
-            if not await self._router.upgraded(route.topic):
-                raise
-            planner = BatchPlanner(
-                await self._router.find(route.topic), self.options, self._router.key_hash, key, partition
-            )
-            planner.add(messages)
-        if planner.marked is None:
-            return planner
-        index, header = planner.marked
         with anyio.move_on_after(self.options.timeout):
             for target in route.targets:  # the first node that can be reached tells which generation it is of
                 try:
@@ -512,7 +519,6 @@ class Producer:
                 except InvalidInput as error:
                     raise invalid_message(error, index, route.topic) from None
                 break
-        return planner
 
     def batcher(
         self,

@@ -10,7 +10,7 @@ from attrs import frozen
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import DelayNotSupported, ExtendNotSupported, InvalidInput, InvalidPartition, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
-from nsqext.protocol.client.commands import check_body, ext_body, publish_line, sized, trace_body
+from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
 from nsqext.protocol.headers import add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.trace_reply import decode_trace_reply
@@ -191,12 +191,12 @@ def message_command(target: Target, body: bytes, header: bytes, trace_id: int | 
     if header:
         if not target.meta.extend_support:
             check_supported(target, header=True)
-        return sized(target.line("PUB_EXT"), ext_body(header, body))
+        return publish_ext(target.line("PUB_EXT"), header, body)
     if trace_id is None:
         return target.pub(body)
     if not target.meta.partition_num:
         check_supported(target, header=False)
-    return sized(target.line("PUB_TRACE"), trace_body(trace_id, body))
+    return publish_trace(target.line("PUB_TRACE"), trace_id, body)
 
 
 def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Receipt:
@@ -210,8 +210,8 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
         if response != b"OK":
             raise ProtocolError(f"received {response[:80]!r} in response to a publish")
         return receipt
-    reply = decode_trace_reply(response, trace_id)
-    return Receipt(receipt.topic, receipt.partition, receipt.node, reply.message_id, trace_id, reply.offset, reply.size)
+    message_id, _, offset, size = decode_trace_reply(response, trace_id)
+    return Receipt(receipt.topic, receipt.partition, receipt.node, message_id, trace_id, offset, size)
 
 
 class PublishRequest:
@@ -222,15 +222,17 @@ class PublishRequest:
         key: decides the partition.
         partition: the partition that the caller chose.
         in_doubt: sent, and no response received yet.
+        breaks: an error response leaves the stream out of step (captured in pub_ext_on_plain).
     """
 
-    __slots__ = ("in_doubt", "key", "partition", "topic")
+    __slots__ = ("breaks", "in_doubt", "key", "partition", "topic")
 
     def __init__(self, topic: str, partition: int | None = None, key: bytes | None = None) -> None:
         self.topic: str = topic
         self.key: bytes | None = key
         self.partition: int | None = partition
         self.in_doubt: bool = False
+        self.breaks: bool = False
 
     @property
     def any_partition(self) -> bool:
@@ -241,11 +243,6 @@ class PublishRequest:
     def count(self) -> int:
         """Number of messages."""
         return 1
-
-    @property
-    def breaks(self) -> bool:
-        """Whether an error response leaves the stream out of step (captured in pub_ext_on_plain)."""
-        return False
 
     def command(self, target: Target) -> bytes:
         """Return the command for a target.

@@ -97,7 +97,8 @@ class Sender:
                 # `PublishAttempt._send` without the cost of another coroutine
                 command = request.command(target)
                 request.in_doubt = True
-                response = await connection.request(command, started + self.options.timeout, breaks=request.breaks)
+                deadline = started + self.options.timeout
+                response = await connection.send_request(command, deadline, breaks=request.breaks)
                 request.in_doubt = False
                 return self.receipts(request, target, connection, response, len(command))
             failure = None
@@ -385,7 +386,7 @@ class PublishAttempt:
             command = request.command(target)
             request.in_doubt = True
             deadline = self._started + sender.options.timeout
-            response = await connection.request(command, deadline, breaks=request.breaks)
+            response = await connection.send_request(command, deadline, breaks=request.breaks)
             request.in_doubt = False
         except NsqError:
             request.in_doubt = False

@@ -10,6 +10,7 @@ from nsqext.errors import ConnectionLost, NotSent, NsqError, ProtocolError, Requ
 from nsqext.errors.server import FinishFailed, RequeueFailed, TouchFailed, server_error
 from nsqext.protocol.client.commands import NOP
 from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, HEARTBEAT, Frame, FrameParser, encode_frame
+from nsqext.protocol.trace_reply import TRACE_REPLY_SIZE
 
 __all__ = ("MAX_NOTICES", "ClientProtocol", "Reply")
 
@@ -17,6 +18,8 @@ MAX_NOTICES = 10_000
 """Rejected FIN, REQ and TOUCH that may wait to be read; one more ends the connection."""
 
 _LONE_OK = encode_frame(0, b"OK")
+_LONE_TRACE_HEAD = encode_frame(0, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
+_LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
 
 
 class Reply:
@@ -93,10 +96,14 @@ class ClientProtocol:
         messages: list[bytes] = []
         pending = self.pending
         parser = self._parser
-        if data == _LONE_OK and pending and not parser.buffer:
+        if (
+            pending
+            and not parser.buffer
+            and (data == _LONE_OK or (len(data) == _LONE_TRACE_SIZE and data.startswith(_LONE_TRACE_HEAD)))
+        ):
             # the response to a lone publish, without the cost of the parser
             reply = pending.popleft()
-            reply.data = b"OK"
+            reply.data = data[8:]
             if reply.wake is not None:
                 reply.wake()
             return messages

@@ -25,13 +25,14 @@ __all__ = (
     "identify",
     "multi",
     "multi_trace",
+    "publish_ext",
     "publish_line",
+    "publish_trace",
     "rdy",
     "req",
     "sized",
     "sub",
     "touch",
-    "trace_body",
 )
 
 NOP = b"NOP\n"
@@ -51,6 +52,7 @@ _U16 = Struct(">H")
 _U32 = Struct(">I")
 _U64 = Struct(">Q")
 _SIZE_AND_TRACE = Struct(">IQ")
+_SIZE_AND_LENGTH = Struct(">IH")
 
 
 def sized(line: bytes, body: bytes) -> bytes:
@@ -84,16 +86,19 @@ def publish_line(verb: str, topic: str, partition: int = -1, *, delay: float | N
     return b"%b %b %d\n" % (verb.encode(), topic.encode(), partition)
 
 
-def trace_body(trace_id: int, body: bytes) -> bytes:
-    """Return the body of PUB_TRACE, or an item of MPUB_TRACE."""
-    return _U64.pack(trace_id) + body
+def publish_trace(line: bytes, trace_id: int, body: bytes) -> bytes:
+    """Return PUB_TRACE of one message."""
+    return b"%b%b%b" % (line, _SIZE_AND_TRACE.pack(_U64.size + len(body), trace_id), body)
+
+
+def publish_ext(line: bytes, header: bytes, body: bytes) -> bytes:
+    """Return PUB_EXT of one message, whose header is not empty."""
+    length = len(header)
+    return b"%b%b%b%b" % (line, _SIZE_AND_LENGTH.pack(_U16.size + length + len(body), length), header, body)
 
 
 def ext_body(header: bytes, body: bytes) -> bytes:
-    """Return the body of PUB_EXT, or an item of MPUB_EXT.
-
-    Only MPUB_EXT accepts an empty header (captured: pub_ext_errors).
-    """
+    """Return an item of MPUB_EXT, whose header may be empty, as that of PUB_EXT may not (captured: pub_ext_errors)."""
     return b"%b%b%b" % (_U16.pack(len(header)), header, body)
 
 
@@ -123,7 +128,7 @@ def multi(line: bytes, items: Sequence[bytes], sizes: Sequence[int] | int | None
 
 
 def multi_trace(line: bytes, trace_ids: Sequence[int], bodies: Sequence[bytes]) -> bytes:
-    """Return MPUB_TRACE: as `multi` with items of `trace_body`, without a copy of each body."""
+    """Return MPUB_TRACE: as `multi` with a trace id in front of each body, without a copy of each body."""
     count = len(bodies)
     sizes = [len(body) + _U64.size for body in bodies]
     parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)

@@ -15,13 +15,12 @@ from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.options import NodeOptions
 from nsqext.errors import NsqError
-from nsqext.protocol.client.commands import trace_body
 from nsqext.protocol.frames import HEARTBEAT, FrameParser, FrameType, encode_frame
 from nsqext.protocol.layers import DeflateLayer
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.request_error import Fault
 from nsqext.protocol.trace_reply import decode_trace_reply
-from tests.support.commands import multi_body
+from tests.support.commands import multi_body, trace_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
 
 

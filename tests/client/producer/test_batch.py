@@ -15,10 +15,10 @@ from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.routing import Route
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.protocol.client.commands import multi, multi_trace, sized, trace_body
+from nsqext.protocol.client.commands import multi, multi_trace, sized
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
-from tests.support.commands import multi_body
+from tests.support.commands import multi_body, trace_body
 
 _OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_size=1000)
 

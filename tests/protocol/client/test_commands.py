@@ -21,7 +21,11 @@ _ID = bytes(range(5, 21))
         (commands.publish_line("PUB_EXT", "t", 0), b"PUB_EXT t 0\n"),
         (commands.publish_line("DPUB", "t", delay=1.5), b"DPUB t 1500\n"),
         (commands.sized(b"PUB t 3\n", b"body"), b"PUB t 3\n\x00\x00\x00\x04body"),
-        (commands.trace_body((1 << 64) - 1, b"b"), b"\xff" * 8 + b"b"),
+        (
+            commands.publish_trace(b"PUB_TRACE t 0\n", (1 << 64) - 1, b"b"),
+            b"PUB_TRACE t 0\n\0\0\0\x09" + b"\xff" * 8 + b"b",
+        ),
+        (commands.publish_ext(b"PUB_EXT t 0\n", b"{}", b"b"), b"PUB_EXT t 0\n\0\0\0\x05\0\x02{}b"),
         (commands.ext_body(b"{}", b"b"), b"\x00\x02{}b"),
         (commands.ext_body(b"", b"b"), b"\x00\x00b"),
         (commands.multi(b"MPUB t 1\n", [b"a", b"bc"]), b"MPUB t 1\n\0\0\0\x0f\0\0\0\x02\0\0\0\x01a\0\0\0\x02bc"),

@@ -2,13 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 
-# an editable install, so that the sources in this folder are what runs
+# an editable install, so that the sources in this folder are run
 install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable $(2)
 
-# from nothing each time: a page of a module that is gone would be an error
+# a clean build each time: a page of a removed module would be an error
 SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
 
-# whole files at a time, in the order of their names: tests of a file share a cluster
+# whole files per worker, sorted by name: tests of a file share a cluster
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -18,24 +18,24 @@ help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
 	@echo "make pipeline    a year of flights through Spark: topic, stream, delays, picture (needs Java 17)"
 	@echo "make test        run the test suite"
-	@echo "make chaos       run 200 schedules of faults and print what came of them"
-	@echo "make hostile     run hostile servers and clients and print what they cost"
+	@echo "make chaos       run 200 schedules of faults and print a table of the results"
+	@echo "make hostile     run hostile servers and clients and print their costs"
 	@echo "make simulate    run SEEDS=500 simulated schedules of faults on all cores"
-	@echo "make mutate      put bugs into client and broker, and count the seeds that find them"
+	@echo "make mutate      insert bugs into client and broker, and count the seeds that find them"
 	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
-	@echo "make fuzz        fuzz every reader of foreign bytes, each for SECONDS=60"
-	@echo "make spark-long  kill a streaming query ten times and compare what it wrote (needs Java 17)"
+	@echo "make fuzz        fuzz every parser of untrusted bytes, each for SECONDS=60"
+	@echo "make spark-long  kill a streaming query ten times and check its output (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
 	@echo "make check       lint, types, layering, documentation"
 	@echo "make coverage    run the test suite and print uncovered lines and branches"
 	@echo "make docs        build the documentation into docs/_build/html"
 	@echo "make docs-layout open every page in Chromium at the widths of a phone and a laptop"
-	@echo "make docs-search ask the search of the documentation what users ask"
-	@echo "make release-check  build, check, and try the wheel on every Python that is found"
+	@echo "make docs-search test the search of the documentation with typical questions"
+	@echo "make release-check  build, check, and test the wheel on every installed Python"
 	@echo "make bench       run the benchmarks and draw their pictures"
 	@echo "make bench-check compare the client's CPU per message with the committed baseline (a few minutes)"
 	@echo "make scale       simulate clients of 10,000 partitions on 200 nodes"
-	@echo "make clean       remove the virtual environments and everything that was built"
+	@echo "make clean       remove the virtual environments and all build results"
 
 demo: $(VENV)/demo/.ready
 	$(VENV)/demo/bin/python -m nsqext demo

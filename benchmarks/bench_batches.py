@@ -1,7 +1,7 @@
-"""Client CPU per message of batches beside handlers of single messages: ``python -m benchmarks.bench_batches``.
+"""Client CPU per message: batches compared with handlers of single messages: ``python -m benchmarks.bench_batches``.
 
-All ways to consume take turns in one run, each on a topic of its own that was filled before, against ``nsqext nsqd`` in
-another process. CPU is that of this process, user and system.
+All ways to consume alternate in one run, each on a topic filled before, against ``nsqext nsqd`` in another process. CPU
+is user and system time of this process.
 """
 
 from __future__ import annotations

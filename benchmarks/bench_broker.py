@@ -1,7 +1,7 @@
-"""What the broker carries on one core; run it with ``python -m benchmarks.bench_broker``.
+"""Throughput of the broker on one core: ``python -m benchmarks.bench_broker``.
 
-A raw client on the other cores publishes and consumes. Where NSQEXT_BENCH_NSQD is the path of another nsqd program, the
-two are measured in turns.
+A raw client on the other cores publishes and consumes. If NSQEXT_BENCH_NSQD is the path of another nsqd program, both
+are measured alternately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AIMS = {"pubc": 20_000, "mpub": 100_000, "sub": 40_000}
 
 
 def rate(mode: str, address: str) -> float:
-    """Return messages a second."""
+    """Return messages per second."""
     topic = new_topic()
     if mode == "sub":
         fill(address, topic, COUNTS[mode] + 1000, BODY)

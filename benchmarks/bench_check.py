@@ -1,6 +1,6 @@
 """Compare this version with the committed baseline: ``python -m benchmarks.bench_check``, or ``make bench-check``.
 
-CPU and rates of a machine mean nothing on another one, so the baseline holds ratios of one run: the client's CPU per
+CPU and rates of different machines cannot be compared, so the baseline contains ratios of one run: the client's CPU per
 message to that of a raw blocking socket, and that of publishes with keys, headers and trace ids to plain ones. The
 command fails if a ratio is more than its tolerance above the baseline; ``--update`` writes the baseline again.
 """
@@ -18,12 +18,12 @@ from benchmarks.report import table
 
 BASELINE = Path(__file__).with_name("baseline.json")
 TOLERANCE = {"client": 1.35, "variant": 1.15}
-"""Factors of the baseline that fail. Repeated runs on two shared cores differ by up to 1.25 and by 1.1."""
+"""Largest accepted factors above the baseline. Repeated runs on two shared cores differ by up to 1.25 and 1.1."""
 ROUNDS = 5
 
 
 def ratios(rounds: int, scale: float) -> dict[str, dict[str, float]]:
-    """Measure; returns the ratios by kind and name."""
+    """Measure the ratios and return them by kind and name."""
     found = measure_clients(("raw", "nsqext"), rounds, scale)
     variants = measure_variants(rounds, scale)
     return {
@@ -33,7 +33,7 @@ def ratios(rounds: int, scale: float) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure, compare, and exit with 1 where a ratio is too high."""
+    """Measure, compare, and exit with 1 if a ratio is too high."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of messages")

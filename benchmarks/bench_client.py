@@ -1,4 +1,4 @@
-"""Client CPU per message, beside other clients and a raw socket; run it with ``python -m benchmarks.bench_client``.
+"""Client CPU per message, compared with other clients and a raw socket: ``python -m benchmarks.bench_client``.
 
 Everything takes turns in one run, against ``nsqext nsqd`` or against the nsqd program whose path NSQEXT_BENCH_NSQD is.
 Keys, trace ids and extend headers are measured beside plain publishes on a cluster of
@@ -28,19 +28,19 @@ Found = dict[tuple[str, str], dict[str, float]]
 
 
 def measure_clients(clients: Sequence[str], rounds: int, scale: float = 1.0, program: str | None = None) -> Found:
-    """Measure all modes of clients, which take turns.
+    """Measure all modes of clients, alternating between clients.
 
     Args:
-        clients: their names.
-        rounds: how often.
-        scale: share of the usual number of messages.
-        program: path of another nsqd than that of this package.
+        clients: names of the clients.
+        rounds: number of rounds.
+        scale: share of the default number of messages.
+        program: path of an nsqd to use instead of this package's.
     """
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with original_nsqd(program=program) as nsqd:
         for _ in range(rounds):
             for mode, most in COUNTS.items():
-                amount = int(most * scale) // 1600 * 1600  # whole batches, and as many for each of 64
+                amount = int(most * scale) // 1600 * 1600  # a multiple of the batch size and of the 64 publishers
                 for client in clients:
                     topic = new_topic()
                     if mode == "sub":
@@ -54,7 +54,7 @@ def measure_clients(clients: Sequence[str], rounds: int, scale: float = 1.0, pro
 
 
 def measure_variants(rounds: int, scale: float = 1.0) -> dict[str, float]:
-    """Measure publishes with keys, trace ids and headers beside plain ones; returns µs of CPU per message."""
+    """Measure publishes with keys, trace ids and headers, and plain ones; return µs of CPU per message."""
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with redesigned_cluster() as address:
         for _ in range(rounds):
@@ -65,7 +65,7 @@ def measure_variants(rounds: int, scale: float = 1.0) -> dict[str, float]:
 
 
 def write_results(found: Found) -> None:
-    """Write the figures to a file that docs/pictures/draw_benchmarks.py draws."""
+    """Write the figures to a file for docs/pictures/draw_benchmarks.py."""
     by_mode: dict[str, dict[str, dict[str, float]]] = {}
     for (mode, client), figures in found.items():
         by_mode.setdefault(mode, {})[client] = {name: round(value, 3) for name, value in figures.items()}

@@ -1,4 +1,4 @@
-"""How long everything stands still after a leader was killed; run it with ``python -m benchmarks.bench_failover``.
+"""Pauses of publishing and consuming after a leader is killed: ``python -m benchmarks.bench_failover``.
 
 An embedded cluster of three nodes, one partition with three replicas, default settings. One publisher, one message in
 flight; one consumer.
@@ -28,7 +28,7 @@ def longest_gap(moments: list[float], killed: float) -> float:
 
 
 async def stall() -> tuple[float, float]:
-    """Kill a leader; returns the stall of the producer and of the consumer, in seconds."""
+    """Kill a leader; return the pauses of the producer and of the consumer, in seconds."""
     published: list[float] = []
     consumed: list[float] = []
     with Cluster(nodes=3) as cluster:

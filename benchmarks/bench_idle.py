@@ -1,7 +1,7 @@
-"""What an idle process with 1,000 subscribed partitions costs; run it with ``python -m benchmarks.bench_idle``.
+"""Cost of an idle process with 1,000 subscribed partitions: ``python -m benchmarks.bench_idle``.
 
 Four topics of 250 partitions on one embedded node, default settings: CPU, tasks and memory of the client, and the
-functions that its CPU is spent in.
+functions that use the CPU.
 """
 
 from __future__ import annotations

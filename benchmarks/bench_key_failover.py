@@ -1,8 +1,8 @@
-"""Keyed parallelism beside one ordered consumer and a shared channel, and what a join does to skewed keys.
+"""Keyed parallelism compared with one ordered consumer and a shared channel, and a join under skewed keys.
 
-Run it with ``python -m benchmarks.bench_key_failover``. Handlers sleep for 5 ms on average (2.5 to 7.5), as ones that
-ask a database would. All variants run one after the other in this process, each on a topic of its own with one
-partition, on an embedded cluster.
+Run it with ``python -m benchmarks.bench_key_failover``. Handlers sleep for 5 ms on average (2.5 to 7.5), like database
+queries. All variants run one after the other in this process, each on a topic with one partition, on an embedded
+cluster.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Handle = Callable[[Message], Awaitable[None]]
 
 def make_drafts(count: int, weights: list[float]) -> list[OutgoingMessage]:
     """Return messages whose keys are drawn with these weights."""
-    chance = random.Random(7)
-    keys = chance.choices(range(len(weights)), cum_weights=list(accumulate(weights)), k=count)
+    rng = random.Random(7)
+    keys = rng.choices(range(len(weights)), cum_weights=list(accumulate(weights)), k=count)
     return [OutgoingMessage(b"%d" % number, key=f"key-{key}") for number, key in enumerate(keys)]
 
 
 def out_of_order(done: list[tuple[str, int]]) -> int:
-    """Return how many messages were done before an earlier one of their key."""
+    """Return the number of messages that were handled before an earlier one of their key."""
     last: dict[str, int] = {}
     wrong = 0
     for key, number in done:
@@ -48,14 +48,14 @@ def out_of_order(done: list[tuple[str, int]]) -> int:
 async def measure(
     cluster: Cluster, name: str, drafts: list[OutgoingMessage], make: Callable[[], list[Consumer]]
 ) -> float:
-    """Consume everything with these consumers; prints and returns messages a second."""
+    """Consume all messages with these consumers; print and return messages per second."""
     done: list[tuple[str, int]] = []
     finished = anyio.Event()
-    chance = random.Random(11)
+    rng = random.Random(11)
     started = time.perf_counter()
 
     async def handle(message: Message) -> None:
-        await anyio.sleep(HANDLER * chance.uniform(0.5, 1.5))
+        await anyio.sleep(HANDLER * rng.uniform(0.5, 1.5))
         done.append((str(message.key), int(message.body)))
         if len(done) == len(drafts):
             finished.set()
@@ -103,7 +103,7 @@ async def throughput(cluster: Cluster, count: int) -> None:
 
 
 async def skew(cluster: Cluster, seconds: float) -> None:
-    """Let a consumer join four others under Zipf keys, and count who gets what before and after."""
+    """Add a consumer to four others under Zipf keys, and count the messages of each before and after."""
     cluster.create_topic("skewed", extend=True, channels=["ch"])
     drafts = make_drafts(200_000, [1 / rank for rank in range(1, KEYS + 1)])
     counts: Counter[int] = Counter()
@@ -125,7 +125,7 @@ async def skew(cluster: Cluster, seconds: float) -> None:
     async def feed(producer: Producer) -> None:
         for first in range(0, len(drafts), 50):
             await producer.publish_many("skewed", drafts[first : first + 50], partition=0)
-            await anyio.sleep(0.05)  # some 1,000 a second: what is measured is the share, not the speed
+            await anyio.sleep(0.05)  # about 1,000 a second: this measures shares, not speed
 
     def report(text: str) -> None:
         total = sum(counts.values())
@@ -137,7 +137,7 @@ async def skew(cluster: Cluster, seconds: float) -> None:
         tasks.start_soon(feed, producer)
         for _ in range(4):
             tasks.start_soon(join().run)
-            await anyio.sleep(seconds / 4)  # rates are known when the next one comes
+            await anyio.sleep(seconds / 4)  # rates are known when the next consumer joins
         counts.clear()
         await anyio.sleep(seconds)
         report(f"Zipf over {KEYS} keys, four consumers")

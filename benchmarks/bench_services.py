@@ -1,7 +1,7 @@
-"""What services pay beside plain handlers: typed bodies, middleware, and worker processes.
+"""Costs of services compared with plain handlers: typed bodies, middleware, and worker processes.
 
-``python -m benchmarks.bench_services``. CPU is that of this process, user and system, against ``nsqext nsqd`` in
-another process. Worker processes are measured by the messages that they finish in a second; their handler computes.
+``python -m benchmarks.bench_services``. CPU is user and system time of this process, against ``nsqext nsqd`` in another
+process. Worker processes are measured in finished messages per second; their handler computes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Order:
 
 
 class Pass(Middleware):
-    """Calls the next one."""
+    """Middleware without an effect."""
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         """Call the next one."""
@@ -64,7 +64,7 @@ class Meter:
         self.consumer: Consumer | None = None
 
     def count(self) -> None:
-        """Note a message."""
+        """Count a message."""
         self.began = self.began or time.process_time()
         self.handled += 1
         if self.handled == self.amount and self.consumer is not None:
@@ -157,7 +157,7 @@ def measure(
 
 
 def handlers(rounds: int, amount: int) -> tuple[str, str]:
-    """Measure typed bodies and middleware; returns their tables."""
+    """Measure typed bodies and middleware; return their tables."""
     bodies: dict[str, list[float]] = {name: [] for name in BODIES}
     middleware: dict[str, list[float]] = {name: [] for name in MIDDLEWARE}
     with original_nsqd() as nsqd:
@@ -191,7 +191,7 @@ async def compute(message: Message) -> None:
 
 
 async def finished_per_second(lookupd: str, amount: int) -> float:
-    """Return how many messages workers finish in a second, between the first and the last tenth."""
+    """Return finished messages per second, between the first and the last tenth of the messages."""
     marks: list[tuple[float, int]] = []
     async with Admin(lookupd) as admin:
         while True:
@@ -212,7 +212,7 @@ async def fill_plain(lookupd: str, amount: int) -> None:
 
 
 def workers(rounds: int, amount: int) -> str:
-    """Measure 1 and 2 worker processes; returns the table."""
+    """Measure 1 and 2 worker processes; return the table."""
     found: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(rounds):
         for number, rates in found.items():

@@ -1,12 +1,11 @@
-"""Several consumers of one channel; run it with ``python -m benchmarks.bench_sharing``.
+"""Several consumers of one channel: ``python -m benchmarks.bench_sharing``.
 
-Key_Failover: 1, 2 and 4 consumers, each in a process of its own with eight lanes, whose handlers sleep for 5 ms, as
-ones that ask a database would. Each message has a key of its own, and so many are published before a measurement that
-no lane runs out of them: "handlers at once" is the mean over the time measured.
+Key_Failover: 1, 2 and 4 consumers, each in a separate process with eight lanes, whose handlers sleep for 5 ms, like
+database queries. Each message has a different key, and enough messages are published before a measurement to keep all
+lanes busy: "handlers at once" is the mean over the measured time.
 
-Fairness: a consumer starts, and a second one 0.3 s later, when the first has received what it may. Beside it, how fast
-one consumer with a handler that does nothing empties a channel; both with the first RDY of 1, and with all of
-``max_in_flight``.
+Fairness: a consumer starts, and a second one 0.3 s later, when the first has ``max_in_flight`` messages. Also the speed
+of one consumer with an empty handler; both with a first RDY of 1, and with all of ``max_in_flight``.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ class Handled(NamedTuple):
     ended: float
 
     def within(self, begin: float, end: float) -> float:
-        """Return the seconds of its handler that are in a period."""
+        """Return the seconds of its handler within a period."""
         return max(0.0, min(self.ended, end) - max(self.started, begin))
 
 
 def consume(pipe: Connection, lookupd: list[str], topic: str) -> None:
-    """Consume by keys in a process of its own: send that it is subscribed, receive the end, send what was handled."""
+    """Consume by keys in a separate process: report the subscription, wait for the end, send the handled messages."""
     anyio.run(_consume, pipe, lookupd, topic)
 
 
@@ -80,7 +79,7 @@ async def _consume(pipe: Connection, lookupd: list[str], topic: str) -> None:
 
 
 async def scale(cluster: Cluster, consumers: int, seconds: float) -> tuple[float, float]:
-    """Measure consumers of a key_failover channel; returns messages a second and handlers at once."""
+    """Measure consumers of a key_failover channel; return messages per second and handlers at once."""
     topic = f"scale-{consumers}"
     cluster.create_topic(topic, extend=True, channels=["ch"])
     amount = int(consumers * LANES / HANDLER * (seconds + 4 * _SETTLE))
@@ -113,7 +112,7 @@ async def scale(cluster: Cluster, consumers: int, seconds: float) -> tuple[float
 
 
 async def key_failover(cluster: Cluster, seconds: float) -> str:
-    """Measure 1, 2 and 4 consumers; returns the table."""
+    """Measure 1, 2 and 4 consumers; return the table."""
     found = {consumers: await scale(cluster, consumers, seconds) for consumers in CONSUMERS}
     alone = found[CONSUMERS[0]][0]
     rows = [
@@ -131,7 +130,7 @@ async def key_failover(cluster: Cluster, seconds: float) -> str:
 
 
 async def share(cluster: Cluster, initial_ready: int, number: int) -> tuple[int, float]:
-    """Let a consumer join another; returns how many of the messages it handled, and the seconds for all."""
+    """Add a consumer to another; return the number of messages that it handled, and the seconds for all messages."""
     topic, options = f"share-{initial_ready}-{number}", ConsumerOptions(initial_ready=initial_ready)
     cluster.create_topic(topic, channels=["ch"])
     counts = [0, 0]
@@ -164,7 +163,7 @@ async def share(cluster: Cluster, initial_ready: int, number: int) -> tuple[int,
 
 
 async def empty(cluster: Cluster, initial_ready: int, number: int) -> tuple[float, float]:
-    """Empty a channel; returns messages a second, and the microseconds of CPU of client and server per message."""
+    """Empty a channel; return messages per second, and microseconds of client and server CPU per message."""
     topic = f"empty-{initial_ready}-{number}"
     cluster.create_topic(topic, channels=["ch"])
     async with Producer(cluster.lookupd) as producer:
@@ -194,7 +193,7 @@ async def empty(cluster: Cluster, initial_ready: int, number: int) -> tuple[floa
 
 
 async def fairness(cluster: Cluster, rounds: int) -> str:
-    """Measure both first RDY counts in turns; returns the table."""
+    """Measure both first RDY counts alternately; return the table."""
     rows = []
     for initial_ready, name in ((MAX_IN_FLIGHT, f"{MAX_IN_FLIGHT}, `max_in_flight`"), (1, "1, the default")):
         shares = [await share(cluster, initial_ready, number) for number in range(rounds)]

@@ -1,10 +1,9 @@
-"""Rows a second through Spark; run it with ``python -m benchmarks.bench_spark``.
+"""Rows per second through Spark: ``python -m benchmarks.bench_spark``.
 
-Batch and streaming reads of 1 KiB messages, beside the client alone and beside Spark's own source ``rate-micro-batch``
-with rows of the same size; and writes beside the client alone. All take turns in one run, on a cluster in a process of
-its own, or on the one that ``--lookupd`` names. CPU is that of the processes in which Python runs: the client's own,
-and Spark's workers; it is known on Linux only. What a job costs whatever it reads or writes is measured with jobs of
-next to no rows.
+Batch and streaming reads of 1 KiB messages, compared with the client alone and with Spark's source ``rate-micro-batch``
+with rows of the same size; and writes compared with the client alone. All alternate in one run, on a cluster in a
+separate process, or on the cluster of ``--lookupd``. CPU is that of all Python processes (the client, and Spark's
+workers), on Linux only. The fixed cost of a job is measured with jobs of very few rows.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _number = count(1)
 
 @frozen
 class Figures:
-    """Rows a second, and microseconds of CPU for each."""
+    """Rows per second, and microseconds of CPU per row."""
 
     rate: float
     cpu: float
@@ -57,15 +56,15 @@ class Figures:
 
 @define
 class Bench:
-    """What is measured with.
+    """Environment and results of the measurements.
 
     Attributes:
         spark: a session.
-        portal: where the client runs.
+        portal: event loop of the client.
         lookupd: lookup address.
         rows: messages of one measurement.
-        folder: for checkpoints.
-        found: the figures of all rounds, by what was measured and the number of partitions.
+        folder: folder for checkpoints.
+        found: figures of all rounds, by name of the measurement and number of partitions.
     """
 
     spark: SparkSession
@@ -76,7 +75,7 @@ class Bench:
     found: dict[tuple[str, int], list[Figures]] = field(factory=dict)
 
     def note(self, what: str, partitions: int, figures: Figures) -> None:
-        """Keep what was measured."""
+        """Record figures."""
         self.found.setdefault((what, partitions), []).append(figures)
 
     # the client alone
@@ -108,7 +107,7 @@ class Bench:
         return self._micro_batch(rows)
 
     def rate(self, partitions: int) -> Figures:
-        """Let Spark's own source make rows of the same size, in one micro-batch."""
+        """Generate rows of the same size with Spark's own source, in one micro-batch."""
         options = {"rowsPerBatch": self.rows, "numPartitions": partitions}
         rows = self.spark.readStream.format("rate-micro-batch").options(**options).load()
         value = f.concat(f.lit(BODY[:-20]), f.lpad(f.col("value").cast("string"), 20, "0").cast("binary"))
@@ -170,7 +169,7 @@ async def _publish(lookupd: str, topic: str, rows: int) -> None:
 
 
 def worker_cpu(spark: SparkSession) -> float:
-    """Return seconds of CPU of everything that Spark's JVM has started; Linux only, 0 elsewhere."""
+    """Return the CPU seconds of all processes that Spark's JVM has started; Linux only, 0 elsewhere."""
     if spark._jvm is None or not Path("/proc/self/stat").exists():
         return 0.0
     jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
@@ -183,7 +182,7 @@ def worker_cpu(spark: SparkSession) -> float:
             continue
         pid = int(stat.parent.name)
         parents[pid] = int(words[1])
-        # with what its own children used that have ended
+        # including its children that have ended
         used[pid] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
     return sum(seconds for pid, seconds in used.items() if _descends(pid, jvm, parents))
 
@@ -198,14 +197,14 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 @contextmanager
 def topic(bench: Bench, partitions: int) -> Iterator[str]:
-    """Give a topic, which is deleted in the end."""
+    """Yield a topic, and delete it at the end."""
     plan = TopicPlan(fresh_name("bench"), partitions, channels=("keep",))
     with bench.portal.wrap_async_context_manager(temporary_topic(bench.lookupd, plan)) as name:
         yield name
 
 
 def measure(bench: Bench, rounds: int) -> None:
-    """Measure everything, in turns."""
+    """Run all measurements alternately."""
     with ExitStack() as stack:
         full = {partitions: stack.enter_context(topic(bench, partitions)) for partitions in PARTITIONS}
         for name in full.values():
@@ -230,7 +229,7 @@ def measure(bench: Bench, rounds: int) -> None:
 
 
 def measure_shapes(bench: Bench, rounds: int) -> dict[tuple[int, int], Figures]:
-    """Read the same number of small messages from more and more partitions and topics; returns medians."""
+    """Read the same number of small messages from increasing numbers of partitions and topics; return medians."""
     found: dict[tuple[int, int], Figures] = {}
     for topics, partitions in SHAPES:
         with ExitStack() as stack:

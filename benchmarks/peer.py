@@ -1,10 +1,10 @@
-"""One client, one kind of work, one process; prints what it cost as JSON.
+"""One client, one kind of work, one process; prints the costs as JSON.
 
 ``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]``.
 Clients: nsqext, uvloop (nsqext on it), asyncnsq, pynsq, and raw: a blocking socket without parsing, which is the floor;
-go-nsq is a program of its own (`benchmarks/go_peer`). Modes: pub (one in flight on each connection), pubc (64 in
+go-nsq is a separate program (`benchmarks/go_peer`). Modes: pub (one in flight on each connection), pubc (64 in
 flight), mpub (batches of 100), sub (a handler that does nothing, messages acknowledged), and for nsqext headersN (one
-in flight, N headers). Messages take turns over the topics. CPU is this process's, user and system.
+in flight, N headers). Messages alternate between the topics. CPU is user and system time of this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Publish = Callable[..., Awaitable[Any]]
 
 
 class Work:
-    """What a process does, from its command line.
+    """Work of a process, from its command line.
 
     Attributes:
         topics: names of the topics.
@@ -54,13 +54,13 @@ class Work:
         self._began = (time.perf_counter(), time.process_time())
 
     def done(self) -> NoReturn:
-        """Print the result and end the process, whatever is still open."""
+        """Print the result and exit immediately."""
         seconds, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         print(json.dumps({"rate": self.count / seconds, "cpu": cpu / self.count * 1e6}), flush=True)
         os._exit(0)
 
     def take(self) -> bool:
-        """Count a message; the first one starts the clocks. Returns whether it was the last."""
+        """Count a message; the first one starts the clocks. Return whether it was the last."""
         if self.taken == 0:
             self.begin()
         self.taken += 1
@@ -73,7 +73,7 @@ def topic_names(topic: str, count: int) -> list[str]:
 
 
 async def drive(work: Work, publishes: Sequence[Publish], publish_many: Publish) -> NoReturn:
-    """Publish as the mode says; there is a function to publish for each connection."""
+    """Publish according to the mode, with one publish function per connection."""
 
     async def some(publish: Publish, count: int) -> None:
         topics, body = cycle(work.topics), work.body
@@ -94,7 +94,7 @@ async def drive(work: Work, publishes: Sequence[Publish], publish_many: Publish)
 
 
 async def run_nsqext(work: Work) -> None:
-    """This package; an address with a scheme names lookup."""
+    """Run this package; an address with a scheme is that of lookup."""
     import nsqext
 
     address = work.address
@@ -126,7 +126,7 @@ async def run_nsqext(work: Work) -> None:
 
 
 async def run_asyncnsq(work: Work) -> None:
-    """The quickest of the other clients for Python."""
+    """Run asyncnsq, the fastest of the other clients for Python."""
     import asyncnsq
 
     host, _, port = work.address.rpartition(":")
@@ -146,7 +146,7 @@ async def run_asyncnsq(work: Work) -> None:
 
 
 def run_pynsq(work: Work) -> None:
-    """The official client for Python, on tornado."""
+    """Run pynsq, the official client for Python, on tornado."""
     import logging
 
     import nsq
@@ -198,7 +198,7 @@ def run_pynsq(work: Work) -> None:
 
 
 class RawSocket:
-    """A connection to nsqd that does no more than it must."""
+    """A minimal connection to nsqd."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -217,7 +217,7 @@ class RawSocket:
 
 
 def run_raw(work: Work) -> None:
-    """Blocking sockets; a process with several sends on all of them before it reads."""
+    """Run blocking sockets; with several, send on all of them before reading."""
     peers = [RawSocket(work.address) for _ in range(work.connections)]
     if work.mode == "sub":
         consume_raw(work, peers[0])
@@ -269,7 +269,7 @@ def main(work: Work) -> None:
         uvloop.run(run_nsqext(work))
     else:
         loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)  # asyncnsq asks for it
+        asyncio.set_event_loop(loop)  # asyncnsq requests it
         loop.run_until_complete(run_nsqext(work) if work.client == "nsqext" else run_asyncnsq(work))
 
 

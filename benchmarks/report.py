@@ -1,4 +1,4 @@
-"""Writes what was measured into the documentation."""
+"""Write results of benchmarks into the documentation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ within a round, so that what else the machine does hits all of them.
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, figures to the right."""
+    """Return a Markdown table with right-aligned figures."""
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def write_section(title: str, text: str) -> None:
-    """Put a section into the page, in place of the one with the same title."""
+    """Write a section to the page; replace the one with the same title."""
     page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else _HEAD
     head, *sections = page.split("\n## ")
     machine = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""Run one peer in a process of its own, and build the peer in Go where Go is installed."""
+"""Run one peer in a separate process, and build the peer in Go if Go is installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def available(client: str) -> bool:
 
 @cache
 def _go_peer() -> Path | None:
-    """Build the peer in Go below ``build``; returns its path, or None where Go or its module is missing."""
+    """Build the peer in Go below ``build``; return its path, or None if Go or its module is missing."""
     go = shutil.which("go")
     if go is None:
         return None
@@ -60,8 +60,8 @@ def run_peer(client: str, mode: str, amount: int, address: str, topic: str, **nu
         client: one of `CLIENTS`.
         mode: see `benchmarks.peer`.
         amount: number of messages.
-        address: of nsqd, or of lookup with a scheme.
-        topic: name of the topic, or the beginning of the names of several.
+        address: address of nsqd, or that of lookup with a scheme.
+        topic: name of the topic, or prefix of the names of several topics.
         numbers: size, topics, connections, handlers.
     """
     words = [mode, str(amount), address, topic, *(f"{name}={value}" for name, value in numbers.items())]

@@ -154,7 +154,7 @@ class LookupTransport(httpx.AsyncBaseTransport):
         self._loop = loop
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer after a short time."""
+        """Respond after a short time."""
         await anyio.sleep(_LOOKUP_LATENCY)
         if request.url.path == "/listlookup":
             nodes = [
@@ -213,7 +213,7 @@ class ClientProcess:
 
 @define
 class Phase:
-    """What happened in a part of the run: seconds and counts are virtual, CPU is real and includes the simulation."""
+    """Figures of a part of the run: seconds and counts are virtual, CPU is real and includes the simulation."""
 
     name: str
     seconds: float
@@ -320,7 +320,7 @@ class Scale:
                 tasks.start_soon(publish, process)
 
     async def _lose(self, count: int) -> tuple[float, float]:
-        """Kill nodes; returns the seconds from the new leaders to the last partition that is written and read again."""
+        """Kill nodes; return the seconds from the election to the first stored and received message of every partition."""
         world, network = self.world, self._loop.network
         alive = [name for name in self.names if name not in world.lost]
         dead = set(self._random.sample(alive, count))
@@ -364,7 +364,7 @@ class Scale:
 
 
 def simulate(nodes: int, topics: int, partitions: int, processes: int, lookups: int, idle: float) -> Scale:
-    """Run all phases; returns what was measured."""
+    """Run all phases; return the measured figures."""
     options = NetworkOptions(split=0.0, partial=0.0, spike=0.0, late=0.0, latency=(0.0001, 0.0005))
     network = Network(Random(1), options)
     with simulated_machine(network, SimulatedClock(network), 1):

@@ -20,7 +20,7 @@ ORDERS = 20
 
 
 async def collect(consumer: nsqext.Consumer, run: str, into: list[str | None], wanted: int) -> None:
-    """Finish messages until as many of this run as are wanted have arrived; note their tags."""
+    """Finish messages until ``wanted`` messages of this run are received; collect their tags."""
     async for message in consumer:
         await message.finish()
         if message.headers.get("run") == run:

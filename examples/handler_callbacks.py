@@ -30,7 +30,7 @@ async def consume(lookupd: str | list[str]) -> None:
         if message.headers.get("run") != run:
             return
         if message.body == b"order 4" and message.attempts == 1:
-            raise ConnectionError("the payment service is away")
+            raise ConnectionError("the payment service is down")
         done.add(message.body)
         print(f"{message.body.decode()}: attempt {message.attempts}")
         if len(done) == ORDERS:
@@ -42,7 +42,7 @@ async def consume(lookupd: str | list[str]) -> None:
             for number in range(1, ORDERS + 1):
                 await producer.publish("orders", b"order %d" % number, headers={"run": run})
         await all_done.wait()
-        tasks.cancel_scope.cancel()  # the consumer finishes what it holds, then closes
+        tasks.cancel_scope.cancel()  # the consumer finishes its messages, then closes
     print(f"handled {len(done)} orders")
 
 

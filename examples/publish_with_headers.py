@@ -23,7 +23,7 @@ async def publish(lookupd: str | list[str]) -> None:
             headers={"user": "42", "currency": "EUR"},
             tag="canary",
             trace_id=7,
-            key="user 42",  # every message of one key goes to one partition
+            key="user 42",  # all messages with the same key go to the same partition
         )
     print(f"partition {receipt.partition}, message {receipt.message_id}, trace id {receipt.trace_id}")
     print(f"{receipt.size} bytes at offset {receipt.offset} of its queue")

@@ -1,4 +1,4 @@
-"""What every test shares: the event loops, the hypothesis profile, and no silent skips in continuous integration."""
+"""Shared by all tests: event loops, hypothesis profiles, and no silent skips in continuous integration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if find_spec("uvloop") is not None:
     _BACKENDS["asyncio+uvloop"] = ("asyncio", {"use_uvloop": True})
 _BACKENDS["trio"] = ("trio", {})
 
-# a test may be skipped in continuous integration for want of these servers, and for nothing else
+# in continuous integration, only a test that needs one of these servers may be skipped
 _ALLOWED_SKIPS = ("NSQEXT_TEST_PICTURES", "NSQEXT_TEST_LOOKUPD", "NSQEXT_TEST_NSQD", "NSQEXT_TEST_KILL_LEADER")
 
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -39,7 +39,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def closed_address() -> Iterator[Address]:
-    """An address without a listener, which no other program gets while the test runs."""
+    """An address without a listener, reserved while the test runs."""
     ports = Ports()
     yield ports.take(Address("127.0.0.1", 0))
     ports.release()
@@ -50,25 +50,25 @@ def _is_spark(nodeid: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the Spark tests, which take longest: the others run beside them."""
+    """Start the Spark tests first, because they take longest and others can run in parallel."""
     items.sort(key=lambda item: not _is_spark(item.nodeid))
 
 
 def pytest_collection_finish() -> None:
-    """Take what collecting has made out of the garbage collector's sight: to look through it outlasts most tests."""
+    """Exclude the collected objects from garbage collection, which would take longer than most tests."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start one worker more than there are cores: tests wait for sockets and timers most of the time."""
+    """Start one worker more than there are cores, because tests mostly wait for sockets and timers."""
     return min((os.cpu_count() or 1) + 1, 8)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file to one worker, as its tests share a cluster, and all Spark tests to one, as they share a session."""
+    """Run each file in one worker, because its tests share a cluster, and all Spark tests in one, with one session."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
@@ -93,12 +93,12 @@ def _unexpected_skips(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skip that continuous integration could have run is a failure there."""
+    """Fail the run in continuous integration if a test was skipped without need."""
     if session.exitstatus == pytest.ExitCode.OK and _unexpected_skips(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Names the skips that made the run fail."""
+    """Print the skips that made the run fail."""
     for line in _unexpected_skips(config):
         terminalreporter.write_line(f"ERROR skipped with CI=true: {line}", red=True)

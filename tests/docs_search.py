@@ -1,4 +1,4 @@
-"""Ask the search of the built documentation what users ask: ``make docs-search``.
+"""Test the search of the built documentation with typical questions: ``make docs-search``.
 
 ``python -m tests.docs_search docs/_build/html`` opens the search page in headless Chromium with each question, and
 prints the questions whose page is not among the first results.

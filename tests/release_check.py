@@ -1,7 +1,7 @@
 """Build the distributions, check them, and try the wheel in a new environment of each Python: ``make release-check``.
 
 ``python -m tests.release_check`` looks for the Pythons that the project supports on the PATH and among the versions of
-pyenv. It prints which were run, and fails if one of them fails or none is found.
+pyenv. It prints the versions that it ran, and fails if one of them fails or none is found.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ print(nsqext.__version__)
 
 
 def pythons() -> dict[str, str]:
-    """Return the interpreters that were found, by version."""
+    """Return the found interpreters by version."""
     found: dict[str, str] = {}
     for version in VERSIONS:
         for candidate in _candidates(version):
@@ -95,7 +95,7 @@ def try_wheel(python: str, wheel: Path, folder: Path) -> str:
     subprocess.run([*pip, f"{wheel}[{EXTRAS}]"], check=True, cwd=folder)
     program = folder / "smoke.py"
     program.write_text(_SMOKE, encoding="utf-8")
-    # no PYTHONPATH: the installed wheel is what runs
+    # no PYTHONPATH, so that the installed wheel runs
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [inside, "-W", "error::DeprecationWarning:nsqext", str(program)],
@@ -110,7 +110,7 @@ def try_wheel(python: str, wheel: Path, folder: Path) -> str:
 
 
 def main() -> int:
-    """Run everything and print what was run."""
+    """Run all checks and print the tested versions."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments.add_argument("--dist", type=Path, help="folder for the distributions; a temporary one by default")
     given = arguments.parse_args()

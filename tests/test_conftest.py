@@ -1,4 +1,4 @@
-"""The test suite's own rules: no silent skips in continuous integration, every event loop at work."""
+"""The configuration of the test suite: no silent skips in continuous integration, all event loops."""
 
 from __future__ import annotations
 

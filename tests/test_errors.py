@@ -1,4 +1,4 @@
-"""The tree of errors: flags that drive retries, texts that help."""
+"""Error classes: flags that drive retries, and texts."""
 
 from __future__ import annotations
 

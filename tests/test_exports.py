@@ -1,4 +1,4 @@
-"""What the package exports: complete, sorted, documented, and cheap to import."""
+"""The exports of the package: complete, sorted, documented, and cheap to import."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exported(module: ModuleType) -> tuple[str, ...]:
 
 
 def order(name: str) -> tuple[int, str]:
-    """Constants, classes, the rest: the order in which ruff sorts ``__all__``."""
+    """Sort key of ruff for ``__all__``: constants, classes, other names."""
     bare = name.strip("_")
     return (0 if bare.isupper() and len(bare) > 1 else 1 if bare[:1].isupper() else 2), name
 
@@ -112,7 +112,7 @@ def test_import_is_light(client: str) -> None:
         ("import nsqext.observability.prometheus", "prometheus_client", "prometheus"),
     ],
 )
-def test_what_needs_an_extra_names_it(wanted: str, package: str, extra: str) -> None:
+def test_a_missing_extra_is_named(wanted: str, package: str, extra: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None\n{wanted}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert ended.stderr.rstrip().endswith(f": pip install 'nsqext[{extra}]'")

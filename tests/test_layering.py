@@ -1,7 +1,7 @@
-"""The rooms of the package and the direction of their imports, read from the sources without running them.
+"""The rooms of the package and the direction of their imports, read from the sources without importing them.
 
 Three levels are checked: rooms (the folders directly below ``nsqext``), the folders inside a room, and single files. No
-circle is allowed at any of them, whatever kind of import closes it.
+circle is allowed at any level, by any kind of import.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ def test_rooms_form_no_cycle() -> None:
 
 # files that may import an event loop
 LOOP_IMPORTS = {
-    "testing/simulation/http.py": "it stands for httpcore and uvicorn, on the protocols of asyncio",
+    "testing/simulation/http.py": "it replaces httpcore and uvicorn, on the protocols of asyncio",
     "testing/simulation/loop.py": "the simulation is an asyncio event loop with virtual time",
-    "testing/simulation/runner.py": "it runs that loop, and ends the tasks that are left",
-    "testing/simulation/seams.py": "it stands for sniffio, which asks for the current task",
+    "testing/simulation/runner.py": "it runs that loop, and cancels remaining tasks",
+    "testing/simulation/seams.py": "it replaces sniffio, which requests the current task",
 }
 
 
@@ -277,16 +277,16 @@ ROLES: dict[str, set[str]] = {
     "protocol.server": {"broker"},
 }
 
-# imports against the direction of the tables, on their way out: add none, delete each one that is gone
+# imports against the direction of the tables, to be removed: add none, delete each one that is gone
 KNOWN_UPWARD: set[tuple[str, str]] = set()
 
-# circles of files on their way out: add none, delete each one that is gone, narrow each one that shrinks
+# circles of files, to be removed: add none, delete each one that is gone, narrow each one that shrinks
 KNOWN_CIRCLES: list[set[str]] = []
 
-# files that something outside of the package loads: `python -m nsqext`, pytest, and users who name them
+# files that are loaded from outside of the package: by `python -m nsqext`, pytest, and users
 ENTRY_POINTS = {"__main__", "observability.otel", "observability.prometheus", "testing.plugin"}
 
-# files that no file of the package imports, on their way to a use or out: add none, delete each one that is gone
+# files that no file of the package imports, to be used or removed: add none, delete each one that is gone
 KNOWN_UNUSED: set[str] = set()
 
 

@@ -33,7 +33,7 @@ def produce(url: str | None = None, environ: Mapping[str, str] = EMPTY, **keywor
     return load_producer(url, keywords, environ).options
 
 
-def test_without_anything_the_defaults_hold() -> None:
+def test_without_settings_the_defaults_apply() -> None:
     assert produce() == ProducerOptions()
     assert load_consumer(None, {}, EMPTY).options == ConsumerOptions()
 
@@ -156,7 +156,7 @@ def test_mistakes(url: str | None, keywords: dict[str, Any], environ: dict[str, 
         "nsq://:hush",
     ],
 )
-def test_what_was_meant_as_a_secret_is_not_shown_either(url: str) -> None:
+def test_misspelt_secrets_are_not_shown(url: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         nsqext.Producer.from_url(url)
     assert "hu" not in str(caught.value)

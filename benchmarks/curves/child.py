@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def child(name: str, *arguments: object, environment: dict[str, str] | None = None) -> str:
-    """Run a measurement of this module in a process of its own; returns what it printed."""
+    """Run a measurement of this module in a new process; return its output."""
     words = [sys.executable, "-W", "ignore", "-m", "benchmarks.curves.child", name, *map(str, arguments)]
     done = subprocess.run(  # noqa: S603
         words, capture_output=True, text=True, timeout=180, check=False, env=os.environ | (environment or {})
@@ -74,7 +74,7 @@ async def consume_partitions(address: str, topic: str, amount: int) -> float:
 
 
 async def publish_variants(address: str, amount: int) -> str:
-    """Publish with keys, trace ids and headers beside plain publishes, in turns of one process.
+    """Publish with keys, trace ids and headers, and plain, alternating in one process.
 
     Returns:
         JSON: µs of CPU per message by variant.
@@ -108,7 +108,7 @@ async def publish_compressed(address: str, codec: str, size: int, amount: int) -
 
 
 async def idle_producer(address: str, topics: int, seconds: float, interval: float) -> str:
-    """Poll topics and nothing else; milliseconds of CPU in the time."""
+    """Only poll topics; milliseconds of CPU."""
     options = nsqext.LookupOptions(poll_interval=interval, max_poll_interval=interval)
     lookup = nsqext.Lookup(address, options=options)
     async with nsqext.Producer(lookup):
@@ -124,7 +124,7 @@ async def idle_producer(address: str, topics: int, seconds: float, interval: flo
 
 
 async def first_lookup(address: str, nodes: int) -> float:
-    """Look a topic up where so many lookup nodes are listed; milliseconds of CPU."""
+    """Look up a topic with a long list of lookup nodes; milliseconds of CPU."""
     options = nsqext.LookupOptions(max_lookup_nodes=nodes)
     lookup = nsqext.Lookup(address, options=options)
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""A curve, how it is measured, and the file that keeps its numbers."""
+"""A curve, its measurement, and the file with its numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 Measure = Callable[[], float]
 Points = Mapping[tuple[str, float], Measure]
-"""What to call for a point of a series; the points of a round take turns."""
+"""Functions that measure the points of each series; the points alternate in each round."""
 
 
 @define
@@ -28,14 +28,14 @@ class Curve:
     """A curve.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         title: heading in the documentation.
-        x: what grows, with its unit.
-        y: what is measured, with its unit.
-        limit: what limits it: one or two sentences.
-        points: starts what the points need, and returns them.
-        digits: digits after the point in the table.
-        note: how it is measured.
+        x: independent quantity with its unit.
+        y: measured quantity with its unit.
+        limit: explanation of the limit: one or two sentences.
+        points: starts servers for the points, and returns the points.
+        digits: decimals in the table.
+        note: method of the measurement.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Curve:
     digits: int = 2
     note: str = ""
     any_nsqd: bool = False
-    """Measured against the nsqd program that NSQEXT_BENCH_NSQD names, if it does."""
+    """Whether NSQEXT_BENCH_NSQD may name another nsqd program to measure against."""
 
 
 @define
@@ -56,7 +56,7 @@ class Measured:
 
     Attributes:
         series: for each series, pairs of x and y.
-        rounds: how often each point was measured.
+        rounds: number of measurements of each point.
         when: date.
         machine: Python and cores.
     """

@@ -1,7 +1,7 @@
-"""What the lookup service costs an idle client: CPU and bytes over topics and lookup nodes, and a long list of nodes.
+"""Cost of lookup for an idle client: CPU and bytes by topics and lookup nodes, and a long list of lookup nodes.
 
 The lookup nodes are small HTTP servers in the process of the benchmark, which count requests and bytes. The client, in
-a process of its own, polls more often than by default; figures are for the default of one poll of each topic a minute.
+a separate process, polls more often than by default; figures are converted to the default of one poll per minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _measured: dict[tuple[int, int, int], float] = {}
 
 
 class LookupServer(ThreadingHTTPServer):
-    """A lookup node that knows every topic.
+    """A lookup node that finds every topic.
 
     Attributes:
         nodes: addresses that it lists.
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def lookup_nodes(count: int) -> Iterator[list[LookupServer]]:
-    """Run so many lookup nodes, which list each other."""
+    """Run a number of lookup nodes, which list each other."""
     servers = [LookupServer() for _ in range(count)]
     addresses = [f"127.0.0.1:{server.server_port}" for server in servers]
     for server in servers:
@@ -125,9 +125,9 @@ def idle_minute(topics: int, nodes: int) -> tuple[float, float]:
 
 
 def listed_nodes(count: int) -> float:
-    """Return the milliseconds of CPU of the first lookup of a topic where so many lookup nodes are listed."""
+    """Return the milliseconds of CPU of the first lookup of a topic with a long list of lookup nodes."""
     with lookup_nodes(1) as (server,):
-        server.nodes = server.nodes + [f"127.0.0.1:{port}" for port in range(1, count)]  # none of them listens
+        server.nodes = server.nodes + [f"127.0.0.1:{port}" for port in range(1, count)]  # no node is up
         return float(child("first_lookup", server.nodes[0], count))
 
 
@@ -141,7 +141,7 @@ def _polls(which: int) -> Iterator[Points]:
 
 
 def _figure(which: int, topics: int, nodes: int) -> float:
-    """Return one of the figures of `idle_minute`, each measured once for both."""
+    """Return one of the two figures of `idle_minute`, which are measured together."""
     found = _measured.pop((topics, nodes, which), None)
     if found is None:
         cpu, traffic = idle_minute(topics, nodes)

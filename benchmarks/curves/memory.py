@@ -1,4 +1,4 @@
-"""Memory of what a client holds, and of a broker."""
+"""Memory of a client and of a broker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _broker_topics(count: int) -> float:
 
 
 def _broker_connections(count: int) -> float:
-    """Return KiB of nsqd for each connection that waits."""
+    """Return KiB of nsqd for each idle connection."""
     with original_nsqd() as nsqd, ExitStack() as stack:
         before = rss(nsqd.pid)
         host, _, port = nsqd.tcp.rpartition(":")

@@ -1,4 +1,4 @@
-"""Client CPU per message over the size of bodies, topics, connections and handlers, beside the peers."""
+"""Client CPU per message by size of bodies, topics, connections and handlers, compared with other clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.servers import Nsqd, fill, original_nsqd, program_given
 __all__ = ("CURVES",)
 
 _BYTES = 30_000_000
-"""Bytes of bodies of one measurement at most."""
+"""Largest total size of the bodies of one measurement, in bytes."""
 
 
 def cost(client: str, mode: str, amount: int, nsqd: Nsqd, **numbers: int) -> float:
-    """Return microseconds of client CPU per message; a topic to consume is filled before."""
+    """Return microseconds of client CPU per message; topics to consume are filled before."""
     topic = "many" if "topics" in numbers else new_topic()
     if mode == "sub":
         fill(nsqd.tcp, topic, amount + min(500, amount), b"x" * numbers.get("size", 200))

@@ -1,4 +1,4 @@
-"""CPU time to import the package and to start the command line, of a warm cache."""
+"""CPU time to import the package and to start the command line, with a warm cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAMS = {
 
 
 def _cpu(words: list[str], cache: str) -> float:
-    """Return the milliseconds of CPU of a Python process, which keeps compiled modules in a folder."""
+    """Return the milliseconds of CPU of a Python process, whose compiled modules are cached in a folder."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"COLUMNS": "100", "PYTHONPYCACHEPREFIX": cache}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -35,7 +35,7 @@ class Refund(BaseModel):
 
 
 class Timing(Middleware):
-    """Logs how long a handler took."""
+    """Logs the duration of handlers."""
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         started = time.monotonic()
@@ -50,7 +50,7 @@ class Busy(Exception):
 
 
 class Ledger:
-    """What was invoiced and refunded."""
+    """Invoices and refunds in SQLite."""
 
     def __init__(self, path: str) -> None:
         self.database = sqlite3.connect(path)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A billing service with FastStream on NATS, before its migration; `faststream_after.py` is the same one after it."""
+"""A billing service with FastStream on NATS, before its migration to `faststream_after.py`."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ class Refund(BaseModel):
 
 
 class Timing(BaseMiddleware):
-    """Logs how long a handler took."""
+    """Logs the duration of handlers."""
 
     async def consume_scope(self, call_next, msg):
         started = time.monotonic()
@@ -48,7 +48,7 @@ class Busy(Exception):
 
 
 class Ledger:
-    """What was invoiced and refunded."""
+    """Invoices and refunds in SQLite."""
 
     def __init__(self, path: str) -> None:
         self.database = sqlite3.connect(path)

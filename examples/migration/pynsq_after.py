@@ -46,11 +46,11 @@ async def count(batch: MessageBatch) -> None:
         database.executemany("INSERT OR IGNORE INTO clicks VALUES (?, ?)", rows)
         database.executemany("INSERT OR IGNORE INTO broken VALUES (?)", broken)
     if rows:
-        await app.publish("reports", {"written": len(rows)})  # retried; when it fails for good, the batch is requeued
+        await app.publish("reports", {"written": len(rows)})  # retried; if it still fails, the batch is requeued
 
 
 def read(message: Message) -> tuple[str, str] | None:
-    """Return the row of a click; None for a body that is none."""
+    """Return the row of a click; None for an invalid body."""
     try:
         click = decode_body(message.body, Click)
     except ValueError:

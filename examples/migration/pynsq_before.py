@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A worker with pynsq that counts clicks in SQLite, before its migration; `pynsq_after.py` is the same one after it."""
+"""A worker with pynsq that counts clicks in SQLite, before its migration to `pynsq_after.py`."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def handle(message):
 
 
 def flush():
-    """Write what has been received, in one transaction."""
+    """Write the received clicks in one transaction."""
     batch, waiting[:] = waiting[:MOST], waiting[MOST:]
     if not batch:
         return
@@ -38,7 +38,7 @@ def flush():
             click = json.loads(message.body)
             rows.append((click["id"], click["page"]))
         except (ValueError, KeyError, TypeError):
-            give_up(message)  # would fail for ever
+            give_up(message)  # would always fail
         else:
             good.append(message)
     try:
@@ -62,7 +62,7 @@ def give_up(message):
 
 
 def report(count, attempt=1):
-    """Publish how many were written; try again where that fails."""
+    """Publish the number of written clicks; retry after an error."""
 
     def published(_, data):
         if data == b"OK":

@@ -13,14 +13,14 @@ _INSERT = "INSERT OR IGNORE INTO invoices VALUES (?, ?, ?)"
 
 
 class Ledger:
-    """Stores invoices; one that was stored before is ignored: messages may be delivered twice."""
+    """Stores invoices, and ignores stored ones, because messages may be delivered twice."""
 
     def __init__(self, path: str) -> None:
         self._database = sqlite3.connect(path, check_same_thread=False)
         self._database.execute("CREATE TABLE IF NOT EXISTS invoices (number INTEGER PRIMARY KEY, customer, cents)")
 
     async def add(self, invoices: Iterable[Invoice]) -> None:
-        """Store invoices in one transaction; returns when it is committed."""
+        """Store invoices in one transaction; return when it is committed."""
         rows = [(one.order, one.customer, one.cents) for one in invoices]
         await anyio.to_thread.run_sync(self._insert, rows)
 

@@ -16,7 +16,7 @@ class Order:
 
 @dataclass
 class Invoice:
-    """What the customer pays."""
+    """The invoice of an order."""
 
     order: int
     customer: str

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 
 @contextmanager
 def spans_written() -> Iterator[None]:
-    """Write spans to the file that SHOP_SPANS names; a real service would use an OTLP exporter here."""
+    """Write spans to the file SHOP_SPANS; a real service would use an OTLP exporter instead."""
     with Path(os.environ.get("SHOP_SPANS", os.devnull)).open("a", encoding="utf-8") as file:
         exporter = ConsoleSpanExporter(out=file, formatter=lambda span: f"{span.to_json(indent=None)}\n")
         provider = TracerProvider(resource=Resource.create({"service.name": "shop"}))

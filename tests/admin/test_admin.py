@@ -244,7 +244,7 @@ async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, classic
 async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(classic: Cluster) -> None:
     topic = fresh()
     async with Admin(classic.lookupd) as admin:
-        # as lookup knows a topic whose nodes are all down
+        # lookup's entry of a topic whose nodes are all down
         await admin._requests.change_lookup("/channel/create", {"topic": topic, "channel": "ch"})
         info = await admin.topic(topic)
         assert (info.generation, info.meta, info.nodes, info.channels) == ("classic", None, (), ("ch",))

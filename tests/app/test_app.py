@@ -176,7 +176,7 @@ def test_run_until_a_signal(cluster: Cluster, topics: tuple[str, str], backend: 
 
 
 class Wreck(BaseException):
-    """An exception like SystemExit, which asyncio handles in its own way."""
+    """A BaseException such as SystemExit, which asyncio treats specially."""
 
 
 async def test_base_exceptions_of_handlers_are_raised(cluster: Cluster, topics: tuple[str, str]) -> None:

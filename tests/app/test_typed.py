@@ -296,7 +296,7 @@ async def test_a_bad_body_becomes_a_dead_letter_once(cluster: Cluster, topics: t
 
 
 class Shout(Middleware):
-    """Changes what is handled and returned."""
+    """Changes the bodies and results of handlers."""
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         handling.message.body = handling.message.body.upper()

@@ -1,4 +1,4 @@
-"""Listening sockets and the names of their clients."""
+"""Listening sockets and the addresses of their clients."""
 
 from __future__ import annotations
 

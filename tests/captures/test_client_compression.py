@@ -1,4 +1,4 @@
-"""Bodies that the Go client of the redesigned NSQ compressed, as they came from a real server."""
+"""Bodies compressed by the Go client of the redesigned NSQ, recorded from a real server."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_bodies_compressed_by_the_go_client_are_restored(record: dict[str, str])
     assert decompress_body(headers, b64decode(record["body"])) == body
     packed = compress_body(_CODECS[headers[COMPRESS_HEADER]], body)
     assert packed is not None
-    # the same headers say the same: the Go client read these, too
+    # written by this package with the same headers; the Go client could read them too
     assert packed[1] == {name: headers[name] for name in (COMPRESS_HEADER, SIZE_HEADER)}

@@ -1,4 +1,4 @@
-"""Header filters: what the real server let through, the broker lets through."""
+"""Header filters: the broker delivers the same messages as the real server."""
 
 from __future__ import annotations
 

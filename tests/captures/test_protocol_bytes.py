@@ -1,4 +1,4 @@
-"""The protocol room against bytes that a real server sent, and took."""
+"""The package `nsqext.protocol` against bytes that a real server sent and accepted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_frame_of_the_server_is_read_in_any_chunks(recorded: Conversation)
 # Commands
 
 
-# what the recorder sent on purpose in a form that this package never writes: without its topic's name
+# sent by the recorder in a form that this package never writes: without the topic's name
 _ODD_LINES = {
     b"", b"AUTH x", b"BOGUS", b"BOGUS x y", b"INTERNAL_CREATE_TOPIC T 0", b"INTERNAL_CREATE_TOPIC authtopic 0",
     b"INTERNAL_CREATE_TOPIC bad 0 zz", b"INTERNAL_CREATE_TOPIC newtopic 0", b"NOP\r", b"NOPE  two blanks", b"PUB",
@@ -103,7 +103,7 @@ def test_wrong_magic_is_answered_without_a_trailing_blank() -> None:
 
 
 def _exchanges(steps: list[Step]) -> list[tuple[bytes, tuple[int, bytes]]]:
-    """Return what was sent with the frame that came next, where one came."""
+    """Return the sent bytes with the next received frame, if any."""
     return [
         (sent.data, _frame(answer))
         for sent, answer in pairwise(steps)
@@ -213,7 +213,7 @@ def test_the_client_role_reads_every_answer_to_identify() -> None:
 
 
 def _shape(steps: list[Step], until: Step) -> tuple[bool, bool]:
-    """Return whether the subscription gets extend parts, and queue positions."""
+    """Return whether the subscription receives extend parts, and queue positions."""
     extend = detail = False
     for step in steps[: steps.index(until)]:
         if step.what == "send" and step.data.startswith(b"IDENTIFY"):

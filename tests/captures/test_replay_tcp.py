@@ -1,4 +1,4 @@
-"""Recorded conversations, replayed against a node without sockets: what the real server answered, it answers."""
+"""Recorded conversations, replayed against a node without sockets, which must respond like the real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.nsqd_sessions import Client, Clock, host, make_node
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
 
-# what a node without sockets, HTTP, neighbours and chance cannot replay
+# conversations that need sockets, HTTP, other nodes or random numbers
 _ELSEWHERE = {
     "auth": "asks an HTTP server",
     "channel_empty_connected": "needs HTTP in between",
@@ -35,14 +35,14 @@ _ELSEWHERE = {
     "sub_advanced_offset": "its messages were published elsewhere",
     "sub_advanced_timestamp": "depends on the time of day",
     "sub_ordered_first_reset_duplicate": "a race",
-    "sub_sample_rate": "depends on chance",
+    "sub_sample_rate": "depends on random numbers",
     "tls": "needs a certificate",
     "topic_delete": "needs HTTP in between",
     "upgrade_old_records": "needs HTTP in between",
 }
 _STANDALONE = {"standalone_create_topic"}
 _UNREGISTERED = {"sub_channel_not_registered"}
-# connections that the client closed behind their last step, so that the next one is alone
+# connections that the client closed after their last step, so that the next one is the only one
 _CLOSED = {
     "sub_ordered",
     "sub_ordered_ext",
@@ -62,7 +62,7 @@ EDGES = [pytest.param(one, id=one.name) for one in edge_conversations()]
 
 
 def _topics(recorded: Conversation) -> Iterator[tuple[str, bool, bool]]:
-    """Yield the topics of a conversation: name, extend, ordered. The letter before the last part tells."""
+    """Yield name, extend and ordered of each topic; the letter before the last part of the name encodes them."""
     found = {match[0]: match[1] or match[2] for step in recorded.steps for match in _TOPIC.finditer(step.data)}
     for name, letter in found.items():
         ordered = letter == b"o" or recorded.name.startswith("sub_ordered_ext")
@@ -83,7 +83,7 @@ def _make(recorded: Conversation, clock: Clock) -> Node:
 
 
 def _comparable(frame: bytes) -> tuple[int, object]:
-    """Return a frame without what is different each time: time stamps, numbers of clients, order of members."""
+    """Return a frame without the parts that vary: timestamps, numbers of clients, order of members."""
     (found,) = FrameParser().feed(frame)
     kind, data = found
     if kind == FrameType.MESSAGE:
@@ -162,6 +162,6 @@ def test_a_node_answers_as_the_real_server_did(recorded: Conversation) -> None:
     _Replay(recorded).run()
 
 
-def test_what_is_not_replayed_is_known() -> None:
+def test_the_list_of_skipped_conversations_is_complete() -> None:
     assert _ELSEWHERE.keys() <= {one.name for one in conversations()}
     assert len(REPLAYED) > 60

@@ -21,11 +21,11 @@ from tests.support.command_line import Terminal, run, started
 
 @frozen
 class Place:
-    """What the words of a command may name.
+    """Values that the arguments of a command may contain.
 
     Attributes:
-        lookupd: of a redesigned cluster.
-        original: of an original cluster.
+        lookupd: lookup address of a redesigned cluster.
+        original: lookup address of an original cluster.
         topic: an extend topic with the channel ``ch`` and one message.
         other: a topic with the channel ``ch``.
         folder: an empty folder.
@@ -76,10 +76,10 @@ ENDING = {
     "bench": ("bench {topic} --channel ch --count 20", "consume: 20 messages"),
     "spark": ("spark anchors list {topic}", "{topic}[0] ch: at"),
 }
-"""Words of commands that end by themselves, and what they print at a terminal."""
+"""Arguments of commands that exit by themselves, and their output at a terminal."""
 
 TABLES = {"demo": ("demo --csv {folder}/one.csv --nodes 1 --partitions 1", "no violations")}
-"""Words of commands that print tables everywhere."""
+"""Arguments of commands that print tables in pipes too."""
 
 RUNNING = {
     "top": ("top {topic} --interval 0.1", "sorted by lag", 130),
@@ -89,7 +89,7 @@ RUNNING = {
     "nsqd": ("nsqd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on 127.0.0.1:", 0),
     "nsqlookupd": ("nsqlookupd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on", 0),
 }
-"""Words of commands that run until a signal, what they print once they do, and their exit code."""
+"""Arguments of commands that run until a signal, their output once they run, and their exit code."""
 
 SERVICE = """
 import nsqext
@@ -131,7 +131,7 @@ def place(clusters: tuple[Cluster, Cluster], tmp_path: Path) -> Place:
 
 
 def prepared(text: str, place: Place) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the environment of a command."""
+    """Return the arguments and the environment of a command."""
     variables = {"NSQEXT_LOOKUPD": place.lookupd, "NSQEXT_CONTEXTS_FILE": str(place.folder / "contexts.toml")}
     return [word.format(**_members(place)) for word in text.split()], variables
 

@@ -1,4 +1,4 @@
-"""The program: what it imports, completion, unknown commands, missing extras."""
+"""The command line: imports, completion, unknown commands, missing extras."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_unknown_command() -> None:
 
 
 def complete(line: str) -> list[str]:
-    """Return what the shell is offered at the end of a command line."""
+    """Return the completions of a command line."""
     number = str(len(line.split(" ")) - 1)
     done = run(_NSQEXT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number)
     return done.stdout.decode().split()

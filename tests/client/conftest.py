@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Three nodes, shared by the tests of a module; each takes topics of its own."""
+    """Three nodes, shared by the tests of a module; each test uses topics of its own."""
     with Cluster(nodes=3) as cluster:
         yield cluster
 

@@ -1,4 +1,4 @@
-"""Cancellation injected at every await, one by one: pool and table stay consistent, nothing that was stored is lost."""
+"""Cancellation at every await, one by one: pool and routes stay consistent, and no stored message is lost."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class Broker:
         self.serving = 0
 
     def bodies(self) -> list[bytes]:
-        """What was published since `forget`."""
+        """Bodies published since `forget`."""
         return [body for command in self.node.commands for body in _bodies(command)]
 
     def count(self, verb: bytes) -> int:
-        """How many of these commands came since `forget`."""
+        """Number of these commands received since `forget`."""
         return sum(command.words[0] == verb for command in self.node.commands)
 
     def move(self) -> None:
-        """Let lookup tell something else than before."""
+        """Change the response of lookup."""
         self.partitions = 3 - self.partitions
         self._lookup.set_leaders(dict.fromkeys(range(self.partitions), self.node), num=self.partitions)
 
     def forget(self) -> None:
-        """Begin again."""
+        """Reset the records."""
         self.node.peers.clear()
 
 
@@ -111,7 +111,7 @@ def _all_given_back(producer: Producer, lookup: Lookup | None = None) -> None:
 
 
 class Published:
-    """Publishes beside a producer's end, and keeps what became of each message."""
+    """Publishes while a producer closes, and records the outcome of each message."""
 
     def __init__(self) -> None:
         self.receipts: dict[bytes, Receipt] = {}
@@ -140,7 +140,7 @@ async def test_closing_a_producer() -> None:
                 await checkpoint()
                 close = producer._close
                 producer._tasks._close = lambda: lambda: step.watch(close())
-                await producer.aclose()  # its caller is cancelled when the close waits for the n-th time
+                await producer.aclose()  # its caller is cancelled at the n-th await of the close
         assert len(published.receipts) + len(published.errors) == 4
         _all_given_back(producer, lookup)
         await eventually(lambda: not broker.serving)
@@ -184,7 +184,7 @@ class Reluctant:
         self.seen: set[bytes | None] = set()
 
     def __call__(self, command: Command) -> bytes:
-        """Return the answer to a command."""
+        """Return the response to a command."""
         if command.body in self.seen:
             return ok()
         self.seen.add(command.body)
@@ -220,7 +220,7 @@ async def test_publishing_that_is_tried_again(kind: str) -> None:
 
     reluctant = Reluctant()
     async with _broker(PUB=reluctant, MPUB=reluctant) as broker:
-        # a plain message moves to the other partition without a pause, and awaits nothing but its two responses
+        # a plain message is retried on the other partition without a pause: it awaits only its two responses
         assert await sweep(once) >= (2 if kind == "plain" else 3)
 
 
@@ -255,7 +255,7 @@ async def test_a_batcher(kind: str) -> None:
         assert batcher.pending == 0
         assert not batcher.take_failed()
         stored = broker.bodies()
-        # what was cancelled while it waited to be taken is not there, or there at its place
+        # a cancelled message is absent, or at its position
         assert [body for body in stored if body in taken] == taken
         _all_given_back(producer)
 
@@ -288,7 +288,7 @@ async def test_closing_a_consumer() -> None:
         assert not lookup.metadata._users
         assert not lookup.metadata._callbacks
         assert consumer.connections == ()
-        # its user still has it, and gets the error
+        # its user still holds it, and receives the error
         assert one.expired
 
     async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:
@@ -329,7 +329,7 @@ async def test_seeking(cluster: Cluster, topic: str) -> None:
         async with opened(topic, cluster) as consumer:
             await take(consumer, 6)
             await step.run(consumer.seek(Position.earliest()))
-            # both partitions begin again, without waiting for something to happen to their connections
+            # both partitions start again, without waiting for an event of their connections
             assert sorted(await take(consumer, 6)) == sorted(bodies * 2)
             await consumer.seek(Position.earliest())
 

@@ -1,4 +1,4 @@
-"""Turns, batcher, pool and seeker under random schedules: tasks that start, fail, or are cancelled at any time."""
+"""Key locks, batcher, pool and seeker under random schedules: tasks start, fail, or are cancelled at any time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from nsqext.types import Address, Receipt
 _BACKENDS = ("asyncio", "trio")
 _FEW = settings(max_examples=60, deadline=None)
 _SOON = st.integers(0, 6)
-"""Turns of the event loop until something happens."""
+"""Turns of the event loop until the next event."""
 
 
 def _run(backend: str, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -58,7 +58,7 @@ async def _wait(turns: int) -> None:
 def test_turns_are_exclusive_and_every_waiter_gets_one(
     backend: str, visits: list[tuple[int, list[str], int, int | None]]
 ) -> None:
-    """Each visit: when it comes, to which keys, how long it stays, and when it is cancelled, if ever."""
+    """Each visit has a start, keys, a duration, and possibly a time of cancellation."""
     turns = KeyLock()
     inside: set[tuple[str, bytes]] = set()
     ended: list[int] = []
@@ -102,7 +102,7 @@ async def _cancel(scope: anyio.CancelScope, turns: int | None) -> None:
 
 
 class _Publisher:
-    """Takes batches, and lets each of them end as a list says."""
+    """Fake producer of batches, whose outcomes are given by a list."""
 
     def __init__(self, ends: list[str]) -> None:
         self.options = ProducerOptions()
@@ -140,7 +140,7 @@ class _Publisher:
 def test_a_batcher_loses_nothing_and_keeps_the_order(
     backend: str, adders: list[int], ends: list[str], max_count: int, max_pending: int
 ) -> None:
-    """Each adder puts so many messages in; every message is stored or reported as failed, and never both."""
+    """Each adder adds a number of messages; every message is either stored or reported as failed."""
     publisher = _Publisher(list(ends))
     limits = BatcherLimits(linger=0.0, max_count=max_count, max_pending=max_pending)
     failed: list[bytes | OutgoingMessage] = []
@@ -201,7 +201,7 @@ class _Connection:
         return not self.closed
 
     def tick(self) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
     async def drain(self) -> None:
         await checkpoint()
@@ -220,7 +220,7 @@ class _Connection:
 def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
     backend: str, callers: list[tuple[int, int | None]], attempts: list[tuple[bool, int]], close: int | None
 ) -> None:
-    """Callers come and are cancelled; attempts to connect work or fail after a while; the pool is closed meanwhile."""
+    """Callers start and are cancelled; attempts to connect succeed or fail later; then the pool is closed."""
     made: list[_Connection] = []
     connecting: list[int] = []
     plan = list(attempts)
@@ -228,14 +228,14 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
     async def open_connection(*_: object) -> tuple[_Connection, Negotiated]:
         works, turns = plan.pop(0) if plan else (True, 1)
         connecting.append(1)
-        assert len(connecting) == 1, "two connect at the same time"
+        assert len(connecting) == 1, "two concurrent attempts to connect"
         try:
             await _wait(turns)
             if not works:
                 raise ConnectionFailed("refused")
         finally:
             connecting.pop()
-        assert all(connection.closed for connection in made), "there is one already"
+        assert all(connection.closed for connection in made), "a connection exists already"
         made.append(_Connection())
         return made[-1], Negotiated()
 
@@ -273,7 +273,7 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
 
 
 class _Subscription:
-    """What a seeker knows of a subscription.
+    """The interface of a subscription that a seeker uses.
 
     Args:
         move_channel: moves the channel.

@@ -1,4 +1,4 @@
-"""One cluster for the whole contract, and more patience where it is a real one."""
+"""One cluster for all contract tests, with longer timeouts for a real one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATIENT = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the first test time for the topics of a real cluster, which take up to 75 s to become writable."""
+    """Raise the timeout of the first test: topics of a real cluster take up to 75 s to become writable."""
     if REAL:
         for item in items:
             if item.path.is_relative_to(HERE):
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster_under_test() -> Iterator[ClusterUnderTest]:
-    """The embedded cluster, or the real one that NSQEXT_TEST_LOOKUPD names."""
+    """The embedded cluster, or the real one at NSQEXT_TEST_LOOKUPD."""
     with running_cluster() as cluster:
         yield cluster
 
@@ -48,21 +48,21 @@ def embedded_original() -> Iterator[Original]:
 
 @pytest.fixture(scope="session")
 def real_original() -> Iterator[Original]:
-    """The original NSQ that NSQEXT_TEST_NSQ_LOOKUPD names."""
+    """The original NSQ at NSQEXT_TEST_NSQ_LOOKUPD."""
     with running_original(real=True) as original:
         yield original
 
 
 @pytest.fixture(params=["embedded", "real"] if REAL_ORIGINAL else ["embedded"])
 def original(request: pytest.FixtureRequest) -> Original:
-    """The embedded original NSQ, and the real one where there is one."""
+    """The embedded original NSQ, and the real one if available."""
     found: Original = request.getfixturevalue(f"{request.param}_original")
     return found
 
 
 @pytest.fixture
 def channel() -> str:
-    """A channel name of this test's own; the channel begins when it is subscribed to."""
+    """A channel name for this test only; the first subscription creates the channel."""
     return f"own_{token_hex(4)}"
 
 

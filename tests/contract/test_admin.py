@@ -114,7 +114,7 @@ async def test_channels_are_created_and_deleted(server: Server) -> None:
             await admin.pause_channel(server.topic, name)
 
 
-async def test_what_only_one_generation_can_do_is_refused_on_the_other(server: Server, channel: str) -> None:
+async def test_operations_of_one_generation_are_refused_on_the_other(server: Server, channel: str) -> None:
     async with Admin(server.lookupd) as admin:
         if server.generation == "ha":
             with pytest.raises(OperationNotSupported):

@@ -1,4 +1,4 @@
-"""What a consumer gets, and what its answers do."""
+"""Received messages, and the effect of FIN, REQ and TOUCH."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def _handled_for_long(cluster: ClusterUnderTest, channel: str) -> None:
     assert await left_over(cluster, channel) == []
 
 
-async def test_messages_of_a_closed_consumer_are_delivered_to_the_next_one(
+async def test_messages_of_a_closed_consumer_are_redelivered_to_the_next_one(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -376,7 +376,7 @@ async def test_handlers_run_at_the_same_time_when_asked(cluster_under_test: Clus
 
 
 async def prepare(cluster: ClusterUnderTest, channel: str, bodies: list[bytes]) -> None:
-    """Let a channel of the plain topic begin, and publish into one partition of it."""
+    """Create a channel of the plain topic, and publish to one partition."""
     async with Consumer(cluster.plain, channel, lookupd=cluster.lookupd), Producer(cluster.lookupd) as producer:
         pass
     async with Producer(cluster.lookupd) as producer:
@@ -384,9 +384,9 @@ async def prepare(cluster: ClusterUnderTest, channel: str, bodies: list[bytes]) 
 
 
 async def left_over(cluster: ClusterUnderTest, channel: str) -> list[bytes]:
-    """Return what a channel of the plain topic still holds in partition 0, in order of publishing.
+    """Return the unfinished messages of a channel of the plain topic in partition 0, in order of publishing.
 
-    A message is published behind it: when that one comes and all before it are answered, nothing else can come.
+    It publishes one more message: when that is received and all earlier ones are finished, no other can follow.
     """
     found: dict[int, bytes] = {}
     async with (
@@ -398,7 +398,7 @@ async def left_over(cluster: ClusterUnderTest, channel: str) -> list[bytes]:
             message = (await finish_all(consumer, 1))[0]
             found[message.internal_id] = message.body
         quiet = await nothing_for(consumer, 0.2)
-    assert quiet, "a message came behind the last one"
+    assert quiet, "a message was received after the last one"
     del found[last.message_id]
     return [found[number] for number in sorted(found)]
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def topic(original: Original) -> str:
-    """A topic of the original NSQ on one node, registered at lookup."""
+    """A topic of the original NSQ on one node, registered with lookup."""
     name = f"contract_{token_hex(4)}"
     async with Producer(nsqd=original.nodes[0]) as producer:
         await producer.publish(name, b"the first one")
@@ -72,7 +72,7 @@ async def test_publishes_and_consumers_wait_for_lookup_of_the_original(
 
 
 async def _wait_for_lookup(lookupd: str, topic: str, channel: str, port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Start a consumer and publish while nothing listens at the address of lookup; then it does."""
+    """Start a consumer and publish before the lookup service starts."""
     address = f"127.0.0.1:{port}"
     consumer = Consumer(topic, channel, lookupd=address, options=ConsumerOptions(lookup_timeout=60.0))
     handled = anyio.Event()
@@ -100,7 +100,7 @@ async def _wait_for_lookup(lookupd: str, topic: str, channel: str, port: int, ca
 
 
 async def test_the_original_sends_the_first_message_after_an_idle_time_at_once(original: Original) -> None:
-    """Its ticker has a tick pending: the message does not wait for the whole output buffer timeout of 1 s."""
+    """A tick is pending, so the message does not wait for the whole output buffer timeout of 1 s."""
 
     async def attempt(number: int) -> None:
         topic, node = f"contract_{token_hex(4)}", original.nodes[0]
@@ -114,7 +114,7 @@ async def test_the_original_sends_the_first_message_after_an_idle_time_at_once(o
 async def test_the_redesigned_server_waits_the_output_buffer_timeout(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
-    """From the first message on: as long as negotiated, neither shorter nor until a later tick."""
+    """It waits exactly as long as negotiated from the first message on."""
 
     async def attempt(number: int) -> None:
         topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
@@ -132,7 +132,7 @@ async def test_the_redesigned_server_waits_the_output_buffer_timeout(
 async def _delay(consumer: Consumer, publish: Callable[[], Awaitable[object]], idle: float) -> float:
     """Return the seconds from a publish until its message is received, after an idle time.
 
-    RDY is above 1: a message that uses it up is sent at once.
+    RDY is above 1, because a message that uses up RDY is sent immediately.
     """
     await anyio.sleep(idle)
     started = time.monotonic()

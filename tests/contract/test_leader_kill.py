@@ -1,4 +1,4 @@
-"""A leader is killed while messages are published and consumed: nothing is lost, keys keep their order."""
+"""A leader is killed while messages are published and consumed: no message is lost, keys keep their order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.anyio
 logger = logging.getLogger("tests.contract")
 
 _STALL = 2.0 if not REAL else 40.0
-"""Seconds that a publish or a consumption may take longest; a real cluster notices a kill after 20 s."""
+"""Longest time of a publish or a consumption, in seconds; a real cluster detects a kill after 20 s."""
 _BEFORE, _AFTER = 20, 40
 """Publishes of each publisher before the kill, and after it."""
 
 
 @define
 class Records:
-    """What was published and consumed; times of the monotonic clock."""
+    """Published and consumed messages, with times of the monotonic clock."""
 
     stored: dict[bytes, float] = field(factory=dict)
     consumed: dict[bytes, float] = field(factory=dict)
@@ -38,7 +38,7 @@ class Records:
     warm: anyio.Event = field(factory=anyio.Event)
 
     def consumed_all(self) -> bool:
-        """Return whether everything that was stored was consumed."""
+        """Return whether all stored messages were consumed."""
         return self.stored.keys() <= self.consumed.keys()
 
     @property

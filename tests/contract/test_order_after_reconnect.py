@@ -26,7 +26,7 @@ async def handled(
 ) -> LossyConsumers:
     """Consume all messages while connections are cut."""
     async with subscribed(make()):
-        pass  # the channel begins here
+        pass  # creates the channel
     lossy = LossyConsumers([make()], 5)
     async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
         await lossy.run(relays, producer, topic, messages)

@@ -1,4 +1,4 @@
-"""Ordered topics: one message at a time for each partition, never past one that is not finished."""
+"""Ordered topics: one message at a time for each partition, none before the previous one is finished."""
 
 from __future__ import annotations
 

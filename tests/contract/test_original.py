@@ -1,4 +1,4 @@
-"""The original NSQ: what exists there works in the same way, and what does not is refused clearly."""
+"""The original NSQ: shared features work in the same way, and others are refused with a clear error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 _POLLING = ConsumerOptions(lookup=LookupOptions(poll_interval=0.5))
-"""For topics on several nodes: each of them tells lookup a moment after the topic was made there."""
+"""Time for topics on several nodes: each node registers a new topic with lookup after a moment."""
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ REFUSED: list[tuple[dict[str, Any], type[InvalidInput]]] = [
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["lookup", "nsqd"])
-async def test_what_it_does_not_have_is_refused_before_it_is_sent(original: Original, topic: str, direct: bool) -> None:
+async def test_unsupported_features_are_refused_before_sending(original: Original, topic: str, direct: bool) -> None:
     where: dict[str, Any] = {"nsqd": original.nodes} if direct else {"lookupd": original.lookupd}
     async with Producer(**where) as producer:
         await producer.publish(topic, b"first")

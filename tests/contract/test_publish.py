@@ -12,11 +12,11 @@ from tests.support.messages import finish_all, placed
 
 pytestmark = pytest.mark.anyio
 
-RECORD = 30  # bytes of a record besides its body: length, time stamp, attempts, id, trace id
+RECORD = 30  # bytes of a record besides its body: length, timestamp, attempts, id, trace id
 
 
 def unknown(receipt: Receipt) -> bool:
-    """Return whether a receipt tells only where the message went."""
+    """Return whether a receipt contains only topic, partition and node."""
     return (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (None, 0, None, None)
 
 
@@ -97,7 +97,7 @@ async def test_many_bodies_are_one_batch(cluster_under_test: ClusterUnderTest, c
     assert [message.body for message in messages] == bodies
 
 
-async def test_many_of_nothing_is_nothing(cluster_under_test: ClusterUnderTest) -> None:
+async def test_an_empty_batch_publishes_nothing(cluster_under_test: ClusterUnderTest) -> None:
     async with Producer(cluster_under_test.lookupd) as producer:
         assert await producer.publish_many(cluster_under_test.plain, []) == []
 

@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 COUNT = int(os.environ.get("NSQEXT_TEST_FLIGHTS", "2500"))
 BATCH = max(COUNT // 100, 20)
-"""Messages that are written, or published, together; so many may be repeated by each kill."""
+"""Messages that are written or published together, and may be repeated after a kill."""
 
 TIMEOUT = f"msg_timeout={1 if COUNT < 10_000 else 10}"
 _LIMIT = 60.0 + COUNT / 500  # seconds for one command
@@ -48,7 +48,7 @@ class Servers:
 
     Attributes:
         lookupd: lookup addresses.
-        extend: its topics have headers and keys.
+        extend: whether topics have headers and keys.
     """
 
     lookupd: str
@@ -57,7 +57,7 @@ class Servers:
 
 @pytest.fixture(scope="module", params=["redesigned", "original"])
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """An embedded cluster of each generation, or the real ones that the environment names."""
+    """An embedded cluster of each generation, or the real ones of the environment variables."""
     extend = request.param == "redesigned"
     real = REAL if extend else _REAL_ORIGINAL
     if real:
@@ -85,7 +85,7 @@ def topics(servers: Servers) -> Iterator[tuple[str, str]]:
 
 
 def publish(servers: Servers, topic: str) -> None:
-    """Publish the flights, numbered in their bodies; with headers and keys where there are any."""
+    """Publish the flights with their numbers in the bodies; on extend topics with headers and keys."""
 
     def message(number: int, flight: Flight) -> OutgoingMessage:
         body = b'{"row":%d,' % number + flight.body[1:]
@@ -102,8 +102,8 @@ class Recorded:
     """The flights in the files of a folder.
 
     Attributes:
-        counts: how often each was recorded.
-        contents: hash of its body, key and headers.
+        counts: number of recordings by flight.
+        contents: hash of body, key and headers by flight.
     """
 
     counts: Counter[int] = field(factory=Counter)
@@ -123,11 +123,11 @@ def recorded(folder: Path) -> Recorded:
 
 
 def kill_once(words: tuple[str, ...], half: Callable[[], bool]) -> None:
-    """Run a command, and kill it when it is in the middle of its work."""
+    """Run a command, and kill it before it completes."""
     with started(*words) as process:
         deadline = time.monotonic() + _LIMIT
         while not half():
-            assert process.poll() is None, "the command was done before it could be killed"
+            assert process.poll() is None, "the command completed before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
@@ -140,9 +140,9 @@ def test_kills_lose_no_flight(servers: Servers, topics: tuple[str, str], tmp_pat
     where = ("--lookupd", servers.lookupd)
     publish(servers, topic)
     first, second = tmp_path / "first", tmp_path / "second"
-    # the original NSQ holds the messages of a killed consumer back until they time out
+    # on the original NSQ the messages of a killed consumer stay in flight until they time out
     record = ("record", topic, "--to", str(first), "--batch", str(BATCH), "--url", f"nsq://{servers.lookupd}?{TIMEOUT}")
-    # a row takes about 50 bytes of a file
+    # a row has about 50 bytes in a file
     kill_once(record, lambda: sum(path.stat().st_size for path in first.glob("*.gz")) > 25 * COUNT)
     before = recorded(first).counts.total()
     (done,) = lines(*record, "--until-end", limit=_LIMIT)

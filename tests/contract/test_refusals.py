@@ -1,4 +1,4 @@
-"""What cannot be right is refused with a clear error before anything is sent; nonsense from a peer does not hang."""
+"""Invalid input is refused with a clear error before anything is sent; invalid data from a peer does not hang."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_producer_that_is_not_open_raises(cluster_under_test: ClusterUnd
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[str]:
-    """Serve the same bytes to everyone who says something; gives the address."""
+    """Run a server that responds to any data with the same bytes; yield its address."""
 
     async def serve(stream: SocketStream) -> None:
         async with stream:
@@ -156,7 +156,7 @@ HTML = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 20\r\n\r\
 
 
 async def lookup_failure(lookupd: str) -> str:
-    """Return what producer and consumer say about a lookup address, which has to be the same."""
+    """Return the error of producer and consumer with a lookup address; both must be equal."""
     with anyio.fail_after(DEADLINE):
         async with Producer(lookupd) as producer:
             with pytest.raises(LookupFailed) as publishing:

@@ -1,4 +1,4 @@
-"""Tag dispatch: which consumer gets what."""
+"""Tag dispatch: which consumer receives which messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_each_consumer_gets_its_settings(cluster_under_test: ClusterUnderT
     assert got == {tag: {number for number, given in enumerate(tags) if given == tag} for tag in set(tags)}
 
 
-async def test_a_tag_without_a_consumer_is_delivered_to_the_untagged_one(
+async def test_a_tagged_message_without_a_tagged_consumer_is_delivered_to_the_untagged_one(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
     topic, lookupd = cluster_under_test.extend, cluster_under_test.lookupd

@@ -1,4 +1,4 @@
-"""Topics that change, and topics that are not there."""
+"""Topics that change, and missing topics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SOON = ConnectionOptions(heartbeat_interval=1.0)
 
 
 async def test_an_upgrade_to_extend_is_followed(cluster_under_test: ClusterUnderTest, channel: str) -> None:
-    """Old and new messages arrive, without reopening a client."""
+    """Old and new messages are received without reopening a client."""
     topic, lookupd = cluster_under_test.upgradable.pop(), cluster_under_test.lookupd
     consumer = Consumer(topic, channel, lookupd=lookupd, options=ConsumerOptions(lookup=_FAST, connection=_SOON))
     received: list[Message] = []
     async with (
         consumer,
-        Producer(lookupd) as producer,  # does not poll before the test ends: the refusal has to ask lookup
+        Producer(lookupd) as producer,  # does not poll before the test ends: only the refusal can trigger a lookup
         anyio.create_task_group() as tasks,
     ):
         done = anyio.Event()

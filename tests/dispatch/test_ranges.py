@@ -1,4 +1,4 @@
-"""Ranges of the hash space: the timeline of the note step by step, and invariants of any sequence of events."""
+"""Ranges of the hash space: the timeline of the Key_Failover note, and invariants of any sequence of events."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def key_at(low: float, high: float) -> bytes:
 def test_the_timeline_of_the_note() -> None:
     clock = Clock()
     ranges = KeyRanges[str](clock=clock)
-    # T0: the first consumer serves everything
+    # T0: the first consumer serves the whole space
     ranges.add_consumer("C1")
     assert ranges.ranges() == [(0.0, 1.0, "C1")]
     assert ranges.get_consumer(b"any") == "C1"
     ranges.record_dispatch("C1", 100)
-    # T1: half of it goes to the second
+    # T1: the second consumer receives half of the range
     clock.now += 20
     ranges.add_consumer("C2")
     assert ranges.ranges() == [(0.0, 0.5, "C1"), (0.5, 1.0, "C2")]
@@ -46,11 +46,11 @@ def test_the_timeline_of_the_note() -> None:
     clock.now += 1
     ranges.add_consumer("C3")
     assert ranges.ranges() == [(0.0, 0.5, "C1"), (0.5, 0.75, "C2"), (0.75, 1.0, "C3")]
-    # T3: C1 leaves; only C2 is its neighbour, however busy it is
+    # T3: C1 is removed; C2 is its only neighbour
     ranges.record_dispatch("C2", 1000)
     ranges.remove_consumer("C1")
     assert ranges.ranges() == [(0.0, 0.75, "C2"), (0.75, 1.0, "C3")]
-    # T4: C2 leaves; C3 serves everything
+    # T4: C2 is removed; C3 serves the whole space
     ranges.remove_consumer("C2")
     assert ranges.ranges() == [(0.0, 1.0, "C3")]
     assert ranges.get_consumer(b"any") == "C3"
@@ -88,7 +88,7 @@ def test_the_less_busy_neighbour_inherits() -> None:
 
 
 def test_the_line_is_no_ring() -> None:
-    """The first one's range goes to the second, never to the last, however idle that one is."""
+    """The range of the first consumer goes to the second, never to the last, even if the last one is idle."""
     ranges = KeyRanges[int](clock=Clock())
     for number in range(4):
         ranges.add_consumer(number)
@@ -157,7 +157,7 @@ EVENTS = st.lists(
 
 
 def check_cover(ranges: KeyRanges[int], members: set[int]) -> dict[int, Fraction]:
-    """Assert that the cover is exact and disjoint, one range for each member; returns the widths."""
+    """Assert that the ranges are disjoint and cover the space, one for each consumer; return their widths."""
     found = ranges.ranges()
     assert {consumer for _, _, consumer in found} == members
     assert len(found) == len(members)
@@ -173,7 +173,7 @@ def check_cover(ranges: KeyRanges[int], members: set[int]) -> dict[int, Fraction
 
 
 def check_add(before: dict[int, Fraction], after: dict[int, Fraction], rates: dict[int, float], new: int) -> None:
-    """Assert that the busiest gave half, and among the busiest the widest."""
+    """Assert that the busiest range was split in half, and among equally busy ones the widest."""
     changed = [consumer for consumer in before if after[consumer] != before[consumer]]
     if not before:
         assert after == {new: 1}
@@ -185,7 +185,7 @@ def check_add(before: dict[int, Fraction], after: dict[int, Fraction], rates: di
 
 
 def check_remove(ranges: list[int], before: dict[int, Fraction], after: dict[int, Fraction], gone: int) -> list[int]:
-    """Assert that one neighbour took everything; returns the neighbours, the heir first."""
+    """Assert that one neighbour received the range; return the neighbours, that one first."""
     place = ranges.index(gone)
     neighbours = [ranges[other] for other in (place - 1, place + 1) if 0 <= other < len(ranges)]
     changed = [consumer for consumer in after if after[consumer] != before[consumer]]
@@ -223,7 +223,7 @@ def test_the_cover_is_exact_disjoint_and_as_balanced_as_the_rule_allows(events: 
 
 @given(st.integers(1, 200))
 def test_shares_of_joining_consumers_differ_by_a_factor_of_two_at_most(count: int) -> None:
-    """Where all are equally busy for their range, which is what an even load does."""
+    """All ranges are as busy as they are wide, as under an even load."""
     ranges = KeyRanges[int](clock=Clock())
     for number in range(count):
         ranges.add_consumer(number)
@@ -266,7 +266,7 @@ def test_a_rate_is_taken_over_the_whole_window() -> None:
     assert window.rate(105.0) == 3
 
 
-def test_what_is_too_old_does_not_count() -> None:
+def test_old_counts_are_dropped() -> None:
     window = SlidingWindow(10.0)
     window.add(100.0, 20)
     window.add(105.0, 10)

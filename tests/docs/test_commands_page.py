@@ -1,4 +1,4 @@
-"""The reference of commands is what the program says, and every command has an example."""
+"""The reference of commands equals the program's help, and every command has an example."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Docstrings of attributes and properties say what Sphinx makes of them.
+"""Docstrings of attributes and properties are rendered correctly by Sphinx.
 
-Sphinx takes what stands before a colon in their first line for a type.
+Sphinx interprets text before a colon in their first line as a type.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MODULES = sorted((ROOT / "nsqext").rglob("*.py"))
 
 
 def public(name: str) -> bool:
-    """Return whether it may be on a page."""
+    """Return whether a name is public."""
     return not name.startswith("_")
 
 
 def described(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Name attributes and properties with their docstrings."""
+    """Yield attributes and properties with their docstrings."""
     for statement, following in pairwise([*body, ast.Pass()]):
         if isinstance(statement, ast.ClassDef) and public(statement.name):
             yield from described(statement.body, f"{prefix}{statement.name}.")

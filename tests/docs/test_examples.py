@@ -1,4 +1,4 @@
-"""The example programs run on a cluster of their own, and on one that is given to them."""
+"""The example programs run on a cluster of their own, and on a given one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.programs import ROOT, run_program
 
 EXAMPLES = ROOT / "examples"
 
-# program -> how its output ends
+# program -> end of its output
 ENDS = {
     "canary_by_tag.py": "old version: 16 orders, 0 of them tagged\nnew version: 4 orders, 4 of them tagged\n",
     "handler_callbacks.py": "handled 10 orders\n",

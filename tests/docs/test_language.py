@@ -36,7 +36,7 @@ PHRASES = {
     r"(?:is|are) no more(?! than)": "does not exist any more",
 }
 
-# folder or file -> occurrences that are left; the number may only decrease, and a folder without any is removed
+# folder or file -> remaining occurrences; the number may only decrease, and a folder without any is removed
 LEFT = {
     "tests": 1,
 }
@@ -50,7 +50,7 @@ _THIS = Path(__file__).resolve()
 
 
 def _text(path: Path) -> str:
-    """Return what a person reads in a file: of Python only comments and strings, each on its line."""
+    """Return the prose of a file: of Python only comments and strings, each on its line."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return _ALLOWED.sub("", source)

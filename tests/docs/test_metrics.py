@@ -1,4 +1,4 @@
-"""The metrics that the production checklist names exist."""
+"""The metrics in the production checklist exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of the migration guide for other clients run on the broker that the migrated programs run on."""
+"""The programs of the migration guide run on the same broker before and after the migration."""
 
 from __future__ import annotations
 

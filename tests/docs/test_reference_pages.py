@@ -1,4 +1,4 @@
-"""Pages of the reference that follow the code: classes, headers, log messages."""
+"""Reference pages that must match the code: classes, headers, log messages."""
 
 from __future__ import annotations
 

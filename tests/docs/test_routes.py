@@ -1,4 +1,4 @@
-"""The page of HTTP routes names every route that is served, and no other as served."""
+"""The page of HTTP routes lists exactly the served routes as served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LISTED = {
 
 
 def _routes_of(generation: str, patch: pytest.MonkeyPatch) -> dict[str, set[tuple[str, str]]]:
-    """Start a cluster, and return methods and paths that its programs serve."""
+    """Start a cluster, and return the methods and paths that its servers handle."""
     served: dict[str, set[tuple[str, str]]] = {}
 
     def make(*, routes: Sequence[Route], **others: Any) -> Starlette:

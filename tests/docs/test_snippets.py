@@ -34,7 +34,7 @@ def run_snippet(snippet: Snippet, file: Path, address: str) -> Run:
 
 
 async def publish_one(lookupd: list[str]) -> None:
-    """Publish the message that the pages speak of."""
+    """Publish the message that the pages expect."""
     async with nsqext.Producer(lookupd=lookupd) as producer:
         await producer.publish("orders", b"one coffee", headers={"user": "42"}, tag="canary")
 

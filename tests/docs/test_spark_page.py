@@ -1,4 +1,4 @@
-"""The page of Spark's options and columns names all of them, and no others."""
+"""The page of Spark's options and columns lists exactly the existing ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", _PAGE, re.MULTILINE 
 
 
 def rows(section: str) -> dict[str, list[str]]:
-    """Return the cells of a section's table, by what stands in the first one."""
+    """Return the rows of a section's table by their first cell."""
     lines = re.findall(r"^\| `(\S+)` \|(.*)\|$", _SECTIONS[section], re.MULTILINE)
     return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in lines}
 

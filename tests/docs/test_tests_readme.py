@@ -25,7 +25,7 @@ def test_every_kind_has_an_example() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in _FOLDERS if kind != "Spark"])
 def test_an_example_passes(kind: str, tmp_path: Path) -> None:
-    """Run an example beside the conftest files that it has in its folder."""
+    """Run an example with the conftest files of its folder."""
     for folder in {"", _FOLDERS[kind]}:
         source = ROOT / "tests" / folder / "conftest.py"
         target = tmp_path / folder / "conftest.py"

@@ -20,7 +20,7 @@ CLIENTS = Path(__file__).parent / "clients"
 
 @frozen
 class Servers:
-    """Where the programs listen, and who signed nsqd's certificate."""
+    """Addresses of the programs, and the CA of nsqd's certificate."""
 
     nsqd: str
     lookupd: str
@@ -29,7 +29,7 @@ class Servers:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """An nsqlookupd, and an nsqd that registers there and knows TLS."""
+    """An nsqlookupd, and an nsqd with TLS that registers with it."""
     folder = tmp_path_factory.mktemp("interop")
     authority = trustme.CA()
     own = authority.issue_cert("127.0.0.1", "localhost")

@@ -1,4 +1,4 @@
-"""Asking all lookup nodes: their list, their order, failing and slow ones."""
+"""Queries to all lookup nodes: their list, their order, failing and slow ones."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ FOUND = lookup_json({0: "n1:4150"}, num=1)
 
 @pytest.fixture
 async def nodes() -> AsyncIterator[LookupNodes]:
-    """Lookup nodes that say what a test lets them say."""
+    """Lookup nodes with scripted responses."""
     lookup_nodes = LookupNodes()
     yield lookup_nodes
 
 
 def client_of(nodes: LookupNodes, addresses: str = "a:4161", **options: Any) -> LookupClient:
-    """Return a client that asks these nodes."""
+    """Return a client of these nodes."""
     return LookupClient(addresses, LookupOptions(**options), nodes.transport)
 
 
 def refuse(request: httpx.Request) -> httpx.Response:
-    """Fail as a node does that is down."""
+    """Fail like a node that is down."""
     raise httpx.ConnectError("refused", request=request)
 
 
 async def stuck(request: httpx.Request) -> httpx.Response:
-    """Never answer."""
+    """Never respond."""
     await anyio.sleep_forever()
     raise AssertionError
 
@@ -123,7 +123,7 @@ async def test_without_a_list_the_given_addresses_are_asked(nodes: LookupNodes) 
 
 
 async def test_an_unreachable_list_falls_back_to_the_configured_addresses(nodes: LookupNodes) -> None:
-    """Lookup nodes may list addresses that are good only inside their network."""
+    """Lookup nodes may list addresses that are valid only inside their network."""
     nodes.lists("a:4161", "b:4161", "c:4161")
     nodes.finds("b:4161", refuse)
     nodes.finds("c:4161", refuse)
@@ -204,11 +204,11 @@ async def test_a_failing_address_is_requested_last(nodes: LookupNodes) -> None:
     assert failing.call_count == 2
     nodes.finds("b:4161", not_found("TOPIC_NOT_FOUND"))
     await client.lookup("orders")
-    assert failing.call_count == 3, "it is asked when the others do not know"
+    assert failing.call_count == 3, "it is queried if the others do not find the topic"
     nodes.finds("a:4161", FOUND)
     await client.lookup("orders")
     nodes.finds("b:4161", FOUND)
-    assert len(await client.lookup("orders")) == 2, "it is asked as the others since it answered"
+    assert len(await client.lookup("orders")) == 2, "it is queried like the others since it responded"
 
 
 async def test_a_failing_address_is_tried_again_after_a_while(nodes: LookupNodes) -> None:
@@ -266,7 +266,7 @@ async def test_a_long_list_of_lookup_nodes_is_asked_in_portions(nodes: LookupNod
 
 
 async def test_a_refusal_does_not_change_the_pace_of_the_others(nodes: LookupNodes) -> None:
-    """One that does not know the topic says nothing about the others of a mixed cluster."""
+    """In a mixed cluster, a node without the topic does not imply anything about the others."""
     for name in ("a:4161", "b:4161"):
         nodes.lists(name)
 

@@ -30,7 +30,7 @@ HURRIED = LookupOptions(request_timeout=0.2)
 
 
 async def ask(address: Address, options: LookupOptions | None = None) -> object:
-    """Ask one question with a client of its own."""
+    """Send one request with a new client."""
     client = LookupHttp(options or LookupOptions())
     try:
         return await client.ask(address, "/lookup", {"topic": "a#ephemeral"})
@@ -226,7 +226,7 @@ async def test_https_with_a_path_prefix_and_a_ca(tmp_path: Path) -> None:
 
 
 async def test_responses_that_are_received_at_the_same_time_share_a_bound() -> None:
-    """Each is within the largest size, and together they are not."""
+    """Each of them has an accepted size, but together they exceed the bound."""
     arrived, refused, finish = 0, 0, anyio.Event()
 
     def all_arrived() -> bool:
@@ -251,7 +251,7 @@ async def test_responses_that_are_received_at_the_same_time_share_a_bound() -> N
             refused += 1
 
     async with serving(handle) as address:
-        for _ in range(2):  # the first round leaves nothing behind
+        for _ in range(2):  # the first round leaves no connection open
             arrived, refused, finish = 0, 0, anyio.Event()
             async with anyio.create_task_group() as tasks:
                 for _ in range(8):

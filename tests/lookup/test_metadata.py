@@ -1,4 +1,4 @@
-"""Partition maps: found, kept through every failure, polled, watched."""
+"""Partition maps: lookup, failures, polling, watching."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def nodes() -> AsyncIterator[LookupNodes]:
 
 
 def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
-    """Return a cache that asks node a."""
+    """Return a cache that uses node a."""
     return MetadataCache("a:4161", options=LookupOptions(**options), transport=nodes.transport)
 
 
@@ -176,7 +176,7 @@ async def test_refreshing_after_an_error(nodes: LookupNodes) -> None:
     assert new is not None
     assert new.leaders == {0: N2}
     assert new.version > old.version
-    assert asked.call_count == 2, "one to find the topic, one for all the errors"
+    assert asked.call_count == 2, "one lookup of the topic, one refresh for all errors"
 
 
 @pytest.mark.anyio

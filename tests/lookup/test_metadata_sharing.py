@@ -1,4 +1,4 @@
-"""One cache for several users: opened by the first, closed by the last, switched while it is used."""
+"""One cache for several users: opened by the first, closed by the last, switched while in use."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def leads(name: str) -> dict[str, Any]:
 
 
 def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
-    """Return a cache that asks node a."""
+    """Return a cache that uses node a."""
     return MetadataCache("a:4161", options=LookupOptions(**options), transport=nodes.transport)
 
 
-# Who gets what
+# Sharing
 
 
 def test_addresses_make_a_cache_of_their_own() -> None:
@@ -62,7 +62,7 @@ def test_a_lookup_shares_its_cache() -> None:
         Lookup("a:x")
 
 
-# From the first user to the last
+# Opening and closing
 
 
 async def test_the_last_user_closes_it_and_it_can_be_opened_again(nodes: LookupNodes) -> None:
@@ -155,7 +155,7 @@ def test_it_is_used_in_one_event_loop_at_a_time() -> None:
     anyio.run(use, backend="trio")
 
 
-# Other addresses
+# Switching
 
 
 async def test_switching_to_another_cluster(nodes: LookupNodes) -> None:
@@ -172,7 +172,7 @@ async def test_switching_to_another_cluster(nodes: LookupNodes) -> None:
         cache.switch("b:4161")
         assert cache.addresses == (Address("b", 4161),)
         await cache.refresh("t", "r")
-        # it stays where it was found until it is found again
+        # it keeps its leader until the other nodes find the topic
         assert seen == [{0: N1, 1: N1}]
         nodes.finds("b:4161", leads("n2"))
         await eventually(lambda: len(seen) > 1)

@@ -1,4 +1,4 @@
-"""Merging: nothing that works is lost, disagreement is settled the same way in any order, evidence beats repetition."""
+"""Merging: working leaders are kept, the order of answers does not matter, a refusal outweighs repeated answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def table_of(*rounds: list[LookupAnswer]) -> PartitionMapMerger:
-    """Return a table that has merged so many rounds."""
+    """Return a merger after these rounds."""
     table = PartitionMapMerger("orders")
     for answers in rounds:
         table.merge(answers)
@@ -58,7 +58,7 @@ def test_a_partial_answer_is_known_by_partition_num_and_removes_nothing() -> Non
 
 
 def test_a_leaderless_answer_removes_nothing() -> None:
-    """The redesigned server answers so to producers while a leader is lost."""
+    """The redesigned server sends this response to producers while a leader is lost."""
     table = table_of([listing("a", {0: "n1", 1: "n2"}, num=2)], [listing("a", {}, num=2)])
     assert leaders(table) == {0: "n1", 1: "n2"}
     assert table.current.unlisted == {0, 1}
@@ -137,7 +137,7 @@ def test_of_equal_epochs_the_latest_change_is_preferred() -> None:
     table = table_of(old, moved)
     assert leaders(table) == {0: "n2"}
     table.merge(moved)
-    assert leaders(table) == {0: "n2"}, "the stale ones do not win by repeating themselves"
+    assert leaders(table) == {0: "n2"}, "repeated stale answers are not preferred"
 
 
 def test_of_equal_answers_the_majority_is_preferred() -> None:
@@ -268,7 +268,7 @@ def answers_of(source: str, epochs: st.SearchStrategy[int]) -> st.SearchStrategy
 
 
 def rounds_of(epochs: st.SearchStrategy[int]) -> st.SearchStrategy[list[list[LookupAnswer]]]:
-    """Return rounds, in each of which some lookup nodes take part."""
+    """Return rounds with answers of some lookup nodes each."""
     one = st.lists(st.sampled_from(SOURCES), unique=True).flatmap(
         lambda sources: st.tuples(*(answers_of(source, epochs) for source in sources)).map(list)
     )

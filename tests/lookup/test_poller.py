@@ -1,4 +1,4 @@
-"""Refreshing and polling: one round at a time per topic, paced while nothing changes; one task polls for all."""
+"""Refreshing and polling: one round at a time per topic, with pauses while maps do not change; one polling task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """Stands for the lookup service: answers when it is let, counts the questions."""
+    """Fake lookup service that counts requests and responds when the test allows it."""
 
     def __init__(self, *answers: LookupAnswer, held: bool = False, access: str = "w", **options: Any) -> None:
         self.answers: Sequence[LookupAnswer] = answers
@@ -36,7 +36,7 @@ class Lookup:
         )
 
     async def ask(self) -> Sequence[LookupAnswer]:
-        """Answer one round."""
+        """Respond to one round."""
         self.asked += 1
         self.at_once += 1
         try:
@@ -46,7 +46,7 @@ class Lookup:
                 await checkpoint()
         finally:
             self.at_once -= 1
-        assert self.at_once == 0, "two rounds at the same time"
+        assert self.at_once == 0, "two concurrent rounds"
         return self.answers
 
 
@@ -309,7 +309,7 @@ async def test_errors_of_many_topics_share_a_budget_and_first_lookups_do_not_tak
 
 
 class Asked:
-    """A topic whose questions are counted; some of them hang."""
+    """A refresher whose requests are counted; some of them hang."""
 
     def __init__(self, interval: float = 60.0) -> None:
         self.count = 0

@@ -22,12 +22,12 @@ ORIGINAL = recorded("original.json")
 
 
 def read(answer: dict[str, Any]) -> LookupAnswer:
-    """Read a recorded answer to ``/lookup``."""
+    """Parse a recorded response to ``/lookup``."""
     return read_lookup(unwrap(answer["status"], answer["body"].encode(), SOURCE), SOURCE)
 
 
 def find(answers: list[dict[str, Any]], path: str, *, bare: bool = False) -> dict[str, Any]:
-    """Return the recorded answer to a question."""
+    """Return the recorded response to a request."""
     return next(answer for answer in answers if answer["path"] == path and bool(answer["accept"]) == bare)
 
 
@@ -237,7 +237,7 @@ def test_any_bytes_give_data_or_a_documented_error(status: int, body: bytes) -> 
 
 
 def _counted(count: int, monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[int, LookupAnswer]:
-    """Read an answer that names many nodes; return how many of them were parsed, and the answer."""
+    """Parse a response with many nodes; return the number of parsed nodes and the answer."""
     parsed = 0
     read_one = responses.read_node
 

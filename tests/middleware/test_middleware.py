@@ -1,4 +1,4 @@
-"""Middleware around publishes and handlers, and the ready ones."""
+"""Middleware around publishes and handlers, and the included middleware."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CALM = ConsumerOptions(backoff=BackoffOptions(mode="off"), failure=FailureOption
 
 
 class Trail(Middleware):
-    """Records the order of calls, and adds a header to what is published."""
+    """Records the order of calls, and adds a header to published messages."""
 
     def __init__(self, name: str, events: list[str]) -> None:
         self._name = name
@@ -344,7 +344,7 @@ async def test_a_batch_is_deduplicated_and_its_duplicates_finished(monkeypatch: 
             await call_batch(unique, failed, handle)
         assert [message.answered for message in failed] == [False, True]
     await call_batch(unique, make_batch(1, 2), handle)
-    assert handled == [[1, 2], [3], [4], [4]], "a batch of duplicates calls no handler"
+    assert handled == [[1, 2], [3], [4], [4]], "a batch of duplicates does not call the handler"
 
 
 async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(cluster: Cluster, topic: str) -> None:

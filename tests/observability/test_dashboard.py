@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules name metrics and labels that are exported."""
+"""The dashboard and the alert rules use exported metrics and labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDER = files("nsqext.observability")
 _DASHBOARD: dict[str, Any] = json.loads((_FOLDER / "grafana_dashboard.json").read_text(encoding="utf-8"))
 _RULES = (_FOLDER / "alert_rules.yml").read_text(encoding="utf-8")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-_ADDED = {"job", "le"}  # by Prometheus
+_ADDED = {"job", "le"}  # added by Prometheus
 
 
 def exported() -> dict[str, set[str]]:

@@ -328,7 +328,7 @@ async def test_prometheus(cluster: Cluster, topic: str) -> None:
 
 
 class Broken(Observer):
-    """An observer that fails at the beginning, or at the end, or takes errors for its own."""
+    """An observer that fails at the start or at the end, or suppresses errors."""
 
     def __init__(self, how: str) -> None:
         self._how = how

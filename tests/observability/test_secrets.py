@@ -1,4 +1,4 @@
-"""Secrets are in no log record, span, metric, repr or error of any client, broker included."""
+"""No log record, span, metric, repr or error of a client or the broker contains a secret."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ GOOD = "planted-good-secret"
 WRONG = "planted-wrong-secret"
 TOKEN = "planted-lookup-token"
 MARK = "planted-"
-"""Begins every secret of this file."""
+"""Prefix of every secret in this file."""
 
 
 class _Authority(BaseHTTPRequestHandler):
-    """Allows everything with the good secret."""
+    """Auth server that grants all permissions for the right secret."""
 
     def do_GET(self) -> None:
         good = f"secret={GOOD}" in self.path
@@ -86,7 +86,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Findings:
-    """Collects everything that a program may show or store."""
+    """Collects all texts that a program may show or store."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.texts: list[str] = []
@@ -100,14 +100,14 @@ class Findings:
         self.middleware = [telemetry, Prometheus(self._registry), LogObserver()]
 
     def add(self, *values: object) -> None:
-        """Add the text forms of objects; of errors also the tracebacks, with their causes."""
+        """Add the text forms of objects, and tracebacks of errors with their causes."""
         for value in values:
             self.texts += [repr(value), str(value)]
             if isinstance(value, BaseException):
                 self.texts += traceback.format_exception(value)
 
     def everything(self) -> str:
-        """Return all that was found."""
+        """Return all collected text."""
         formatter = logging.Formatter("%(name)s %(levelname)s %(message)s")
         records = [f"{formatter.format(record)} {vars(record)}" for record in self._caplog.records]
         spans = [span.to_json() for span in self._spans.get_finished_spans()]
@@ -126,7 +126,7 @@ def options_of(secret: str) -> tuple[ProducerOptions, ConsumerOptions]:
 
 
 def attempt(findings: Findings, call: Callable[[], object]) -> None:
-    """Call something that fails."""
+    """Run an operation that fails."""
     with pytest.raises((NsqError, TypeError, OSError)) as caught:
         call()
     findings.add(caught.value)
@@ -217,7 +217,7 @@ def test_secrets_are_shown_nowhere(
 
 
 def no_secrets_in(findings: Findings) -> None:
-    """Check that nothing shows a secret."""
+    """Check that the findings contain no secret."""
     shown = findings.everything()
     places = [shown[max(at - 200, 0) : at + 60] for at in range(len(shown)) if shown.startswith(MARK, at)]
     assert places == []
@@ -289,7 +289,7 @@ def test_the_web_page_and_its_admin_show_no_secret(cluster: Cluster, caplog: pyt
 
 
 def test_the_search_finds_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    """Guard against a test that passes because it finds nothing."""
+    """Guard against a search that never finds a secret."""
     findings = Findings(caplog)
     logging.getLogger("nsqext.test").warning("connected", extra={"hidden": GOOD})
     assert MARK in findings.everything()

@@ -1,4 +1,4 @@
-"""Codecs: what is written is read again, and any bytes are read or refused as documented."""
+"""Codecs: encoded values are decoded unchanged, and any bytes are decoded or refused as documented."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ _SAMPLE_RATES = st.integers(0, 99)
     IdentifyRequest, heartbeat_interval=st.floats(1, 60), msg_timeout=st.floats(1, 900), sample_rate=_SAMPLE_RATES,
     snappy=st.booleans(), tls=st.booleans(), extend_support=st.booleans(), client_id=st.text(max_size=10),
 ))  # fmt: skip
-def test_what_the_client_asks_within_bounds_is_granted(request: IdentifyRequest) -> None:
+def test_requests_within_bounds_are_granted(request: IdentifyRequest) -> None:
     limits = ServerLimits(tls=True)
     settings = ClientSettings.defaults(limits)
     negotiate(request.encode(), limits, settings)

@@ -1,4 +1,4 @@
-"""Streams: pieces do not matter, both roles fit together, and hostile bytes have documented ends."""
+"""Streams: chunk sizes do not matter, both roles match, and hostile bytes raise documented errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_one_frame_at_a_time_gives_the_same_frames(data: st.DataObject, frames: 
 
 
 @given(st.data(), st.lists(COMMANDS, max_size=8))
-def test_what_the_client_role_writes_the_server_role_reads(data: st.DataObject, written: list[bytes]) -> None:
+def test_commands_of_the_client_role_are_parsed_by_the_server_role(data: st.DataObject, written: list[bytes]) -> None:
     reading = read_commands(data.draw(pieces_of(b"".join(written))))
     assert reading.fault is None
     assert reading.rest == b""

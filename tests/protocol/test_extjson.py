@@ -1,4 +1,4 @@
-"""Headers that are not quite JSON, and the texts of what is wrong with them."""
+"""Headers with invalid JSON, and the error texts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_first_of_equal_names_counts() -> None:
 
 
 @pytest.mark.parametrize("header", [b"[1,2]", b'"text"', b"12", b"null", b" [ ] "])
-def test_what_is_no_object_has_no_members(header: bytes) -> None:
+def test_a_header_that_is_not_an_object_has_no_members(header: bytes) -> None:
     assert read_header(header, TRACE_ID_HEADER) == {}
 
 

@@ -1,4 +1,4 @@
-"""Frames: cutting them out of a stream, and what is no stream of frames."""
+"""Frames: parsing them from a stream, and invalid streams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_at_a_time_where_a_layer_may_begin_behind_it() -> None:
         (b"SSH-2.0-OpenSSH_9\r\n", "frame size"),
     ],
 )
-def test_what_is_no_frame_ends_the_reading(data: bytes, text: str) -> None:
+def test_an_invalid_frame_ends_the_reading(data: bytes, text: str) -> None:
     parser = FrameParser(max_frame_size=100)
     good = encode_frame(0, OK)
     assert parser.feed(good + data + good) == [(0, OK)]

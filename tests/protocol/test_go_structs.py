@@ -1,4 +1,4 @@
-"""JSON objects read into structures, as the servers do it."""
+"""JSON objects decoded into structures like in Go."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_members_that_servers_read(body: bytes, expected: dict[str, Any]) -> Non
         b'{"name":"a\nb"}', b'{"count":NaN}', b'{"x":Infinity}', b"[" * 100_000, b'{"x":\xff}',
     ],
 )  # fmt: skip
-def test_what_servers_do_not_read(body: bytes) -> None:
+def test_invalid_objects_are_refused(body: bytes) -> None:
     with pytest.raises(UnreadableFields):
         read_fields(body, _SCHEMA)

@@ -1,4 +1,4 @@
-"""Key hashes: published vectors, and those that the Go and the Java client compute."""
+"""Key hashes: published vectors, and values of the Go and the Java client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extend headers: what may be sent, and what is read of them."""
+"""Extend headers: encoding and decoding."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_bad_tags_and_trace_ids_are_refused() -> None:
         (b' { "k" : "spaces" } ', {"k": "spaces"}),
         (b"[1,2]", {}),
         (b'"str"', {}),
-        # what is not quite JSON, and stored all the same (seen on the real server)
+        # invalid JSON that is stored nevertheless (observed on the real server)
         (b'{"a":"\xff","b":"c"}', {"a": "\ufffd", "b": "c"}),
         (b'{"a":"\\ud800","\\udfff":"c"}', {"a": "\ufffd", "\ufffd": "c"}),
         (b'{"a":"x\ny","##client_dispatch_tag":"t"}', {"a": "x\ny", "##client_dispatch_tag": "t"}),
@@ -102,12 +102,12 @@ def test_bad_tags_and_trace_ids_are_refused() -> None:
         (b"nan", {}),
     ],
 )
-def test_what_servers_store_is_read(encoded: bytes, expected: dict[str, Any]) -> None:
+def test_headers_stored_by_servers_are_decoded(encoded: bytes, expected: dict[str, Any]) -> None:
     assert decode_headers(encoded) == expected
 
 
 @pytest.mark.parametrize("encoded", [b"{", b"\xff", b"not json", b'{"a":1}x', b"[" * 5000])
-def test_what_is_not_json_is_said_to_be_so(encoded: bytes) -> None:
+def test_headers_that_are_not_json_raise(encoded: bytes) -> None:
     with pytest.raises(ProtocolError, match="extend header is not JSON"):
         decode_headers(encoded)
 

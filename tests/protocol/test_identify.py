@@ -17,7 +17,7 @@ def _members(request: IdentifyRequest) -> dict[str, Any]:
     return members
 
 
-def test_what_is_not_set_is_not_sent() -> None:
+def test_unset_options_are_not_sent() -> None:
     members = _members(IdentifyRequest())
     assert set(members) == {"client_id", "hostname", "user_agent", "feature_negotiation"}
     assert members["feature_negotiation"] is True

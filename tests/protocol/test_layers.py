@@ -21,7 +21,7 @@ OK = bytes.fromhex("00000006000000004f4b")
 BODY = b"through the layer " + b"z" * 300
 STREAM_START = bytes.fromhex("ff060000734e61507059")
 
-# what a redesigned server sent, in pieces as they arrived: OK, OK, OK, a message, an error
+# sent by a redesigned server, in the received pieces: OK, OK, OK, a message, an error
 RECORDED_SNAPPY = tuple(
     map(
         bytes.fromhex,
@@ -83,7 +83,7 @@ def test_snappy_sends_what_the_recorded_client_sent() -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 @given(pieces=st.lists(st.binary(max_size=300), max_size=8), cuts=st.lists(st.integers(0, 2000), max_size=12))
-def test_what_is_encoded_can_be_decoded_in_any_chunks(name: str, pieces: list[bytes], cuts: list[int]) -> None:
+def test_encoded_bytes_are_decoded_in_any_chunks(name: str, pieces: list[bytes], cuts: list[int]) -> None:
     sender, receiver = MAKERS[name](), MAKERS[name]()
     wire = b"".join(sender.encode(piece) for piece in pieces)
     assert b"".join(receiver.decode(chunk) for chunk in split(wire, cuts)) == b"".join(pieces)
@@ -91,7 +91,7 @@ def test_what_is_encoded_can_be_decoded_in_any_chunks(name: str, pieces: list[by
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_each_encode_is_complete_for_the_peer(name: str) -> None:
-    """A reply is never held back in the compressor until more is sent."""
+    """The compressor never holds back a response until more is sent."""
     sender, receiver = MAKERS[name](), MAKERS[name]()
     for number in range(50):
         data = b"%d" % number + os.urandom(number) + b"a" * number * 100

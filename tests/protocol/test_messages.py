@@ -1,4 +1,4 @@
-"""Delivered messages in all their shapes."""
+"""Delivered messages in all layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer under ``asyncio.run``, where anyio does not know the event loop in callbacks if sniffio is installed."""
+"""A consumer under ``asyncio.run``: with sniffio installed, anyio cannot detect the event loop in callbacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def _consume(cluster: Cluster, lost: list[object]) -> list[bytes]:
 
 
 def test_a_consumer_reconnects_after_a_reset_connection() -> None:
-    """The callback of the event loop raised NoEventLoopError; the consumer never noticed that its connection ended."""
+    """A callback of the event loop raised NoEventLoopError, so the consumer did not detect the lost connection."""
     lost: list[object] = []
     with Cluster(1) as cluster:
         cluster.create_topic("orders", channels=["billing"])

@@ -1,4 +1,4 @@
-"""The services of the migration guide do the same before and after: FastStream on NATS, and a worker with pynsq."""
+"""The services of the migration guide behave the same before and after: FastStream on NATS, and a pynsq worker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_the_faststream_service_after(tmp_path: Path, monkeypatch: pytest.
 
 
 async def publish_clicks(lookupd: list[str]) -> None:
-    """Publish the clicks and a message that is none."""
+    """Publish the clicks and an invalid message."""
     async with Producer(lookupd) as producer:
         await producer.publish_many("clicks", [*CLICKS, b"no click"])
 

@@ -1,4 +1,4 @@
-"""The names that programs are written with, each used as documented, on asyncio and trio, on both generations."""
+"""All public names, used as documented, on asyncio and trio, on both generations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Order:
 
 @dataclass
 class Invoice:
-    """What a handler returns."""
+    """The result of a handler."""
 
     order: int
 

@@ -1,4 +1,4 @@
-"""The shop of the examples under uvicorn, with a leader that is killed: no accepted order is lost, no span either."""
+"""The example shop under uvicorn while a leader is killed: no accepted order and no span is lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def running_shop(cluster: Cluster, folder: Path) -> Iterator[Shop]:
 
 
 def send(client: httpx.Client, number: int, cents: int) -> bool:
-    """Send an order until it is accepted, as a customer does."""
+    """Send an order repeatedly until it is accepted."""
     body = {"number": number, "customer": f"c{number % 7}", "cents": cents}
     for _ in range(10):
         response = client.post("/orders", json=body)

@@ -1,4 +1,4 @@
-"""A plain blocking client, and what lookup says."""
+"""A minimal blocking client, and requests to lookup nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class BlockingClient:
-    """One connection to a node; frames are (type, data)."""
+    """One connection to a node; frames are tuples (type, data)."""
 
     def __init__(self, address: str, timeout: float = 5.0) -> None:
         host, _, port = address.rpartition(":")
@@ -26,7 +26,7 @@ class BlockingClient:
 
     @property
     def peer(self) -> str:
-        """This end of the connection, as the node names it."""
+        """Local address of the connection, as the node reports it."""
         host, port = self.socket.getsockname()
         return f"{host}:{port}"
 
@@ -53,7 +53,7 @@ class BlockingClient:
         return data
 
     def frame(self, timeout: float = 5.0) -> tuple[int, bytes]:
-        """Return the next frame that is no heartbeat; raises EOFError when the node closed the connection."""
+        """Return the next frame except heartbeats; raise EOFError if the node closed the connection."""
         self.socket.settimeout(timeout)
         while True:
             (size,) = struct.unpack(">I", self._exactly(4))
@@ -63,12 +63,12 @@ class BlockingClient:
             self.socket.sendall(b"NOP\n")
 
     def ask(self, line: str, body: bytes | None = None, timeout: float = 5.0) -> bytes:
-        """Send a command and return the data of the answer."""
+        """Send a command and return the data of the response."""
         self.send(line, body)
         return self.frame(timeout)[1]
 
     def subscribe(self, topic: str, channel: str = "ch", partition: int = 0, ready: int = 10) -> bytes:
-        """Subscribe, and ask for messages."""
+        """Subscribe and send RDY."""
         answer = self.ask(f"SUB {topic} {channel} {partition}")
         if answer == b"OK":
             self.send(f"RDY {ready}")
@@ -86,7 +86,7 @@ class BlockingClient:
 
 
 def lookup(address: str, path: str, **arguments: object) -> Any:
-    """Return the data of a lookup node's answer."""
+    """Return the data of a lookup node's response."""
     answer = httpx.get(f"http://{address}{path}", params={key: str(value) for key, value in arguments.items()})
     found = answer.json()
     return found["data"] if isinstance(found, dict) and "status_code" in found else found
@@ -99,7 +99,7 @@ def partitions(address: str, topic: str, access: str = "w") -> dict[str, int]:
 
 
 def eventually(ask: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 5.0) -> T:
-    """Ask until the answer is as wanted; returns it."""
+    """Call ``ask`` until its result satisfies ``wanted``; return the result."""
     end = time.monotonic() + seconds
     while not wanted(answer := ask()):
         assert time.monotonic() < end, answer

@@ -1,4 +1,4 @@
-"""Chromium through its driver."""
+"""Chromium, controlled through its driver."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LONGEST = 20.0  # seconds; the machine of the tests may be busy
 
 
 class Browser:
-    """A tab.
+    """A browser tab.
 
     Args:
-        driver: controls it.
-        url: of the page under test, without a trailing slash.
+        driver: driver of the browser.
+        url: URL of the page under test, without a trailing slash.
     """
 
     def __init__(self, driver: Chrome, url: str) -> None:
@@ -44,7 +44,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def wait(self, holds: Callable[[], Any]) -> Any:
-        """Wait until a condition holds; returns its value."""
+        """Wait until a condition holds; return its value."""
         return WebDriverWait(self.driver, _LONGEST, 0.05).until(lambda _: holds())
 
     def script(self, text: str) -> Any:
@@ -53,7 +53,7 @@ class Browser:
 
     @property
     def text(self) -> str:
-        """What the page shows."""
+        """Visible text of the page."""
         return str(self.script("document.body.innerText"))
 
     def wait_text(self, text: str) -> None:
@@ -69,11 +69,11 @@ class Browser:
         self.driver.execute_script("document.querySelector(arguments[0]).click()", selector)
 
     def press(self, label: str, *, action: str, within: str = "body") -> None:
-        """Press the button of an action, and confirm where the page asks.
+        """Press the button of an action, and confirm if the page asks for it.
 
         Args:
-            label: of the button.
-            action: last part of the form's address.
+            label: label of the button.
+            action: last segment of the form's path.
             within: selector of an element around the form.
         """
         form = f'{within} form[action="/actions/{action}"]'
@@ -107,7 +107,7 @@ class Browser:
         )
 
     def errors(self) -> list[str]:
-        """Return what the browser's console reports since the last call: errors of scripts, refusals by policies."""
+        """Return the errors in the browser's console since the last call: of scripts and of security policies."""
         return [str(entry["message"]) for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
 
@@ -125,7 +125,7 @@ def start_chrome(browser: str | None, driver: str | None) -> Chrome:
 
 @contextmanager
 def running_browser() -> Iterator[Chrome]:
-    """Start a browser without a window; skips the test where it is not installed."""
+    """Start a browser without a window; skip the test if it is not installed."""
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:

@@ -1,8 +1,8 @@
-"""Cancellation at one particular await: for sweeps over all of them.
+"""Cancel an operation at its n-th await, for sweeps over all awaits.
 
 ::
 
-    with step.scope:                             # around what is opened, because scopes are left in their order
+    with step.scope:                             # outermost, because scopes must be left in reverse order
         async with Producer(...) as producer:
             await step.watch(producer.publish("t", b"x"))
 """
@@ -26,14 +26,14 @@ _MOST = 2000
 
 
 class Step:
-    """Cancels a scope when something that is watched waits for the n-th time.
+    """Cancels a scope at the n-th await of the watched operations.
 
     Args:
-        number: at which await, counted from 1.
+        number: number of the await, from 1.
 
     Attributes:
-        scope: what is cancelled.
-        waited: how often it waited so far.
+        scope: the scope to cancel.
+        waited: number of awaits so far.
     """
 
     def __init__(self, number: int) -> None:
@@ -43,20 +43,20 @@ class Step:
 
     @property
     def reached(self) -> bool:
-        """Whether it was cancelled."""
+        """Whether the scope was cancelled."""
         return self.scope.cancel_called
 
     async def watch(self, awaitable: Awaitable[T]) -> T:
-        """Await something whose awaits count."""
+        """Await an operation and count its awaits."""
         return cast("T", await _Counted(awaitable, self))
 
     async def run(self, awaitable: Awaitable[object]) -> None:
-        """Watch something inside the scope."""
+        """Watch an operation inside the scope."""
         with self.scope:
             await self.watch(awaitable)
 
     def count(self) -> None:
-        """Note that it waits."""
+        """Count an await."""
         self.waited += 1
         if self.waited == self.number:
             self.scope.cancel()
@@ -84,10 +84,10 @@ class _Counted:
 
 
 async def sweep(once: Callable[[Step], Awaitable[None]]) -> int:
-    """Do something again and again, cancelled at its first await, its second, and so on until it ends by itself.
+    """Repeat an operation, cancelled at its first await, its second, and so on, until it completes.
 
     Returns:
-        How many awaits it has, about.
+        The approximate number of its awaits.
     """
     for number in range(1, _MOST):
         before = len(get_running_tasks())
@@ -96,6 +96,6 @@ async def sweep(once: Callable[[Step], Awaitable[None]]) -> int:
             await once(step)
         await eventually(lambda: len(get_running_tasks()) <= before)  # noqa: B023 - it ends before the next round of the loop
         if not step.reached:
-            gc.collect()  # what was left open warns
+            gc.collect()  # makes unclosed resources warn
             return number - 1
-    raise AssertionError(f"it waits more often than {_MOST} times")
+    raise AssertionError(f"more than {_MOST} awaits")

@@ -1,8 +1,8 @@
 """A random schedule of one channel, and the invariants that hold for any order of events.
 
-Nothing committed is lost, no more is in flight than RDY allows, what is finished stays finished (after a crash: what
-was finished and written down), ordered channels never overtake, tagged messages go to tagged clients while they are
-there.
+No committed message is lost, messages in flight never exceed RDY, a finished message is not redelivered (after a crash:
+if the position was on disk), ordered channels keep the order, and tagged messages are delivered to tagged clients while
+these are connected.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Watched(Consumer):
         """Check and keep a message."""
         if self.machine.moved:
             self.machine.forget_dropped()
-            self.held.discard(message.internal_id)  # it was in hand when the position was moved, and is read again
+            self.held.discard(message.internal_id)  # it was in flight when the position was moved, and is read again
         assert len(self.held) < self.ready, "more in flight than RDY"
         assert message.internal_id not in self.machine.finished, "finished and delivered again"
         self.machine.check(self, message)
         for other in self.machine.consumers.values():
-            assert message.internal_id not in other.held, "in flight at two clients"
+            assert message.internal_id not in other.held, "in flight to two clients"
         self.held.add(message.internal_id)
 
 
@@ -76,9 +76,9 @@ class Schedule(RuleBasedStateMachine):
         self.numbers = 0
         self.committed: set[int] = set()
         self.finished: set[int] = set()
-        self.written: set[int] = set()  # finished, and the position is on the disk
-        self.doubtful: set[int] = set()  # may be redelivered or not: finished before a crash, or passed over
-        self.wanted: set[int] = set()  # to be redelivered since the position was moved, if that was written down
+        self.written: set[int] = set()  # finished, with the position on disk
+        self.doubtful: set[int] = set()  # may be redelivered: finished before a crash, or skipped
+        self.wanted: set[int] = set()  # must be redelivered because the position was moved, if the move is on disk
         self.moved = False  # the read position was moved, so messages held by consumers may be discarded already
 
     def open(self, folder: str = "n1") -> Partition:
@@ -101,7 +101,7 @@ class Schedule(RuleBasedStateMachine):
         """Prepare a new channel."""
 
     def teardown(self) -> None:
-        """Check that nothing committed is lost: a last consumer receives and finishes everything."""
+        """Check that no committed message is lost: a last consumer receives and finishes all of them."""
         if self.channel.skipped:
             self.channel.unskip()
         self.finish_all()
@@ -132,9 +132,11 @@ class Schedule(RuleBasedStateMachine):
         """Check the rules of tags."""
         wanted = decode_headers(message.header).get(TAG_HEADER, "")
         if consumer.tag:
-            assert wanted == consumer.tag, "a tagged client got something else"
+            assert wanted == consumer.tag, "a tagged client received another tag"
         elif wanted:
-            assert wanted not in {other.tag for other in self.consumers.values()}, "a tagged client was passed over"
+            assert wanted not in {other.tag for other in self.consumers.values()}, (
+                "a tagged message was delivered to an untagged client"
+            )
 
     def settle(self) -> None:
         """Drop timed out messages from the consumers."""
@@ -144,7 +146,7 @@ class Schedule(RuleBasedStateMachine):
             consumer.take()
 
     def forget_dropped(self) -> None:
-        """Let consumers hold exactly what is in flight at them."""
+        """Make consumers hold exactly the messages in flight to them."""
         flights = self.channel.cursor.in_flight.table
         for consumer in self.consumers.values():
             mine = {
@@ -218,7 +220,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def publish_that_fails(self, count: int) -> None:
-        """Put a batch and roll it back."""
+        """Write a batch and roll it back."""
         self.partition.rollback(self.partition.put([NewMessage(b"lost")] * count))
 
     @rule(target=consumer, ready=st.integers(0, 4), tag=st.sampled_from(["", "", "a", "b"]))
@@ -236,7 +238,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(consumer=consumer, ready=st.integers(0, 5))
     def change_ready(self, consumer: Watched, ready: int) -> None:
-        """Send RDY; messages in flight stay."""
+        """Send RDY; messages in flight are not affected."""
         if consumer.id in self.consumers:
             self.channel.set_ready(consumer, ready)
 
@@ -281,7 +283,7 @@ class Schedule(RuleBasedStateMachine):
         self.partition = self.open()
 
     def kill(self) -> None:
-        """End the process; the last changes may be on disk or not."""
+        """Kill the process; the last changes may or may not be on disk."""
         self.forget_consumers()
         self.partition.close(save=False)
         self.doubtful |= (self.finished ^ self.written) | self.wanted
@@ -305,7 +307,7 @@ class Schedule(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        """The engine and the consumers count the same."""
+        """The counts of the engine equal those of the consumers."""
         self.settle()
         for number, consumer in self.consumers.items():
             assert self.channel.clients[number].in_flight == len(consumer.held)

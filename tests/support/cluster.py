@@ -1,4 +1,4 @@
-"""The cluster that the contract is checked on: the embedded one, or a real one that runs already."""
+"""The cluster of the contract tests: the embedded one, or a running real one."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ REAL = os.environ.get("NSQEXT_TEST_LOOKUPD", "")
 """Lookup address of a real cluster; empty for the embedded one."""
 
 KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
-"""Command that kills a node of the real cluster; ``{n}`` stands for its place among the nodes by address, from 1."""
+"""Command that kills a node of the real cluster; ``{n}`` is its number, from 1, among the nodes sorted by address."""
 
 REAL_ORIGINAL = os.environ.get("NSQEXT_TEST_NSQ_LOOKUPD", "")
 """HTTP addresses of nsqlookupd of a real original NSQ; empty without one."""
 
 PARTITIONS = 2
 READY = ("ready",)
-"""A channel without consumers: a topic without any channel is not offered to producers."""
+"""A channel without consumers: lookup does not offer a topic without channels to producers."""
 _UPGRADES = 3
 
 
@@ -61,10 +61,10 @@ class ClusterUnderTest:
 
     Attributes:
         lookupd: lookup addresses.
-        nodes: its nsqd.
-        plain: a topic without extend support, of two partitions.
-        extend: a topic with extend support, of two partitions.
-        ordered: an ordered topic, of two partitions.
+        nodes: nsqd nodes.
+        plain: topic without extend support, with two partitions.
+        extend: topic with extend support and two partitions.
+        ordered: ordered topic with two partitions.
         upgradable: plain topics of one partition, each for one test that upgrades it.
     """
 
@@ -76,7 +76,7 @@ class ClusterUnderTest:
     upgradable: list[str] = field(factory=list)
 
     async def make_channel(self, topic: str) -> str:
-        """Make a channel without consumers; returns its name."""
+        """Create a channel without consumers; return its name."""
         name = f"made_{token_hex(4)}"
         async with Admin(self.lookupd) as admin:
             await admin.create_channel(topic, name)
@@ -94,7 +94,7 @@ class Original:
 
     Attributes:
         lookupd: lookup addresses.
-        nodes: TCP addresses of its nsqd.
+        nodes: TCP addresses of the nsqd nodes.
     """
 
     lookupd: list[str]
@@ -103,7 +103,7 @@ class Original:
 
 @contextmanager
 def running_original(*, real: bool) -> Iterator[Original]:
-    """Give an embedded original NSQ, or the real one."""
+    """Yield an embedded original NSQ, or the real one."""
     if real:
         lookupd = REAL_ORIGINAL.split(",")
         yield Original(lookupd, [node.tcp for node in anyio.run(_nodes_of, lookupd)])
@@ -119,7 +119,7 @@ async def _nodes_of(lookupd: list[str]) -> list[Node]:
 
 @contextmanager
 def running_cluster() -> Iterator[ClusterUnderTest]:
-    """Give the cluster with its topics, which are deleted again."""
+    """Yield the cluster with its topics, and delete the topics at the end."""
     if REAL:
         with _with_topics(REAL.split(",")) as cluster:
             yield cluster
@@ -179,7 +179,7 @@ class Killable:
     Attributes:
         lookupd: lookup addresses.
         topic: the topic.
-        kill: kills the node with this TCP address.
+        kill: function that kills the node with a TCP address.
     """
 
     lookupd: list[str]
@@ -189,7 +189,7 @@ class Killable:
 
 @contextmanager
 def killable_cluster() -> Iterator[Killable]:
-    """Give a cluster whose nodes may be killed: one of its own, or the real one."""
+    """Yield a cluster whose nodes may be killed: a new embedded one, or the real one."""
     topic = f"contract_kill_{token_hex(4)}"
     if not REAL:
         with Cluster(nodes=3) as cluster:

@@ -35,7 +35,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @cache
 def _server() -> socket.socket:
-    """Start the process that commands are forked from, once for all tests of this process."""
+    """Start the process that commands are forked from, once per test process."""
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, "-W", "error", "-m", "tests.support.command_server", str(other.fileno())]
     server = subprocess.Popen(
@@ -55,11 +55,11 @@ class Process:
     """A running command.
 
     Attributes:
-        pid: its process id.
-        returncode: its exit code, or the negative number of the signal that ended it; None while it runs.
-        stdin: its standard input; None at a terminal.
-        stdout: its standard output; None at a terminal.
-        stderr: its standard error; None at a terminal.
+        pid: process id.
+        returncode: exit code, or the negative number of the signal that ended the process; None while it runs.
+        stdin: standard input; None at a terminal.
+        stdout: standard output; None at a terminal.
+        stderr: standard error; None at a terminal.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; returns the exit code.
+        """Wait for the end; return the exit code.
 
         Raises:
-            TimeoutExpired: it runs longer than these seconds.
+            TimeoutExpired: the command runs longer than ``timeout`` seconds.
         """
         if self.returncode is None:
             if not select.select([self._replies], [], [], timeout)[0]:
@@ -170,13 +170,13 @@ def run(
 
 
 def run_fresh(*words: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command as a new interpreter: for what it imports, and how it is found."""
+    """Run a command in a new interpreter, to test its imports and the installed program."""
     command = [sys.executable, "-W", "error", "-m", "nsqext", *words]
     return subprocess.run(command, env=environment(**variables), capture_output=True, timeout=_LIMIT, check=False)
 
 
 def lines(*words: str, stdin: bytes = b"", limit: float = _LIMIT, **variables: str) -> list[dict[str, Any]]:
-    """Run a command that has to succeed; returns the JSON lines that it printed."""
+    """Run a command that must succeed; return the JSON lines that it printed."""
     done = run(*words, stdin=stdin, cwd=None, limit=limit, **variables)
     assert (done.returncode, done.stderr) == (0, b""), (words, done.stderr)
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -186,7 +186,7 @@ class Terminal:
     """A command under a pseudo terminal of 200 columns.
 
     Attributes:
-        shown: what it has printed, standard error included.
+        shown: output so far, including standard error.
     """
 
     def __init__(self, *words: str, cwd: Path | None = None, **variables: str) -> None:
@@ -210,13 +210,13 @@ class Terminal:
         os.write(self._side, text.encode())
 
     def wait_for(self, text: str, seconds: float = _LIMIT) -> None:
-        """Read until a text was printed."""
+        """Read until a text is printed."""
         deadline = time.monotonic() + seconds
         while text not in self.shown:
-            assert self._read(deadline), f"{text!r} is not printed: {self.shown!r}"
+            assert self._read(deadline), f"{text!r} was not printed: {self.shown!r}"
 
     def end(self, seconds: float = _LIMIT) -> int:
-        """Read until the command ends; returns its exit code."""
+        """Read until the command ends; return its exit code."""
         deadline = time.monotonic() + seconds
         while self._read(deadline):
             pass

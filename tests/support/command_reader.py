@@ -1,4 +1,4 @@
-"""A server's reading side that knows every topic, and commands written again from what it read."""
+"""A command parser that accepts every topic, and an encoder of the parsed commands."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ("OpenRules", "Reading", "read_commands", "write_command")
 
 
 class OpenRules:
-    """Checks sizes as the server does, and takes every topic for an extend topic (or for a plain one)."""
+    """Checks sizes like the server, and treats every topic as an extend topic (or as a plain one)."""
 
     def __init__(self, limits: ServerLimits | None = None, *, extend: bool = True) -> None:
         self.limits = limits or ServerLimits()
         self.extend = extend
 
     def check_line(self, words: list[bytes]) -> None:
-        """Every line is fine."""
+        """Accept every line."""
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Every end is fine."""
+        """Accept every end of a command."""
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         """Check the size; batches are read item by item."""
@@ -51,7 +51,7 @@ class OpenRules:
 
 
 class Reading:
-    """What came out of a stream: commands with the bytes that each took, and the fault that ended it."""
+    """Result of parsing a stream: commands with their lengths in bytes, and the fault that ended it."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -61,7 +61,7 @@ class Reading:
 
 
 def read_commands(pieces: Iterable[bytes], rules: OpenRules | None = None, *, raw_ids: bool = True) -> Reading:
-    """Read a stream of commands that arrives in pieces; a fault ends the reading."""
+    """Parse a stream of commands that is received in pieces, up to the first fault."""
     parser = CommandParser(rules or OpenRules(), raw_ids=raw_ids)
     reading = Reading()
     for piece in pieces:
@@ -101,7 +101,7 @@ def _write_line(words: list[str]) -> bytes | None:
 
 
 def write_command(command: Command) -> bytes | None:
-    """Return the command as the client would write it; None where this package never sends it."""
+    """Encode a command like the client; None if this package never sends it."""
     words, body, items = command
     verb = words[0]
     if verb in (b"FIN", b"TOUCH"):

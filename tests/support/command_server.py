@@ -1,7 +1,7 @@
-"""Starts `nsqext` commands by forking: a process of its own for each, without a second of imports.
+"""Start `nsqext` commands by forking, which saves the second of imports of a new interpreter.
 
 ``python -W error -m tests.support.command_server DESCRIPTOR`` receives requests from `tests.support.command_line` with
-the standard streams of the command attached, and answers with its process id and, at its end, its exit code.
+the standard streams of the command attached, and returns its process id and, at its end, its exit code.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from nsqext import cli
 __all__ = ("LARGEST",)
 
 LARGEST = 1 << 18
-"""Bytes of a request."""
+"""Largest size of a request in bytes."""
 
 _LAZY = (
     *("anyio._backends._asyncio", "httpcore", "nsqext.broker", "nsqext.broker.standalone", "nsqext.web.server"),
     *("rich.live", "rich.progress"),
 )
-"""Imported by commands while they run."""
+"""Modules that commands import lazily."""
 
-_NOT_BEFORE = ("nsqext.cli.admin.spark",)  # its libraries start threads, which a fork would lose
+_NOT_BEFORE = ("nsqext.cli.admin.spark",)  # its libraries start threads, which do not survive a fork
 
 
 def serve(control: socket.socket) -> list[str] | None:
@@ -72,7 +72,7 @@ def _report(watched: int, pid: int, reply: socket.socket) -> None:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over streams, terminal, folder and environment of a command."""
+    """Set the streams, terminal, folder and environment of a command."""
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
     for descriptor in descriptors:
@@ -91,7 +91,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def main() -> None:
-    """Serve, or be a command."""
+    """Serve requests; in a forked process, run the command."""
     for path in [*(path for path, _ in cli.COMMANDS.values()), *cli.PROGRAMS.values()]:
         if path not in _NOT_BEFORE:
             import_module(path)

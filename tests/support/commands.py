@@ -1,4 +1,4 @@
-"""Commands and bodies that the client never writes, as bytes."""
+"""Encoded commands and bodies that the client never sends."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def trace_body(trace_id: int, body: bytes) -> bytes:
 
 
 def internal_create_topic(topic: str, partition: int, extend: bool = False) -> bytes:
-    """Return INTERNAL_CREATE_TOPIC; only a standalone redesigned nsqd obeys it (captured: standalone_create_topic)."""
+    """Return INTERNAL_CREATE_TOPIC, for a standalone redesigned nsqd only (captured: standalone_create_topic)."""
     return f"INTERNAL_CREATE_TOPIC {topic} {partition} {'true' if extend else 'false'}\n".encode()

@@ -1,4 +1,4 @@
-"""What the tests of the consumer share: ways to fill a topic, and a tape of what a consumer sends."""
+"""Helpers for tests of the consumer: fill a topic, run a consumer, record the commands that it sends."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ("CALM", "QUICK", "depth", "eventually", "opened", "publish", "quick",
 _PATIENCE = 10.0
 
 CALM = BackoffOptions(mode="off")
-"""No backoff, for tests of other things."""
+"""Options without backoff."""
 
 
 def quick(**members: object) -> ConsumerOptions:
-    """Return options with short pauses, and with RDY that does not have to grow."""
+    """Return options with short pauses and the full RDY count from the start."""
     given: dict[str, object] = {
         "reconnect_wait": 0.01,
         "max_reconnect_wait": 0.1,
@@ -44,7 +44,7 @@ QUICK = quick()
 
 
 def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ext: str = "") -> None:
-    """Publish over HTTP, so that no producer is needed."""
+    """Publish over HTTP, without a producer."""
     node = cluster.nodes[cluster.leader(topic, partition)]
     for body in bodies:
         params = {"topic": topic, "partition": str(partition)}
@@ -55,15 +55,15 @@ def publish(cluster: Cluster, topic: str, *bodies: bytes, partition: int = 0, ex
 
 
 async def eventually(done: Callable[[], object], patience: float = _PATIENCE) -> None:
-    """Wait until something is true."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + patience
     while not done():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         await anyio.sleep(0.005)
 
 
 async def tape(peer: Peer, count: int) -> list[str]:
-    """Return the next commands, FIN and REQ with the number of their message."""
+    """Return the names of the next commands; FIN and REQ are followed by the number of their message."""
     words: list[str] = []
     while len(words) < count:
         with anyio.fail_after(_PATIENCE):
@@ -89,9 +89,9 @@ def _plain_errors() -> Iterator[None]:
 
 
 async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *nodes: ScriptedNode) -> None:
-    """Run a consumer while a test does something; stop it afterwards, and wait for its end.
+    """Run a consumer during ``body``; then stop it and wait for its end.
 
-    The scripted nodes close their connections then, so that no consumer waits for their answer to CLS.
+    At the end the scripted nodes close their connections, so that the consumer does not wait for the response to CLS.
     """
     with _plain_errors():
         async with create_task_group() as tasks:
@@ -106,7 +106,7 @@ async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *no
 
 
 def depth(cluster: Cluster, topic: str) -> int:
-    """Return how many messages of the channel are not finished, over all partitions."""
+    """Return the number of unfinished messages of the channel, over all partitions."""
     total = 0
     for node in cluster.nodes.values():
         data = httpx.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
@@ -123,7 +123,7 @@ def opened(topic: str, cluster: Cluster, options: ConsumerOptions = QUICK, **mem
 
 
 async def take(consumer: Consumer, count: int) -> list[bytes]:
-    """Return the bodies of the next messages, which are finished."""
+    """Receive and finish messages; return their bodies."""
     bodies = []
     with anyio.fail_after(15):
         async for message in consumer:

@@ -18,7 +18,7 @@ QUICK = CoordinatorOptions(lease=0.05, join_pause=0.01)
 
 
 def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK) -> Coordinator:
-    """Return a coordinator with nodes n1, n2 and so on; their addresses are made up."""
+    """Return a coordinator with nodes n1, n2 and so on, which have fake addresses."""
     coordinator = Coordinator(options)
     for number in range(1, nodes + 1):
         node = Node(f"n{number}", NodeOptions(hostname="host"))
@@ -29,7 +29,7 @@ def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK) -> Coo
 
 @asynccontextmanager
 async def running(nodes: int = 3, options: CoordinatorOptions = QUICK) -> AsyncIterator[Coordinator]:
-    """Give a coordinator whose leases and copies move."""
+    """Yield a coordinator whose background tasks run: leases expire, and copies catch up."""
     coordinator = make_coordinator(nodes, options)
     async with anyio.create_task_group() as group:
         await group.start(coordinator.run)
@@ -43,7 +43,7 @@ def hosted(coordinator: Coordinator, name: str, topic: str = "t", partition: int
 
 
 async def publish(coordinator: Coordinator, body: bytes, topic: str = "t", partition: int = 0) -> None:
-    """Publish at the leader, as a session does."""
+    """Publish on the leader, like a session."""
     leader = coordinator.replica_sets[topic, partition].state.leader
     found = hosted(coordinator, leader, topic, partition)
     stored = found.partition.put([NewMessage(body)])
@@ -53,7 +53,7 @@ async def publish(coordinator: Coordinator, body: bytes, topic: str = "t", parti
 
 
 def bodies(coordinator: Coordinator, name: str, topic: str = "t", partition: int = 0) -> list[bytes]:
-    """Return what a node's copy holds."""
+    """Return the bodies in a node's copy."""
     log = hosted(coordinator, name, topic, partition).partition.log
     entries = [log.at(number) for number in range(log.start_count + 1, log.end_count + 1)]
     return [entry.record.body for entry in entries if entry is not None]
@@ -63,10 +63,10 @@ async def until(coordinator: Coordinator, done: str, topic: str = "t", partition
     """Wait until an expression over ``state`` and ``writable`` is true.
 
     Args:
-        coordinator: whose partition.
+        coordinator: the coordinator.
         done: ``leader=n2``, ``sync=n1,n2`` (in any order) or ``writable``.
         topic: the topic.
-        partition: which partition.
+        partition: the partition.
     """
     replicas = coordinator.replica_sets[topic, partition]
     key, _, value = done.partition("=")

@@ -1,6 +1,6 @@
-"""Copy the tests and what they read, without the package: ``python copy_suite.py REPOSITORY TARGET``.
+"""Copy the tests and the files that they read, without the package: ``python copy_suite.py REPOSITORY TARGET``.
 
-Tests that run in the copy import the installed wheel. The copy has to be made before each run.
+Tests that run in the copy import the installed wheel. Make a new copy before each run.
 """
 
 from __future__ import annotations

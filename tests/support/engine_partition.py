@@ -22,7 +22,7 @@ START = 1_700_000_000_000_000_000
 
 
 class Consumer:
-    """A subscriber that keeps its messages."""
+    """A subscriber that records its messages."""
 
     def __init__(self, number: int = 1, **settings: Any) -> None:
         self.id = number
@@ -39,7 +39,7 @@ class Consumer:
         self.has_closed = False
 
     def deliver(self, message: RawMessage) -> None:
-        """Keep a message."""
+        """Record a message."""
         self.got.append(message)
 
     def closed(self) -> None:
@@ -66,7 +66,7 @@ def tagged(body: str, tag: str) -> NewMessage:
 
 
 class Bench:
-    """A partition whose clock only moves with `wait`."""
+    """A partition whose clock advances only in `wait`."""
 
     def __init__(self, **options: Any) -> None:
         self.now = 1000.0

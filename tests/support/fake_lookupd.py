@@ -46,7 +46,7 @@ def listing(
     epoch: int = 0,
     extend: bool = False,
 ) -> LookupAnswer:
-    """Return the response of a lookup node that knows the topic."""
+    """Return the response of a lookup node that finds the topic."""
     meta = TopicMeta(partition_num=num, replica=1, extend_support=extend) if num else None
     leaders = {partition: node(name) for partition, name in (partitions or {}).items()}
     return LookupAnswer(Address(source, 4161), epoch, meta, leaders, tuple(map(node, nodes)))
@@ -58,7 +58,7 @@ def failed(source: str) -> LookupAnswer:
 
 
 def unknown(source: str) -> LookupAnswer:
-    """Return the response of a lookup node that does not know the topic."""
+    """Return the response of a lookup node that does not find the topic."""
     return LookupAnswer(Address(source, 4161), error=TopicNotFound("unknown"))
 
 
@@ -69,7 +69,7 @@ def lookup_json(
     nodes: Sequence[str] = (),
     extend: bool = False,
 ) -> dict[str, Any]:
-    """Return the data of ``/lookup`` as the redesigned server sends it; node names are ``host:port``."""
+    """Return the data of ``/lookup`` in the format of the redesigned server; node names are ``host:port``."""
     leaders = {str(key): node_json(name) for key, name in (partitions or {}).items()}
     producers = {node["broadcast_address"] + str(node["tcp_port"]): node for node in leaders.values()}
     return {
@@ -88,7 +88,7 @@ def lookup_json(
 
 
 def node_json(address: str) -> dict[str, Any]:
-    """Return a node as lookup sends it."""
+    """Return a node in the format of lookup."""
     host, _, port = address.rpartition(":")
     return {
         "broadcast_address": host,
@@ -121,7 +121,7 @@ Handler = Callable[[SocketStream], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[Address]:
-    """Run a server that calls a handler for each connection; yields its address. Connections are closed at the end."""
+    """Run a server that calls a handler for each connection and closes it; yield the server's address."""
 
     async def handle(stream: SocketStream) -> None:
         async with stream:
@@ -162,7 +162,7 @@ class LookupNodes:
         self.transport = httpx.MockTransport(self.router.async_handler)
 
     def lists(self, name: str, *listed: str, **options: Any) -> respx.Route:
-        """Set the response to listlookup; without listed nodes, the node is of the original NSQ."""
+        """Set the response to listlookup; without listed nodes, that of the original NSQ."""
         answer = httpx.Response(200, json=list_json(*listed, **options)) if listed else not_found()
         return self.route(name, "/listlookup", answer)
 
@@ -186,12 +186,12 @@ def _again(response: httpx.Response) -> httpx.Response:
 
 
 def not_found(text: str = "NOT_FOUND") -> httpx.Response:
-    """Return a 404 as NSQ sends it."""
+    """Return a 404 in the format of NSQ."""
     return httpx.Response(404, json={"message": text})
 
 
 async def eventually(condition: Callable[[], bool], within: float = 5.0) -> None:
-    """Wait until a condition holds; fail after so many seconds."""
+    """Wait until a condition holds; fail after ``within`` seconds."""
     with anyio.fail_after(within):
         while not condition():  # noqa: ASYNC110 - conditions here have no event
             await anyio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Fake servers for tests: an nsqd with scripted responses, and a lookup node that names it.
+"""Fake servers for tests: an nsqd with scripted responses, and a lookup node that returns it.
 
 ::
 
@@ -88,7 +88,7 @@ class PeerClosed(Exception):
 
 
 class _Anything:
-    """Rules that refuse nothing."""
+    """Rules that accept every command."""
 
     def check_line(self, words: list[bytes]) -> None:
         pass
@@ -104,9 +104,9 @@ class Peer:
     """A connection of a client, on the server's side.
 
     Attributes:
-        identify: what the client asked for.
-        commands: everything that came after the handshake, oldest first, as it was taken by `expect` or `next`.
-        received: the raw bytes that came after the handshake, read by read.
+        identify: data of the client's IDENTIFY.
+        commands: commands after the handshake that `expect` and `next` have returned, oldest first.
+        received: bytes received after the handshake, one element for each read.
     """
 
     def __init__(self, stream: ByteStream) -> None:
@@ -168,7 +168,7 @@ class Peer:
                 command = await self.next()
             except PeerClosed:
                 return
-        raise AssertionError(f"{command.words} instead of the end of the connection")
+        raise AssertionError(f"{command.words} received instead of the end of the connection")
 
     async def answer(self, data: bytes = b"OK") -> None:
         """Send a response."""
@@ -190,7 +190,7 @@ class Peer:
             raise PeerClosed from gone
 
     def stop_reading(self) -> None:
-        """Stop reading from the kernel; asyncio's streams would otherwise read ahead."""
+        """Stop reading from the socket; asyncio's streams would otherwise read ahead."""
         transport = getattr(self.stream, "_transport", None)
         if transport is not None:
             transport.pause_reading()
@@ -218,8 +218,9 @@ def obey(answers: Mapping[str, Answer | Sequence[Answer]] | None = None) -> Scri
     """Return a script that responds to each command, with OK unless another response is given.
 
     Args:
-        answers: frame by command name, or a function of the command; None for silence. Of a list each is used once,
-            over all connections, and the last one for ever. An error frame that makes the real server close closes.
+        answers: response frame by command name, or a function of the command; None for no response. The elements of a
+            list are used once each, over all connections, and the last one repeatedly. After an error frame, the
+            connection is closed if the real server would close it.
     """
     rows: dict[str, list[Answer]] = {}
     for name, given in (answers or {}).items():
@@ -251,8 +252,8 @@ class ScriptedNode:
     """A fake nsqd.
 
     Attributes:
-        address: where it listens.
-        peers: the connections so far, oldest first.
+        address: address that it listens on.
+        peers: connections so far, oldest first.
     """
 
     def __init__(self, address: Address) -> None:
@@ -298,9 +299,9 @@ async def scripted_node(
     """Run a fake nsqd on a free port.
 
     Args:
-        script: run for each connection, behind its handshake; without one the test takes connections by `accept`.
-        granted: the answer to IDENTIFY; None leaves the handshake to the script.
-        port: another port than a free one, for a node that comes back.
+        script: runs for each connection after its handshake; without a script the test calls `accept`.
+        granted: the response to IDENTIFY; None leaves the handshake to the script.
+        port: port to listen on, for a node that restarts; 0 for a free one.
     """
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port, reuse_port=False)
     node = ScriptedNode(Address("127.0.0.1", _port(listener)))
@@ -353,9 +354,9 @@ class ScriptedLookup:
     """A fake lookup node: responds to ``/lookup`` with the last given response, and records the requests.
 
     Attributes:
-        address: of its HTTP side.
-        questions: the paths with their query, oldest first.
-        delay: seconds until each answer.
+        address: address of its HTTP side.
+        questions: requested paths with queries, oldest first.
+        delay: seconds until each response.
     """
 
     def __init__(self, address: Address) -> None:
@@ -386,7 +387,7 @@ class ScriptedLookup:
         self._answer = (200, data)
 
     def refuse(self, status: int = 404, message: str = "Key not found") -> None:
-        """Let ``/lookup`` fail."""
+        """Make ``/lookup`` fail."""
         self._answer = (status, {"message": message})
 
     def set_response(self, path: str, data: Any) -> None:
@@ -421,7 +422,7 @@ class ScriptedLookup:
 
 @asynccontextmanager
 async def scripted_lookup(port: int = 0) -> AsyncIterator[ScriptedLookup]:
-    """Run a fake lookup node on a free port, or a given one; until `ScriptedLookup.tell` no topic is known."""
+    """Run a fake lookup node on a free port, or a given one; no topic is found until `ScriptedLookup.set_leaders`."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     lookup = ScriptedLookup(Address("127.0.0.1", _port(listener)))
     async with _serving(listener, lookup._serve):

@@ -1,4 +1,4 @@
-"""Environments of other clients, created on first use and kept: one of Python or of Node.js for each."""
+"""Environments of other clients, of Python or Node.js; created on first use and kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNREACHABLE = (
 
 
 def python_of(client: str) -> str:
-    """Return the interpreter that has a client; skips the test where PyPI cannot be reached to make it."""
+    """Return an interpreter with a client installed; skip the test if PyPI cannot be reached to install it."""
     folder = _ROOT / f"interop-{client}"
     python, ready = folder / "bin" / "python", folder / ".ready"
     wanted = " ".join(REQUIREMENTS[client])
@@ -36,16 +36,16 @@ def python_of(client: str) -> str:
     words = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", *REQUIREMENTS[client])
     done = subprocess.run([str(python), *words], capture_output=True, text=True, check=False)
     if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
-        pytest.skip(f"PyPI cannot be reached, which {client} is installed from")
+        pytest.skip(f"PyPI cannot be reached to install {client}")
     assert done.returncode == 0, done.stderr
     ready.write_text(wanted, encoding="utf-8")
     return str(python)
 
 
 def node_modules_of(client: str) -> str:
-    """Return the folder that a client of Node.js is installed in; skips the test without npm or its registry."""
+    """Return the folder of a Node.js client; skip the test without npm or its registry."""
     if shutil.which("npm") is None:
-        pytest.skip(f"Node.js with npm, which runs {client}, is not installed")
+        pytest.skip(f"{client} needs Node.js with npm, which is not installed")
     folder = _ROOT / f"interop-{client}"
     ready = folder / ".ready"
     wanted = " ".join(NODE_REQUIREMENTS[client])
@@ -56,7 +56,7 @@ def node_modules_of(client: str) -> str:
     words = ("npm", "install", "--no-audit", "--no-fund", "--fetch-retries", "1", *NODE_REQUIREMENTS[client])
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
-        pytest.skip(f"npm's registry, which {client} is installed from, cannot be reached")
+        pytest.skip(f"npm's registry cannot be reached to install {client}")
     assert done.returncode == 0, done.stderr
     ready.write_text(wanted, encoding="utf-8")
     return str(folder)

@@ -1,4 +1,4 @@
-"""Consume while the consumer's own connections are cut at random, and record what its handlers see."""
+"""Consume while the consumer's connections are cut at random, and record the calls of its handlers."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def lossy_options(**members: object) -> ConsumerOptions:
 
 
 class Faults(Protocol):
-    """Ends connections while messages are in flight."""
+    """Cuts connections while messages are in flight."""
 
-    def cut(self, chance: random.Random) -> None:
-        """End some connections."""
+    def cut(self, rng: random.Random) -> None:
+        """Cut some connections."""
 
 
 class RelayedConnections:
-    """Relays between consumers and the nodes that they connect to.
+    """Relays between consumers and nodes.
 
     Args:
-        tasks: where the relays run.
+        tasks: task group of the relays.
     """
 
     def __init__(self, tasks: TaskGroup) -> None:
@@ -72,10 +72,10 @@ class RelayedConnections:
             ready.set()
             await anyio.sleep_forever()
 
-    def cut(self, chance: random.Random) -> None:
+    def cut(self, rng: random.Random) -> None:
         """Cut the connections to one node."""
         if self._relays:
-            chance.choice(list(self._relays.values())).cut()
+            rng.choice(list(self._relays.values())).cut()
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def relayed_connections(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 def backward_steps(seen: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
-    """Return each key, number and later number of its key that was seen before."""
+    """Return key, number and larger number for each number that was seen after a larger one of its key."""
     last: dict[str, int] = {}
     wrong = []
     for key, number in seen:
@@ -108,10 +108,10 @@ class LossyConsumers:
     """Consumers of one channel whose connections are cut while messages are in flight.
 
     Args:
-        consumers: opened by `run`.
-        seed: of handlers and cuts.
-        failures: the share of calls in which the handler raises.
-        cuts: how often connections are cut.
+        consumers: the consumers; `run` opens them.
+        seed: seed of the handlers and the cuts.
+        failures: share of calls in which the handler raises.
+        cuts: number of cuts.
 
     Attributes:
         begun: name of the order and number of the message, for each call of a handler.
@@ -139,13 +139,13 @@ class LossyConsumers:
     async def run(
         self, faults: Faults, producer: Producer, topic: str, messages: Mapping[int, Sequence[bytes | OutgoingMessage]]
     ) -> None:
-        """Publish messages to their partitions, and consume until each was handled.
+        """Publish messages to their partitions, and consume until each has been handled.
 
         Args:
-            faults: cut connections at random until then.
-            producer: publishes.
+            faults: cuts connections at random until then.
+            producer: the producer.
             topic: name of the topic.
-            messages: by partition; -1 for an original node.
+            messages: messages by partition; -1 for the original NSQ.
         """
         wanted = sum(map(len, messages.values()))
         async with create_task_group() as tasks:
@@ -176,13 +176,13 @@ class LossyConsumers:
 
 def numbered(partitions: int, keys: int, count: int, seed: int) -> dict[int, list[OutgoingMessage]]:
     """Return messages of random keys for each partition; a body is ``partition/key:number``."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     numbers: defaultdict[str, int] = defaultdict(int)
     made: dict[int, list[OutgoingMessage]] = {}
     for partition in range(partitions):
         made[partition] = []
         for _ in range(count):
-            key = f"key{chance.randrange(keys)}"
+            key = f"key{rng.randrange(keys)}"
             name = f"{partition}/{key}"
             made[partition].append(OutgoingMessage(f"{name}:{numbers[name]}".encode(), headers={"of": key}))
             numbers[name] += 1

@@ -1,7 +1,7 @@
-"""Pauses of the machine, for tests whose sense lies in the time between two events.
+"""Detect pauses of the machine, for tests that measure time between events.
 
-Machines that are shared stop a process for a second now and then. What a test finds then says nothing about the code:
-it receives how long the process was held up, or tries again.
+A shared machine sometimes stops a process for a second, which makes a measured time meaningless: a test can read the
+length of the pauses, or run again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _TRIES = 6
 
 
 class PauseWatch:
-    """Measures how long this process was held up, whatever its event loops did meanwhile.
+    """Measures how long the machine stopped this process, independently of its event loops.
 
-    What it found is complete when its block has ended.
+    The attributes are complete when the block has ended.
 
     Attributes:
         longest: longest pause so far, in seconds.
-        total: all pauses together, in seconds.
+        total: sum of all pauses, in seconds.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class PauseWatch:
 
 
 async def unless_paused(attempt: Callable[[int], Awaitable[None]], limit: float) -> None:
-    """Run a test again that failed while the process was held up; other failures are failures.
+    """Repeat a test that failed during a pause of the process; raise other failures.
 
     Args:
-        attempt: the test; it is given the number of the try, from 0, for names of its own.
-        limit: longest pause in seconds that the test bears.
+        attempt: the test; it receives the number of the attempt, from 0, to create unique names.
+        limit: longest pause in seconds that the test tolerates.
     """
     for number in range(_TRIES):
         watch = PauseWatch()

@@ -1,4 +1,4 @@
-"""Messages: received from a consumer with a deadline, or made without a connection."""
+"""Messages: received from a consumer with a deadline, or created without a connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = (
 )
 
 DEADLINE = 20.0
-"""Seconds; the real server shows the last message of a partition up to some seconds late."""
+"""Seconds; the real server may deliver the last message of a partition some seconds late."""
 
 
 def placed(receipt: Receipt) -> tuple[int, int, int]:
@@ -50,7 +50,7 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
 
 
 async def finish_all(consumer: Consumer, count: int) -> list[Message]:
-    """Return the next messages, finished one by one."""
+    """Receive and finish messages one by one; return them."""
     messages: list[Message] = []
     for _ in range(count):
         messages += await take(consumer, 1)
@@ -59,7 +59,7 @@ async def finish_all(consumer: Consumer, count: int) -> list[Message]:
 
 
 async def nothing_for(consumer: Consumer, seconds: float) -> bool:
-    """Tell whether no message is received for some seconds."""
+    """Return whether no message is received for some seconds."""
     with anyio.move_on_after(seconds):
         await anext(consumer)
         return False
@@ -68,7 +68,7 @@ async def nothing_for(consumer: Consumer, seconds: float) -> bool:
 
 @asynccontextmanager
 async def subscribed(*consumers: Consumer) -> AsyncIterator[None]:
-    """Open consumers, so that their channels start at the present end of the topic."""
+    """Open consumers, so that their channels start at the current end of the topic."""
     if not consumers:
         yield
         return
@@ -79,10 +79,10 @@ async def subscribed(*consumers: Consumer) -> AsyncIterator[None]:
 async def share_of_a_late_consumer(
     make: Callable[[], Consumer], publish: Callable[[list[bytes]], Awaitable[object]]
 ) -> int:
-    """Return how many of 150 messages of 20 ms a consumer handles that starts when another has handled fifteen.
+    """Start a second consumer after the first has handled 15 of 150 messages (20 ms each); return its share.
 
     Args:
-        make: returns a consumer of the channel.
+        make: creates a consumer of the channel.
         publish: publishes messages.
     """
     counts = [0, 0]
@@ -115,7 +115,7 @@ async def share_of_a_late_consumer(
 
 
 class RecordingOwner:
-    """Stand-in for a subscription; records the commands for its messages."""
+    """Fake subscription that records the commands for its messages."""
 
     topic: str = "t"
     partition: int = 3
@@ -155,11 +155,11 @@ class RecordingOwner:
         self._record("failed" if failed else "passed")
 
     def expired(self, message: Message) -> bool:
-        """Tell whether the message was received before the horizon."""
+        """Return whether the message was received before the horizon."""
         return message.received < self.horizon
 
     def reset(self, reason: str) -> None:
-        """Record that the connection is to be ended."""
+        """Record a request to close the connection."""
         self._record("reset")
 
 

@@ -1,4 +1,4 @@
-"""A node without sockets, clients of its sessions, and a clock that a test moves."""
+"""A node without sockets, clients of its sessions, and a clock that tests control."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sized(line: str, body: bytes) -> bytes:
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -50,7 +50,7 @@ def host(node: Node, topic: str = "t", partition: int = 0, *, extend: bool = Fal
 
 
 class Client:
-    """The client's end of a session: commands run at once, frames are kept until they are read."""
+    """A client of a session: commands run immediately, frames are stored until they are read."""
 
     def __init__(self, node: Node, peer: str = "127.0.0.1:1000", *, magic: bool = True) -> None:
         self.session = Session(node, peer, dialect_of(node))
@@ -60,7 +60,7 @@ class Client:
             self.send(b"  V2")
 
     def send(self, data: bytes) -> None:
-        """Send bytes, and run their commands; none of them may have to wait."""
+        """Send bytes and run their commands, which must not wait."""
         self.session.receive(data)
         assert self.session.step() is None
         while self.session.pending and self.session.has_room:
@@ -74,20 +74,20 @@ class Client:
         return found
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """Return the frames that were received, type and data."""
+        """Return type and data of the received frames."""
         for data in self.writes():
             self._frames += self._parser.feed(data)
         frames, self._frames = self._frames, []
         return frames
 
     def ask(self, data: bytes) -> str:
-        """Send bytes and return the only frame of the answer: its data as text, with ``!`` before an error."""
+        """Send bytes and return the data of the only response frame as text, with ``!`` before an error."""
         self.send(data)
         ((kind, answer),) = self.receive()
         return ("!" if kind == FrameType.ERROR else "") + answer.decode("utf-8", "surrogateescape")
 
     def messages(self) -> list[bytes]:
-        """Return the data of the message frames that were received; other frames fail the test."""
+        """Return the data of the received message frames; other frames fail the test."""
         frames = self.receive()
         assert all(kind == FrameType.MESSAGE for kind, _ in frames), frames
         return [data for _, data in frames]

@@ -1,4 +1,4 @@
-"""What the tests of the producer share: producers with scripted servers to publish to."""
+"""Producers with scripted servers, for tests of the producer."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def options_of(**members: Any) -> ProducerOptions:
 
 @asynccontextmanager
 async def bounded() -> AsyncIterator[None]:
-    """Let nothing take long."""
+    """Fail the test if the block takes too long."""
     with anyio.fail_after(15):
         yield
 
 
 def bodies(node: ScriptedNode, verb: str = "PUB") -> list[bytes]:
-    """Return the bodies of all commands of a kind that a node got."""
+    """Return the bodies of all commands of a kind that a node received."""
     return [command.body or b"" for command in node.commands if command.words[0] == verb.encode()]
 
 
@@ -49,7 +49,7 @@ def bodies(node: ScriptedNode, verb: str = "PUB") -> list[bytes]:
 async def producing(
     *answers: dict[str, Answer | list[Answer]], options: ProducerOptions | None = None, extend: bool = False
 ) -> AsyncIterator[tuple[Producer, list[ScriptedNode], ScriptedLookup]]:
-    """A producer, and a node for each of the answers that leads the partition of its number."""
+    """Yield a producer and one node per script; node n leads partition n."""
     first, last = obey(answers[0]), obey(answers[-1])
     async with bounded(), scripted_lookup() as lookup, scripted_node(first) as one, scripted_node(last) as two:
         nodes = [one, two][: len(answers)]

@@ -1,4 +1,4 @@
-"""Runs programs the way a user does, and finds them in the documentation."""
+"""Find programs in the documentation, and run them like a user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-# a consumer says so after the machine has stopped the program for a second; a handler that blocks would be named
+# logged if the machine stopped the program for a second; for a handler that blocks, the text is different
 _PAUSED = re.compile(r"^the event loop was blocked .* no handler of this consumer was running;.*\n", re.MULTILINE)
 
 
@@ -38,7 +38,7 @@ class Snippet:
         mode: ``program`` runs to its end, ``serve`` until SIGTERM, ``pytest`` below pytest, ``spark`` in the
             session of the tests of Spark.
         code: the program.
-        output: what it has to print; empty where the page shows nothing.
+        output: expected output; empty if the page shows none.
     """
 
     where: str
@@ -49,7 +49,7 @@ class Snippet:
 
 @frozen
 class Run:
-    """How a program ended, and what it printed, without what it said about pauses of the machine."""
+    """Exit code and output of a program, without log lines about pauses of the machine."""
 
     code: int
     output: str
@@ -81,11 +81,11 @@ def run_program(*arguments: str | Path, until: str | None = None) -> Run:
     """Run a Python program, warnings being errors; return its exit code and everything it printed.
 
     Args:
-        arguments: what stands behind ``python`` on the command line.
-        until: send SIGTERM once this was printed; without it the program ends by itself.
+        arguments: arguments of ``python``.
+        until: text after which SIGTERM is sent; None if the program exits by itself.
 
     Raises:
-        TimeoutError: the program did not end, or did not print what was expected, within 30 seconds.
+        TimeoutError: the program did not exit, or did not print ``until``, within 30 seconds.
     """
     command = [sys.executable, "-u", "-W", "error", *map(str, arguments)]
     output = bytearray()

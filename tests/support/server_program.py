@@ -1,4 +1,4 @@
-"""Run `nsqext nsqd`, `nsqlookupd` and `broker` as a test harness does."""
+"""Run `nsqext nsqd`, `nsqlookupd` and `broker` like a test harness."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOCAL = ("-tcp-address", "127.0.0.1:0", "--http-address=127.0.0.1:0")
 
 
 class Program:
-    """A running program and the addresses that it named on stderr."""
+    """A running program and the addresses that it logged on stderr."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.lines: list[str] = []
 
     def address(self, kind: str) -> str:
-        """Return where it listens; ``TCP``, ``HTTP`` or ``HTTPS``."""
+        """Return the address that it listens on for ``TCP``, ``HTTP`` or ``HTTPS``."""
         assert self.process.stderr is not None
         marker = f" INFO: {kind}: listening on "
         while not (found := [line for line in self.lines if marker in line]):
@@ -39,7 +39,7 @@ class Program:
         return line.strip()
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; returns the exit status, after stderr was closed."""
+        """Send a signal; return the exit status after stderr was closed."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=20)
         self.lines += errors.decode().splitlines()

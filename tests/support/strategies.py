@@ -1,4 +1,4 @@
-"""What properties are tried on: streams in pieces, commands, headers, damaged and hostile bytes."""
+"""Strategies of hypothesis: streams in pieces, commands, headers, damaged and hostile bytes."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ JSON = st.recursive(
 
 @st.composite
 def pieces_of(draw: st.DrawFn, data: bytes) -> list[bytes]:
-    """Return the data, cut anywhere."""
+    """Return the data split at random positions."""
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=12)))
     return [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
 def hostile(*starts: bytes) -> st.SearchStrategy[bytes]:
-    """Return any bytes, and some that begin as they should."""
+    """Return arbitrary bytes, some of them with a valid start."""
     return st.binary(max_size=120) | st.builds(bytes.__add__, st.sampled_from(starts), st.binary(max_size=80))
 
 
 def damaged(data: bytes) -> st.SearchStrategy[bytes]:
-    """Return the data with a byte changed, or cut off."""
+    """Return the data with a byte changed, or truncated."""
     return st.builds(
         lambda at, byte, end: (data[:at] + bytes((byte,)) + data[at + 1 :])[:end],
         st.integers(0, max(0, len(data) - 1)),

@@ -1,4 +1,4 @@
-"""A TCP relay between a client and a node, which can cut the connections that go through it."""
+"""A TCP relay between a client and a node, which can cut its connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ("Relay", "relaying")
 
 
 class Relay:
-    """Passes bytes on in both directions.
+    """Forwards bytes in both directions.
 
     Args:
         target: ``host:port`` of the node.
@@ -23,12 +23,12 @@ class Relay:
         self._port = int(port)
         self._scopes: list[anyio.CancelScope] = []
         self.address = ""
-        """Where it listens."""
+        """Address that it listens on."""
         self.connections = 0
-        """How many connections were made so far."""
+        """Number of connections so far."""
 
     def cut(self) -> None:
-        """End all connections without a word; new ones are taken."""
+        """Close all connections; new ones are accepted."""
         for scope in self._scopes:
             scope.cancel()
         self._scopes.clear()
@@ -51,13 +51,13 @@ class Relay:
             async for data in source:
                 await sink.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # either side may leave at any time
+            pass  # either side may close at any time
         scope.cancel()
 
 
 @asynccontextmanager
 async def relaying(target: str, port: int = 0) -> AsyncIterator[Relay]:
-    """Run a relay to a node, on a free port or on one that is known before."""
+    """Run a relay to a node, on a free port or on a given one."""
     relay = Relay(target)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     port = listener.extra_attributes[SocketAttribute.local_port]()

@@ -1,4 +1,4 @@
-"""What tests know about pauses of the machine."""
+"""The detection of pauses of the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_pause_of_the_process_is_measured() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failure_during_a_pause_is_tried_again() -> None:
+async def test_a_failure_during_a_pause_is_repeated() -> None:
     tries: list[int] = []
 
     async def attempt(number: int) -> None:
@@ -33,7 +33,7 @@ async def test_a_failure_during_a_pause_is_tried_again() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failure_without_a_pause_is_a_failure() -> None:
+async def test_a_failure_without_a_pause_is_raised() -> None:
     tries: list[int] = []
 
     async def attempt(number: int) -> None:

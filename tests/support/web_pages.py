@@ -1,4 +1,4 @@
-"""A served web page for tests, and what a browser would do with it."""
+"""A served web page for tests, and requests like those of a browser."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ("browsing", "page_with", "press", "token_of")
 async def browsing(
     cluster: Cluster | list[str], *, embedded: bool = False, **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a page of a cluster, and give an HTTP client for it.
+    """Serve the page of a cluster and yield an HTTP client for it.
 
     Args:
         cluster: an embedded cluster, or lookup addresses.
-        embedded: the page offers the faults of the cluster.
-        options: of the page.
+        embedded: whether the page offers faults of the cluster.
+        options: options of the page.
     """
     if isinstance(cluster, list):
         page = WebPage(cluster, WebOptions(**options))
@@ -44,7 +44,7 @@ async def browsing(
 
 
 async def page_with(browser: httpx.AsyncClient, path: str, holds: Callable[[str], bool]) -> str:
-    """Load a page until its text fulfils a condition; return the text."""
+    """Load a page repeatedly until its text satisfies a condition; return the text."""
     with anyio.fail_after(10):
         while True:
             text = (await browser.get(path)).text

@@ -22,7 +22,7 @@ PAIRS = [
 ]
 RENAMED = {"aclose": "close"}
 ASYNC_ONLY = {
-    "Consumer": {"wait"},  # `run` waits; a handler in the background ends with `close`
+    "Consumer": {"wait"},  # `run` blocks; a handler in the background ends with `close`
     "Admin": {"aclose"},  # a context manager
     "Batcher": {"end"},  # called by the producer
     # called by the consumer
@@ -54,7 +54,7 @@ def test_methods_are_the_same(original: type, blocking: type) -> None:
 
 
 def described(value: object) -> list[tuple[str, object, object, str]]:
-    """Return name, kind, default and type of each parameter, and of the result, as they are written."""
+    """Return name, kind, default and annotation of each parameter, and the annotation of the result."""
     assert callable(value)
     signature = inspect.signature(value)
     parameters = [
@@ -66,7 +66,7 @@ def described(value: object) -> list[tuple[str, object, object, str]]:
 
 
 def blocking_type(annotation: str) -> str:
-    """Return how the blocking client writes a type."""
+    """Return the blocking client's annotation for a type."""
     for pattern, replacement in TYPES.items():
         annotation = re.sub(pattern, replacement, annotation)
     return annotation
@@ -78,7 +78,7 @@ def blocking_type(annotation: str) -> str:
         pytest.param(original, blocking, name, id=f"{original.__name__}.{name}")
         for original, blocking in PAIRS
         for name in sorted(mirrored(original) | {"__init__"})
-        if not (name == "__init__" and original in (Message, MessageBatch, nsqext.Batcher))  # made by their clients
+        if not (name == "__init__" and original in (Message, MessageBatch, nsqext.Batcher))  # created by their clients
         if name not in ("count", "index")  # inherited
     ],
 )

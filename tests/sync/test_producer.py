@@ -122,7 +122,7 @@ class _Publishing:
 
 
 def test_closing_blocks_no_other_thread(cluster: Cluster, topic: str) -> None:
-    """Every call ends: with a receipt, or an error: the producer is closed, or the outcome is unknown."""
+    """Every call returns a receipt, or raises because the producer is closed or the outcome is unknown."""
     for _ in range(5):
         producer = sync.Producer(cluster.lookupd)
         publishing = _Publishing(producer, topic)
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_the_waiting(cluster: Cluster, topic: str, interrupts:
 
 @pytest.fixture
 def interrupts() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, whatever the runner of the tests has done to it."""
+    """Make SIGINT raise KeyboardInterrupt, even if the test runner changed its handler."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -234,9 +234,7 @@ with sync.Producer({cluster.lookupd!r}) as producer:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_what_was_opened_before_a_fork_says_so_in_the_child_and_works_in_the_parent(
-    cluster: Cluster, topic: str
-) -> None:
+def test_clients_opened_before_a_fork_raise_in_the_child_and_work_in_the_parent(cluster: Cluster, topic: str) -> None:
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""The pytest plugin, in runs of pytest of its own."""
+"""The pytest plugin, in separate runs of pytest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLUGIN = [] if _INSTALLED else ["-p", "nsqext.testing.plugin"]
 
 
 def run(folder: Path, code: str, *words: str, ini: str = "") -> str:
-    """Run a test file; returns what pytest printed."""
+    """Run a test file; return the output of pytest."""
     (folder / "pytest.ini").write_text(
         f"[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n{ini}"
     )

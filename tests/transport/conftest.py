@@ -1,4 +1,4 @@
-"""What tests of sockets share."""
+"""Fixtures for tests of sockets."""
 
 from __future__ import annotations
 

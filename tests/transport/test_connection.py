@@ -1,4 +1,4 @@
-"""Responses match their requests, whatever happens to callers, kernel and peer."""
+"""Responses match their requests under cancellation, full socket buffers and failing peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.fake_nsqd import Peer, error, message, ok, scripted_node
 pytestmark = pytest.mark.anyio
 
 _BIG = 20_000_000
-"""More than the kernel takes for a peer that does not read."""
+"""More bytes than the socket buffers accept while the peer does not read."""
 
 
 @asynccontextmanager
@@ -264,7 +264,7 @@ async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_anothe
             tasks.start_soon(caller)
         for _ in callers:
             await peer.expect("PUB")
-        # the first one reads on trio: its answer hands the reading over, and a tick comes before the next one runs
+        # on trio the first one reads: its response passes the reading on, and a tick follows before the next one runs
         connection.protocol.receive_data(ok())
         connection.protocol.receive_data(ok())
         await peer.raw(ok())
@@ -273,7 +273,7 @@ async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_anothe
             assert caller.outcome == b"OK"
 
 
-# The kernel's buffer
+# Socket buffers
 
 
 async def test_a_request_that_the_kernel_sends_in_parts() -> None:
@@ -310,7 +310,7 @@ async def test_large_requests_of_one_turn_are_sent_one_by_one(reads: bool) -> No
         assert {caller.outcome for caller in callers} == {b"%d" % number for number in range(len(sizes))}
     else:
         kinds = [type(caller.outcome) for caller in callers]
-        assert kinds.count(NotSent) >= 2  # all behind the first large one, of which the kernel took a part
+        assert kinds.count(NotSent) >= 2  # all queued after the first large one, which was written in part
         assert kinds.count(RequestTimeout) >= 1
 
 
@@ -511,7 +511,7 @@ async def test_requests_not_sent_before_the_loss_raise_not_sent() -> None:
         sent = _Caller(connection, _pub(b"1"))
         tasks.start_soon(sent)
         await peer.expect("PUB")
-        connection._flush_due = True  # as if another one were about to flush
+        connection._flush_due = True  # as if another task were about to flush
         kept = _Caller(connection, _pub(b"2"))
         tasks.start_soon(kept)
         await _until(lambda: connection.in_flight == 2)
@@ -587,7 +587,7 @@ async def test_responses_after_an_error_that_closes_match_no_request() -> None:
 # Writing without a response
 
 
-async def test_what_is_written_in_one_turn_is_one_send() -> None:
+async def test_writes_of_one_turn_share_a_send() -> None:
     with _paired() as (connection, right):
         right.setblocking(False)
         connection.write(b"a")
@@ -636,7 +636,7 @@ async def test_a_server_that_never_reads_acknowledgements_loses_the_connection(m
         connection.tick()
         assert connection.usable
         right.recv(1 << 22)
-        connection.tick()  # some bytes were sent: the time starts again
+        connection.tick()  # some bytes were sent: the timeout starts again
         now[0] += 4.9
         connection.tick()
         assert connection.usable

@@ -1,4 +1,4 @@
-"""The standing wait for a socket: there where the event loop has one, and gone when it is ended."""
+"""The standing wait for a socket: available on supported event loops, and removed at its end."""
 
 from __future__ import annotations
 

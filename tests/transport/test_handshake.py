@@ -1,4 +1,4 @@
-"""From nothing to a connection: layers apart and together, refusals, silence, and cancellation anywhere."""
+"""Opening a connection: layers separate and combined, refusals, silent peers, cancellation at any await."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 
 class _Auth(BaseHTTPRequestHandler):
-    """Lets everyone do everything who knows the secret."""
+    """Auth server that grants all permissions for the right secret."""
 
     def do_GET(self) -> None:
         good = "secret=open-sesame" in self.path

@@ -1,4 +1,4 @@
-"""Sockets: made whole or not at all, whatever the name stands for."""
+"""Opening of sockets, for all kinds of names: connected, or closed after an error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_every_address_of_a_name_is_tried(
         assert sock.getpeername() == good
 
 
-async def test_an_address_that_swallows_everything_leaves_time_for_the_next(
+async def test_a_silent_address_leaves_time_for_the_next(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, black_hole = listener.getsockname(), ("192.0.2.1", 1)
@@ -75,8 +75,8 @@ async def test_an_address_that_swallows_everything_leaves_time_for_the_next(
 
 
 @pytest.mark.parametrize("host", ["b\xfccher..de", "a..b", "x" * 70, "a\0b"])
-async def test_a_host_that_nothing_can_be_called(host: str) -> None:
-    with pytest.raises(ConnectionFailed):  # a lookup node may answer with anything
+async def test_an_unusable_host_name(host: str) -> None:
+    with pytest.raises(ConnectionFailed):  # a lookup node may return any address
         await connect(Address(host, 4150), 5)
 
 
@@ -106,7 +106,7 @@ async def test_time_runs_out_and_the_socket_is_closed(monkeypatch: pytest.Monkey
     async def known(*_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
 
-    monkeypatch.setattr(anyio, "getaddrinfo", known)  # which takes a thread, and may take all the time there is
+    monkeypatch.setattr(anyio, "getaddrinfo", known)  # name resolution uses a thread, and may take the whole timeout
     monkeypatch.setattr("nsqext.transport.sockets._connect", never)
     with pytest.raises(ConnectionFailed, match=r"within 0\.01 s"):
         await connect(Address("127.0.0.1", 1), 0.01)

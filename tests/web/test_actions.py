@@ -116,7 +116,7 @@ async def test_a_channel_is_skipped_and_moved(ha: Cluster) -> None:
             assert (position, refused.status_code) == (position, 400)
 
 
-async def test_a_message_is_published_with_everything(ha: Cluster) -> None:
+async def test_a_message_is_published_with_all_properties(ha: Cluster) -> None:
     topic = fresh()
     ha.create_topic(topic, extend=True, channels=["ch"])
     async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:

@@ -1,4 +1,4 @@
-"""Samples of a cluster, and who shares them."""
+"""Samples of a cluster, and how they are shared."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ NODE = Address("127.0.0.1", 1)
 
 
 class FakeAdmin:
-    """A cluster of topics with one partition each; remembers which are looked up.
+    """A cluster of topics with one partition each; records the topics that are looked up.
 
     Attributes:
-        leaders: node of each topic, as statistics show it.
+        leaders: node of each topic, according to statistics.
         asked: names of the topics that were looked up.
     """
 

@@ -149,7 +149,7 @@ async def test_errors_are_pages(ha: Cluster, path: str, status: int, text: str) 
     assert "What happened" in answer.text
 
 
-async def test_a_channel_that_does_not_exist_is_an_error_with_a_way_back(ha: Cluster, topic: str) -> None:
+async def test_an_unknown_channel_is_an_error_page_with_a_link_back(ha: Cluster, topic: str) -> None:
     async with browsing(ha) as browser:
         answer = await browser.get(f"/topics/{topic}/channels/missing")
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Who may use the page, and the headers of its responses."""
+"""Access control of the page, and the headers of its responses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_foreign_hosts_are_refused(cluster: Cluster) -> None:
 
 
 async def test_streams_of_events_are_bounded() -> None:
-    """Also where all of them are requested before the first one starts, and where browsers leave."""
+    """This includes requests before the first stream starts, and browsers that disconnect."""
     page = WebPage(["127.0.0.1:1"])
     statuses: list[int] = []
 

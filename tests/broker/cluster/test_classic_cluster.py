@@ -1,4 +1,4 @@
-"""A cluster of the original generation: nodes on their own that register at lookup."""
+"""A cluster of the original generation: independent nodes that register with lookup."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_messages_flow() -> None:
         )
 
 
-def test_what_the_original_does_not_have() -> None:
+def test_operations_that_the_original_nsq_does_not_support() -> None:
     with Cluster(1, generation="nsq") as cluster:
         for options in ({"partitions": 2}, {"extend": True}, {"ordered": True}, {"replicas": 2}):
             with pytest.raises(InvalidInput, match="has no partitions"):

@@ -1,4 +1,4 @@
-"""The cluster as its users see it."""
+"""The public interface of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breaking a cluster on purpose."""
+"""Fault injection into a cluster."""
 
 from __future__ import annotations
 

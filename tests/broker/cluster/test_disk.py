@@ -36,7 +36,7 @@ def consume(cluster: Cluster, topic: str, count: int) -> list[bytes]:
             talker.finish(message_id)
             found.append(body)
         talker.send("CLS")
-        # to close with messages unread would make the server lose the last answers
+        # closing with unread messages would reset the connection, and the server would lose the last commands
         while talker.frame()[1] != b"CLOSE_WAIT":
             pass
         return found
@@ -65,7 +65,7 @@ def test_everything_is_restored_after_a_restart(tmp_path: Path) -> None:
             assert [talker.message()[2][1:] for _ in range(3)] == [b"one", b"two", b"three"]
 
 
-def test_what_was_finished_stays_finished(tmp_path: Path) -> None:
+def test_finished_messages_stay_finished(tmp_path: Path) -> None:
     with Cluster(1, data_path=tmp_path) as cluster:
         cluster.create_topic("t", channels=["ch"])
         publish(cluster, "t", b"one", b"two", b"three")
@@ -100,7 +100,7 @@ def test_a_follower_keeps_unread_messages_of_channels(tmp_path: Path) -> None:
 
 
 def _finished(node: Path) -> int:
-    """Return how far the channel is on a node's disk."""
+    """Return the position of the channel on a node's disk."""
     kept = orjson.loads((node / "t" / "t-0.channels.json").read_bytes())["content"]
     return sum(channel["count"] for channel in kept["channels"])
 
@@ -153,7 +153,7 @@ def test_topics_are_rebuilt_from_the_nodes_when_the_state_file_is_missing_or_dam
     assert aside.exists() == (damage != "missing")
     assert aside.name in caplog.text or damage == "missing"
     caplog.clear()
-    with Cluster(3, data_path=tmp_path) as cluster:  # what was rebuilt was written
+    with Cluster(3, data_path=tmp_path) as cluster:  # rebuilt files were written
         assert lookup(cluster.lookupd[0], "/topics")["topics"] == ["c", "o", "t"]
     assert caplog.text == ""
 
@@ -308,11 +308,11 @@ class Broker:
 
     @property
     def leader(self) -> str:
-        """Where the partition's leader is."""
+        """Node that leads the partition."""
         return f"127.0.0.1:{eventually(lambda: partitions(self.lookupd, 't'))['0']}"
 
     def kill(self) -> None:
-        """End it without a warning."""
+        """Kill the process."""
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate(timeout=10)
 
@@ -330,7 +330,7 @@ def _publish_until_it_breaks(address: str, first: int, acknowledged: list[bytes]
 
 @pytest.mark.timeout(120)
 def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     acknowledged: list[bytes] = []
     for turn in range(int(os.environ.get("NSQEXT_KILLS", "3"))):
         broker = Broker(tmp_path)
@@ -338,7 +338,7 @@ def test_nothing_acknowledged_is_missing_after_kills(tmp_path: Path) -> None:
             first = turn * 1_000_000
             publisher = threading.Thread(target=_publish_until_it_breaks, args=(broker.leader, first, acknowledged))
             publisher.start()
-            time.sleep(chance.uniform(0.05, 0.5))
+            time.sleep(rng.uniform(0.05, 0.5))
         finally:
             broker.kill()
         publisher.join(10)

@@ -1,4 +1,4 @@
-"""Faults of a node, and the clock that tests move."""
+"""Faults of a node, and the clock that tests control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two answer forms, wrong routes, and a server that comes and goes."""
+"""Both response formats, unknown routes, and restarts of the server."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_only_a_route_of_the_same_method_is_meant(method: str, path: str) 
 
 
 async def ask(method: str, path: str) -> tuple[int, str | None]:
-    """Return status and location of an answer; the path is sent as it is."""
+    """Return status and location of a response; the path is sent unchanged."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -205,7 +205,7 @@ async def test_options_of_the_server() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_the_real_handler_dies_of_is_answered_in_the_second_form() -> None:
+async def test_requests_that_crash_the_real_handler_get_the_second_format() -> None:
     async with client() as http:
         answer = await http.get("/panic")
     assert (answer.status_code, answer.text) == (500, '{"message":"INTERNAL_ERROR"}')

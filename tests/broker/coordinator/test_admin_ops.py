@@ -1,4 +1,4 @@
-"""What operators ask of the coordinator."""
+"""Operations of administrators on the coordinator."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_a_move_abandoned_after_catch_up_is_completed() -> None:
             tasks.start_soon(move)
             await anyio.wait_all_tasks_blocked()
             scope.cancel()
-            state.in_sync.append(target)  # as the copying does when it has ended
+            state.in_sync.append(target)  # like the end of copying
         assert (state.leader, len(state.replicas), before in state.replicas) == (target, 3, False)
         assert before not in roles(coordinator)
 

@@ -1,4 +1,4 @@
-"""Copies on disks: what joins keeps everything, and a disk that does not work takes nothing else along."""
+"""Copies on disk: a copy that joins has all records, and a failing disk affects only its own copies."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def anyio_backend() -> str:
 
 
 def on_disk(coordinator: Coordinator, path: Path, **options: object) -> None:
-    """Have every node keep its partitions in a folder."""
+    """Make every node store its partitions in a folder."""
     for member in coordinator.members.values():
         member.node.options = evolve(member.node.options, data_path=path / member.name, **options)  # type: ignore[arg-type]
 
 
 def break_disk(monkeypatch: pytest.MonkeyPatch, partition: Partition) -> None:
-    """Have the disk of a copy take no records, until the test ends or the patch is taken back."""
+    """Make the disk of a copy refuse records until the end of the test or of the patch."""
 
     def refuse(*_: object) -> None:
         raise Refusal("No space left on device")
@@ -84,7 +84,7 @@ async def test_a_replica_removes_what_its_leader_removed(tmp_path: Path, disk: b
                 member.node.options = evolve(member.node.options, memory_bound=50_000)
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
         leader, follower = hosted(coordinator, "n1").partition, hosted(coordinator, "n2").partition
-        for _ in range(500):  # no channel wants them
+        for _ in range(500):  # no channel needs them
             await publish(coordinator, b"x")
             follower.tick()
             leader.tick()
@@ -146,7 +146,7 @@ async def test_a_topic_that_cannot_be_written_does_not_exist(tmp_path: Path) -> 
         await publish(coordinator, b"one")
 
 
-async def test_a_partition_that_a_disk_does_not_take_stays_where_it_is(tmp_path: Path) -> None:
+async def test_a_partition_that_a_full_disk_refuses_is_not_moved(tmp_path: Path) -> None:
     async with running() as coordinator:
         on_disk(coordinator, tmp_path)
         spec = TopicSpec(1, 2, multi_part=True)

@@ -1,4 +1,4 @@
-"""Nodes that are killed, frozen, drained and brought back."""
+"""Nodes that are killed, frozen, drained and restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    """A subscriber that keeps what it gets."""
+    """A subscriber that records its messages."""
 
     def __init__(self) -> None:
         self.id = id(self)
@@ -37,11 +37,11 @@ class Consumer:
         self.ended = False
 
     def deliver(self, message: RawMessage) -> None:
-        """Take a message."""
+        """Record a message."""
         self.got.append(message)
 
     def closed(self) -> None:
-        """Hear the end."""
+        """Record the end of the channel."""
         self.ended = True
 
 

@@ -97,6 +97,6 @@ def test_a_leader_without_majority_resigns() -> None:
     assert not is_writable(three, TopicSpec(1, 3))
 
 
-def test_writes_wait_while_a_replica_is_taken_in() -> None:
+def test_writes_wait_while_a_replica_joins() -> None:
     state = PartitionState("n1", ["n1", "n2"], ["n1", "n2"], joining={"n3"})
     assert not is_writable(state, TopicSpec(1, 2))

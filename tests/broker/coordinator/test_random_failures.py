@@ -1,4 +1,4 @@
-"""Random schedules of publishes, kills, freezes, restarts and moves: what was acknowledged is never lost."""
+"""Random schedules of publishes, kills, freezes, restarts and moves: no acknowledged message is lost."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Schedule:
 
     def __init__(self, coordinator: Coordinator, seed: int) -> None:
         self.coordinator = coordinator
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.acknowledged: list[bytes] = []
         self.sent = 0
 
     async def publish(self) -> None:
-        """Publish one message after the other, wherever the leader is."""
+        """Publish one message after the other on the current leader."""
         while True:
             replicas = self.coordinator.replica_sets["t", 0]
             found = hosted(self.coordinator, replicas.state.leader)
@@ -55,11 +55,11 @@ class Schedule:
             await anyio.sleep(0.0002)
 
     async def break_things(self, steps: int) -> None:
-        """Do random harm, never to more than one node of three copies at a time, so that a majority is left."""
+        """Inject random faults into at most one of three copies at a time, so that a majority remains."""
         for _ in range(steps):
-            name = self.chance.choice(NODES)
+            name = self.rng.choice(NODES)
             member = self.coordinator.members[name]
-            action = self.chance.choice(("kill", "freeze", "move", "leave", "wait"))
+            action = self.rng.choice(("kill", "freeze", "move", "leave", "wait"))
             if action == "move":
                 await self._move(name)
             elif action == "kill":
@@ -89,12 +89,12 @@ class Schedule:
             return
 
     async def _pause(self) -> None:
-        await anyio.sleep(self.chance.choice((0, 0.001, 0.006, 0.03)))
+        await anyio.sleep(self.rng.choice((0, 0.001, 0.006, 0.03)))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(25))
-async def test_what_was_acknowledged_is_there(seed: int) -> None:
+async def test_acknowledged_messages_are_never_lost(seed: int) -> None:
     async with running(len(NODES), OPTIONS) as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
         schedule = Schedule(coordinator, seed)

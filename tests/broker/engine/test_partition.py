@@ -1,4 +1,4 @@
-"""A partition: what is committed, replicas, changes of the leader, numbers."""
+"""A partition: commits, replicas, changes of the leader, statistics."""
 
 from __future__ import annotations
 

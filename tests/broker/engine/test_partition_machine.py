@@ -1,8 +1,8 @@
-"""Random schedules: the promises of the engine hold for any order of events.
+"""Random schedules: the guarantees of the engine hold for any order of events.
 
-Nothing committed is lost, no more is in flight than RDY allows, what is finished stays finished (after a crash: what
-was finished and written down), ordered channels never overtake, tagged messages go to tagged clients while they are
-there, and the queue keeps what the slowest channel has before it.
+No committed message is lost, messages in flight never exceed RDY, a finished message is not redelivered (after a crash:
+if the position was on disk), ordered channels keep the order, tagged messages are delivered to tagged clients while
+these are connected, and the queue keeps the messages that the slowest channel has not read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WRITE = os.write
 
 @contextmanager
 def full_disk(takes: int = 0) -> Iterator[None]:
-    """Let the disk accept so many more bytes, and no new file."""
+    """Make the disk accept a number of further bytes, and no new file."""
     left = [takes]
 
     def fill(out: int, data: bytes) -> int:
@@ -162,20 +162,20 @@ class Operated(Disk):
 
     @rule()
     def crash_and_read_the_topic_from_the_disk(self) -> None:
-        """Kill the process; the disk alone tells whether the topic is extended."""
+        """Kill the process; the topic's extend support is read from disk."""
         extended, self.extended = self.extended, False
         self.crash()
         self.extended = extended
 
     def give_up(self, ids: set[int]) -> None:
-        """Expect these messages no longer; the one that was read ahead may still be delivered."""
+        """Stop expecting these messages; the one that was read ahead may still be delivered."""
         self.doubtful |= ids - self.finished
         self.moved = True
 
     @precondition(lambda self: not self.ordered)
     @rule(place=st.floats(0, 1))
     def set_offset(self, place: float) -> None:
-        """Move the position: everything before it counts as finished, nothing behind it."""
+        """Move the position: all messages before it count as finished, none after it."""
         log = self.partition.log
         count = log.start_count + int(place * (log.end_count - log.start_count))
         entries = [log.at(number) for number in range(count + 1, log.end_count + 1)]
@@ -247,7 +247,7 @@ class Operated(Disk):
 
     @rule(name=st.sampled_from(["a#ephemeral", "b#ephemeral"]))
     def use_ephemeral_channel(self, name: str) -> None:
-        """Use an ephemeral channel, which leaves nothing."""
+        """Use an ephemeral channel, which leaves no data."""
         channel, consumer = self.partition.channel(name), Consumer(997, extend=True)
         channel.subscribe(consumer)
         channel.set_ready(consumer, 5)
@@ -307,7 +307,7 @@ class Leaders(Schedule):
         self.partition, self.follower = self.follower, self.partition
         cut_tail(self.partition, self.follower)
         self.share()
-        self.written = set()  # the new leader has written down less, perhaps
+        self.written = set()  # the new leader may have written an older position
 
     @rule()
     def crash(self) -> None:
@@ -321,7 +321,7 @@ class Leaders(Schedule):
 
     @invariant()
     def the_follower_has_everything(self) -> None:
-        """It has the same records, and all that any channel has not finished."""
+        """It has the same records, including all that any channel has not finished."""
         mine, theirs = self.partition.log, self.follower.log
         assert (mine.end_offset, mine.end_count) == (theirs.end_offset, theirs.end_count)
         assert theirs.start_offset <= self.channel.acked.offset
@@ -354,7 +354,7 @@ class Ordered(Schedule):
         """Only the first unfinished message may be delivered."""
         super().check(consumer, message)
         left = sorted(self.committed - self.finished - self.doubtful)
-        assert message.internal_id in self.doubtful or message.internal_id == left[0], "overtaken"
+        assert message.internal_id in self.doubtful or message.internal_id == left[0], "out of order"
         assert not any(other.held for other in self.consumers.values()), "two in flight"
 
 
@@ -380,7 +380,7 @@ class OperatedOriginal(Original, Disk):
     """The original server with a disk that fills up, torn records, and an operator."""
 
     def finish_all(self) -> None:
-        """Pass the messages of the topic to the channels, and consume them."""
+        """Pass the topic's messages to the channels, and consume them."""
         self.partition.unpause()
         super().finish_all()
 

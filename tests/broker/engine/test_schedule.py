@@ -1,4 +1,4 @@
-"""Ticks of partitions: only where a deadline has passed or may have changed."""
+"""Ticks of partitions: only if a deadline has passed or may have changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.engine_partition import Bench, Consumer
 
 
 class Timer:
-    """A scheduled thing that returns deadlines from a list."""
+    """A scheduled object that returns deadlines from a list."""
 
     def __init__(self, *deadlines: float | None) -> None:
         self.deadlines = list(deadlines)
@@ -63,7 +63,7 @@ def test_a_removed_item_is_not_ticked() -> None:
 
 
 class Scheduled(Bench):
-    """A partition that is ticked by a schedule alone."""
+    """A partition that is ticked only by a schedule."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -81,7 +81,7 @@ class Scheduled(Bench):
         self.partition.tick = counted  # type: ignore[method-assign]
 
     def wait(self, seconds: float) -> None:
-        """Let time pass in steps of 50 ms, as the server's ticks do."""
+        """Advance the clock in steps of 50 ms, like the server's ticks."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + 0.05, end)

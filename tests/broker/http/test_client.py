@@ -1,4 +1,4 @@
-"""Requests from a server to another one."""
+"""HTTP requests from one server to another."""
 
 from __future__ import annotations
 

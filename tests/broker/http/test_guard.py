@@ -1,4 +1,4 @@
-"""Requests that a foreign web page caused are refused, those of programs and of the own page are accepted."""
+"""Requests of other web sites are refused; those of programs and of the server's page are accepted."""
 
 from __future__ import annotations
 

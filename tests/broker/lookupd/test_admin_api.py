@@ -1,4 +1,4 @@
-"""What operators do to a cluster over lookup's HTTP."""
+"""Administration of a cluster over lookup's HTTP API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_refusals(path: str, status: int, text: str) -> None:
         "/disable/write?type=none",
     ],
 )
-async def test_what_is_simply_accepted(path: str) -> None:
+async def test_routes_without_effect_are_accepted(path: str) -> None:
     async with talk() as (_, client):
         answer = await client.post(path)
     assert (answer.status_code, answer.text) == (200, "")

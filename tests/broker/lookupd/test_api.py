@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP of the redesigned generation, as the recorded answers of the real server show it."""
+"""HTTP of nsqlookupd of the redesigned generation, compared with recorded responses of the real server."""
 
 from __future__ import annotations
 

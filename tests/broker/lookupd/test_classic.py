@@ -27,7 +27,7 @@ PEER = {
 
 
 class Time:
-    """Nanoseconds that a test moves."""
+    """A clock in nanoseconds that tests set."""
 
     def __init__(self) -> None:
         self.now = 1_000 * SECOND
@@ -139,7 +139,7 @@ async def test_a_silent_node_is_not_shown() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_shown_can_be_wrong_on_purpose() -> None:
+async def test_stale_and_empty_listings_can_be_injected() -> None:
     async with talk() as (lookupd, _, client):
         lookupd.show_snapshot()
         await client.post("/topic/create?topic=new")

@@ -130,7 +130,7 @@ async def test_switches_without_a_cluster_do_nothing(path: str) -> None:
     assert (answer.status_code, answer.content, after) == (200, b"", before)
 
 
-async def test_what_is_unregistered_or_gone_is_not_shown() -> None:
+async def test_unregistered_and_lost_producers_are_not_listed() -> None:
     async with talk() as (session, client):
         assert answers(session.receive(b"UNREGISTER ta 1\nUNREGISTER tb 0 c1\n")) == [b"OK", b"OK"]
         left = (await client.get("/lookup?topic=ta")).json()

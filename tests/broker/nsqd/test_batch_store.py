@@ -1,4 +1,4 @@
-"""Large batches are stored in parts, and other clients have their turns between them."""
+"""Large batches are stored in parts, between which other clients are served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ten messages a large batch."""
+    """Lower the limit of a large batch to ten messages."""
     monkeypatch.setattr(batch_store, "_PART", 9)
 
 
@@ -60,7 +60,7 @@ async def test_other_publishes_wait_and_other_tasks_run() -> None:
     assert not is_large(hosted, ["b"])
 
 
-async def test_what_is_stored_is_one_batch() -> None:
+async def test_a_large_batch_is_stored_as_one() -> None:
     bench = Bench()
     stored = await store_in_parts(
         Hosted(bench.partition),

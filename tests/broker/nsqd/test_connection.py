@@ -1,4 +1,4 @@
-"""A connection, on a socket that takes as much as a test lets it."""
+"""A connection on a socket with a limited send buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Socket:
-    """Takes ``room`` bytes at a time, and gives what a test puts in."""
+    """Fake socket that accepts ``room`` bytes per write, and returns the test's data on reads."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -127,7 +127,7 @@ def test_a_full_read_is_run_in_turns_and_read_on_after_them() -> None:
     _send(sock, loop, b"  V2" + sized("PUB t", b"x") * 2000)
     turns = 1
     while loop.soon:
-        assert loop.readable is None, "the socket is not read before its commands were run"
+        assert loop.readable is None, "the socket is read only after its commands were run"
         assert len(sock.taken) <= turns * 256 * 10
         loop.soon.pop()()
         turns += 1
@@ -148,7 +148,7 @@ def test_a_client_that_does_not_read_is_not_read_from() -> None:
         sent += 200
         while loop.soon:
             loop.soon.pop()()
-    assert 0 < sent < 10_000, "reading has to stop"
+    assert 0 < sent < 10_000, "reading must stop"
     assert connection.session.output.size < 200_000
     sock.room = 1 << 30
     while loop.writable is not None or loop.soon:

@@ -1,4 +1,4 @@
-"""The HTTP routes of a node of the redesigned generation, in both answer forms."""
+"""The HTTP routes of a node of the redesigned generation, in both response formats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Addresses:
 
 
 class _Web:
-    """A browser in front of a node."""
+    """A browser that sends requests to a node."""
 
     def __init__(self, node: Node) -> None:
         self._client = httpx.AsyncClient(
@@ -143,7 +143,7 @@ async def test_a_header_longer_than_its_length_field_is_refused() -> None:
         ("{}", {"X-NSQEXT-A": "caf\xc3\xa9"}, '{"a":"caf\xe9"}'),
     ],
 )
-async def test_what_is_no_text_in_a_header_is_replaced(ext: str, headers: dict[str, str], stored: str) -> None:
+async def test_header_values_that_are_not_text_are_replaced(ext: str, headers: dict[str, str], stored: str) -> None:
     node = make_node()
     hosted = host(node, "x", extend=True)
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
@@ -389,7 +389,7 @@ async def test_requests_of_an_operator() -> None:
         ("PUT", "/debug/setblockrate?rate=%zz", 400, 'invalid block rate : strconv.Atoi: parsing "": invalid syntax'),
     ],
 )
-async def test_what_is_only_checked(method: str, path: str, status: int, text: str) -> None:
+async def test_arguments_of_routes_without_effect_are_checked(method: str, path: str, status: int, text: str) -> None:
     web = _Web(make_node())
     answer = await (web.post(path) if method == "POST" else web.put(path))
     assert _status(answer) == (status, f'{{"message":"{text}"}}' if text else "")

@@ -1,4 +1,4 @@
-"""key_failover on the wire: asked for in IDENTIFY or over HTTP, refused where it does not fit, shown in stats."""
+"""key_failover on the wire: requested in IDENTIFY or over HTTP, refused if not applicable, reported in stats."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_first_subscriber_sets_the_type_and_others_are_refused() -> No
     other = _client(node, dispatch="shared")
     assert other.ask(b"SUB t ch 0\n") == ("!E_INVALID channel ch of topic t is dispatched by key_failover, not shared")
     assert not other.open
-    second = _consume(node)  # asks for nothing, takes what there is
+    second = _consume(node)  # requests no type, so it joins the existing one
     keys = [f"key-{number % 20}" for number in range(60)]
     _publish(node, *keys)
     first.session.output.urgent = second.session.output.urgent = True
@@ -92,7 +92,7 @@ async def test_created_over_http_and_shown_in_stats() -> None:
     assert created.status_code == 200
     _consume(node, 0)
     second = _client(node, dispatch="key_failover")
-    assert second.ask(b"SUB t ch 0\n").startswith("!E_INVALID")  # it takes the key from another header
+    assert second.ask(b"SUB t ch 0\n").startswith("!E_INVALID")  # it reads the key from another header
     _publish(node, "k")
     [topic] = (await _http(node, "GET", "/stats?format=json&topic=t")).json()["data"]["topics"]
     [channel] = topic["channels"]

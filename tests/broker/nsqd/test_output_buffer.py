@@ -1,4 +1,4 @@
-"""When messages leave the output buffer, and in which writes."""
+"""Flushes of the output buffer, and the resulting writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_original_sends_the_first_message_after_an_idle_time_at_once() -> No
     buffer.expire(clock.now)
     assert (buffer.urgent, buffer.take(), buffer.due) == (True, b"secondthird", 0.0)
     clock.now += 0.2
-    assert buffer.hold(b"fourth", full=False), "that tick was used up"
+    assert buffer.hold(b"fourth", full=False), "that tick has passed"
 
 
 def test_the_original_starts_its_ticks_at_identify() -> None:
@@ -98,7 +98,7 @@ def test_every_byte_leaves_once_and_in_order(actions: list[tuple[str, int]], tic
             buffer.expire(clock.now)
         elif buffer.urgent:
             sent += buffer.take()
-    clock.now += 1  # longer than the timeout: nothing may be left
+    clock.now += 1  # longer than the timeout: the buffer must be empty
     buffer.expire(clock.now)
     while buffer.urgent:
         sent += buffer.take()

@@ -399,7 +399,7 @@ async def test_auth(auth_server: _AuthServer) -> None:
 
 
 def _heard_now(node: Node, now: float) -> None:
-    """Keep the first client connected although the clock has jumped."""
+    """Keep the first client connected after the clock has jumped."""
     session = node.sessions[1]
     assert isinstance(session, Session)
     session.heard = now

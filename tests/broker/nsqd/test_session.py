@@ -137,7 +137,7 @@ def test_no_commands_break_a_session(commands: list[tuple[bytes, list[bytes], by
         try:
             client.session.receive(data)
         except NsqError:
-            break  # bytes that are not of the layer that was negotiated
+            break  # bytes that do not belong to the negotiated layer
         client.session.step()
         client.session.take()
     client.session.end()
@@ -242,7 +242,7 @@ def test_a_node_that_drains_refuses_publishes() -> None:
     assert client.open
 
 
-def test_a_batch_leaves_what_it_did_not_read_in_the_stream() -> None:
+def test_a_batch_leaves_unread_bytes_in_the_stream() -> None:
     node = make_node()
     host(node)
     client = Client(node)
@@ -275,7 +275,7 @@ def test_messages_of_a_client_are_delivered_to_the_next() -> None:
     assert again[8:10] == b"\0\x01"
 
 
-def test_a_deleted_channel_closes_its_clients_without_a_word() -> None:
+def test_a_deleted_channel_closes_its_clients_without_an_error_frame() -> None:
     node = make_node()
     hosted = host(node)
     consumer = _ready(node)
@@ -426,7 +426,7 @@ def test_a_node_without_cluster_creates_topics_on_command() -> None:
     assert client.ask(b"INTERNAL_CREATE_TOPIC new -1\n") == "!E_BAD_PARTITION partition should not less than 0"
 
 
-def test_fin_texts_of_a_node_on_its_own_lack_the_coordinators_words() -> None:
+def test_fin_errors_of_a_standalone_node_lack_the_coordinators_text() -> None:
     node = make_node(clustered=False)
     host(node)
     client = _ready(node)

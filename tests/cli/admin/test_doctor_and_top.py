@@ -86,7 +86,7 @@ def test_check_of_a_channel(cluster: Cluster) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """A server that accepts connections and never answers."""
+    """A server that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(20)
         yield server
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_an_answer(silent: socket.socket, w
     with Terminal(*words, "--url", f"nsq://{address_of(silent)}?lookup_request_timeout=40") as terminal:
         connection, _ = silent.accept()
         with connection:
-            assert connection.recv(1024)  # its request: it waits for the answer now
+            assert connection.recv(1024)  # its request: now it waits for the response
             terminal.type("\x03")
             assert terminal.end(20) == 130
     assert "Traceback" not in terminal.shown

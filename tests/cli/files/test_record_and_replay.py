@@ -1,4 +1,4 @@
-"""`nsqext record` and `replay`: everything is kept; both continue after a kill."""
+"""`nsqext record` and `replay`: no part of a message is lost; both continue after a kill."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def people(tmp_path: Path) -> Path:
 
 
 def run_demo(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run the command in this process; returns its exit code and everything that it printed."""
+    """Run the command in this process; return its exit code and output."""
     code: Any = 0
     try:
         main(["demo", *arguments])

@@ -65,7 +65,7 @@ def test_tail_from_a_position_through_its_own_channel(cluster: Cluster) -> None:
 
 def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
     address = cluster.lookupd[0]
-    # more than a pipe holds: what tail has written before head ends must not be all there is
+    # more than fits into a pipe, so that tail is still writing when head ends
     lines("pub", topic, *(str(number) * 2000 for number in range(50)), "--lookupd", address)
     program = f"{sys.executable} -m nsqext tail {topic} --channel ch --lookupd {address} | head -n 1"
     environment = {**os.environ, "PYTHONPATH": ROOT}
@@ -89,7 +89,7 @@ def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
 
 
 def clients(cluster: Cluster, topic: str, channel: str) -> int:
-    """Return how many consumers a channel of partition 0 has."""
+    """Return the number of consumers of a channel on partition 0."""
     address = cluster.nodes[cluster.leader(topic)].http
     (found,) = httpx.get(f"http://{address}/stats?format=json&topic={topic}").json()["data"]["topics"]
     return sum(len(one["clients"]) for one in found["channels"] if one["channel_name"] == channel)

@@ -57,7 +57,7 @@ def test_a_topic_is_relayed_to_the_original_generation(cluster: Cluster) -> None
 
 @contextmanager
 def web_hook(answers: list[int]) -> Iterator[tuple[str, list[bytes]]]:
-    """Run an HTTP server that answers with these statuses, then 200; yields its URL and the bodies it accepted."""
+    """Run an HTTP server that responds with these statuses, then 200; yield its URL and the bodies it accepted."""
     accepted: list[bytes] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -174,7 +174,7 @@ def test_trace_needs_stored_messages() -> None:
     assert (done.returncode, b"nsqext tail --trace-id" in done.stderr) == (2, True)
 
 
-def test_a_url_that_never_ends_its_answer_is_given_up(cluster: Cluster) -> None:
+def test_an_endless_http_response_times_out(cluster: Cluster) -> None:
     topic = make_topic(cluster, "relay")
     lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
     url = f"nsq://{cluster.lookupd[0]}?failure_requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
@@ -185,7 +185,7 @@ def test_a_url_that_never_ends_its_answer_is_given_up(cluster: Cluster) -> None:
 
 @contextmanager
 def slow_hook() -> Iterator[tuple[str, list[bytes]]]:
-    """Run an HTTP server that sends a byte of its answer each 50 ms, without end; yields its URL and the bodies."""
+    """Run an HTTP server that sends one byte of an endless response every 50 ms; yield its URL and the bodies."""
     asked: list[bytes] = []
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The original programs' configuration files, and what the programs refuse before they start."""
+"""Configuration files of the original programs, and settings that the programs refuse at startup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str) -> None:
 
 @pytest.fixture
 def restored_log() -> Iterator[None]:
-    """Undo what a program does to the broker's logger, which would write to a closed stream after the test."""
+    """Restore the broker's logger after a program; otherwise it would write to a closed stream."""
     log = logging.getLogger("nsqext.broker")
     handlers, level, propagate = list(log.handlers), log.level, log.propagate
     yield

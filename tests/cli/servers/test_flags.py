@@ -1,4 +1,4 @@
-"""Command lines as the original programs read them."""
+"""Parsing of command lines like the original programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = {"a": "str", "n": "int", "d": "duration", "b": "bool", "s": "switch", "l
         ("", {}),
     ],
 )
-def test_what_is_read(line: str, found: dict[str, object]) -> None:
+def test_valid_command_lines(line: str, found: dict[str, object]) -> None:
     assert parse_flags(line.split(), KINDS) == found
 
 
@@ -51,7 +51,7 @@ def test_what_is_read(line: str, found: dict[str, object]) -> None:
         ("-d 5x", 'invalid value "5x" for flag -d: parse error'),
     ],
 )
-def test_what_is_refused(line: str, text: str) -> None:
+def test_invalid_command_lines(line: str, text: str) -> None:
     with pytest.raises(FlagError) as error:
         parse_flags(line.split(), KINDS)
     assert str(error.value) == text

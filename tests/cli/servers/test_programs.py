@@ -1,4 +1,4 @@
-"""`nsqext nsqd` and `nsqext nsqlookupd` as a test harness runs them."""
+"""`nsqext nsqd` and `nsqext nsqlookupd`, run like by a test harness."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.server_program import LOCAL, running
 
 @frozen
 class Ended:
-    """How a program ended."""
+    """Exit status and output of a program."""
 
     returncode: int
     stdout: str
@@ -68,7 +68,7 @@ def test_nsqd_serves_and_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_servers_run_ends_with_status_0(name: str, number: int) -> None:
-    """Also where an exception of the signal's handler would be lost."""
+    """This includes places where an exception of a signal handler would be lost."""
     program = f"""
 import os, signal, sys, time
 import nsqext.cli
@@ -96,7 +96,7 @@ nsqext.cli.main([{name!r}])
 
 
 def test_little_is_imported_before_signals_are_handled() -> None:
-    """Until then a signal ends the process with the signal's status."""
+    """Before that, a signal kills the process."""
     program = """
 import sys
 known = set(sys.modules)
@@ -115,7 +115,7 @@ print(*sorted(name for name in set(sys.modules) - known))
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_does_not_change_the_exit_status(number: int) -> None:
-    """One that is received while the servers close."""
+    """It is received while the servers close."""
     program = f"""
 import os
 import anyio

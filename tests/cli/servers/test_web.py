@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def line_with(process: Process, text: str) -> str:
-    """Read lines of standard output until one holds a text."""
+    """Read lines of standard output until one contains a text."""
     assert process.stdout is not None
     for line in process.stdout:
         if text in line.decode():

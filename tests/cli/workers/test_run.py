@@ -68,11 +68,11 @@ class Program:
             self.log += line.decode()
 
     def wait_log(self, text: str, count: int = 1) -> None:
-        """Wait until the log contains a text so often."""
+        """Wait until the log contains a text ``count`` times."""
         eventually(lambda: self.log.count(text) >= count, seconds=30.0)
 
     def ready(self) -> dict[int, int]:
-        """Return the process ids of the workers that were reported as ready last."""
+        """Return the process ids of the workers that became ready last."""
         return {int(worker): int(pid) for worker, pid in re.findall(r"worker (\d+) is ready, pid (\d+)", self.log)}
 
     def handled(self) -> list[str]:

@@ -242,7 +242,7 @@ async def test_a_handler_that_is_cancelled_from_outside_has_failed(
             raise anyio.get_cancelled_exc_class()()
 
     if anyio_backend_name == "trio":
-        return  # which does not allow raising Cancelled by hand
+        return  # trio does not allow raising Cancelled directly
     publish(cluster, topic, b"a")
     await running(consumer, lambda: eventually(lambda: len(seen) == 2))
     assert seen == [1, 2]
@@ -357,7 +357,7 @@ async def test_a_message_of_a_lost_connection_raises() -> None:
         assert not mine.answered
         peer = await _subscribe(node)
         await peer.raw(message(3))
-        assert (await consumer.__anext__()).id[7] == 3  # number 2 is left to its next delivery
+        assert (await consumer.__anext__()).id[7] == 3  # number 2 is handled at its next delivery
         await peer.close()
 
 
@@ -399,13 +399,13 @@ async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster
     async with create_task_group() as tasks:
         await eventually(lambda: len(received) == 2)
         await anyio.wait_all_tasks_blocked()
-        assert len(received) == consumer.statistics().in_flight == 2, "messages that are not finished use max_in_flight"
+        assert len(received) == consumer.statistics().in_flight == 2, "unfinished messages count for max_in_flight"
         await received[0].finish()
         await received[1].requeue()
         await eventually(lambda: len(received) == 4)
         tasks.start_soon(consumer.aclose)
         await anyio.wait_all_tasks_blocked()
-        assert consumer.connections, "closing waits for the answers"
+        assert consumer.connections, "closing waits for the responses"
         await received[2].finish()
         await received[3].finish()
     async with Consumer(topic, "ch", lookupd=cluster.lookupd, options=options) as other:

@@ -1,4 +1,4 @@
-"""Keys from publisher to handler on a cluster: lanes, key_failover channels, and consumers that come, go and die."""
+"""Keys from publisher to handler on a cluster: lanes, key_failover channels, consumers that join, leave and die."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes, shared by the tests of this module; each takes topics of its own."""
+    """Two nodes, shared by the tests of this module; each test uses topics of its own."""
     with Cluster(nodes=2) as cluster:
         yield cluster
 
@@ -38,7 +38,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
 
 
 def channels(cluster: Cluster, topic: str) -> list[dict[str, object]]:
-    """Return the numbers of the channel, from each partition's leader."""
+    """Return the statistics of the channel from each partition's leader."""
     found = []
     for node in cluster.nodes.values():
         params = {"format": "json", "topic": topic, "leaderOnly": "true"}
@@ -53,7 +53,7 @@ def left(cluster: Cluster, topic: str) -> int:
 
 
 def key_ranges(topic: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the key ranges of the consumers; none before the first subscription chose the dispatch."""
+    """Return the key ranges of the consumers; empty before the first subscription."""
     found: list[dict[str, str]] = topic["channels"][0].get("key_ranges", [])
     return found
 
@@ -78,7 +78,7 @@ def firsts(seen: list[tuple[str, int]]) -> dict[str, list[int]]:
 
 
 async def test_lanes_keep_the_order_of_a_key_against_any_channel(cluster: Cluster, topic: str) -> None:
-    """Handlers that take different times and fail now and then."""
+    """Handlers take different times and sometimes fail."""
     made, numbers = drafts(300, 20)
     consumer = Consumer(
         topic,
@@ -170,7 +170,7 @@ async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Clust
 
 @pytest.mark.parametrize("lanes", [2, 8])
 async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Cluster, topic: str, lanes: int) -> None:
-    """Each lane holds a message before the first one is finished: as many handlers at once as lanes."""
+    """Each lane handles a message before the first one is finished."""
     wanted, running_now = 2 * lanes, 0
     full = anyio.Event()
 
@@ -312,7 +312,7 @@ def test_settings_that_make_no_sense() -> None:
 
 
 class Chaos:
-    """Consumers that join, leave and die, and what they saw."""
+    """Consumers that join, leave and die, and the messages that they received."""
 
     def __init__(self, cluster: Cluster, topic: str, seed: int, *, cuts: bool = False) -> None:
         self.cluster = cluster
@@ -325,7 +325,7 @@ class Chaos:
         self.names = 0
 
     async def consume(self, stop: anyio.Event, *, dies: bool) -> None:
-        """Consume by hand until the stop; who dies leaves unanswered what it has."""
+        """Consume without a handler until the stop; a consumer that dies leaves its messages unanswered."""
         self.names += 1
         name, chance = self.names, random.Random(self.names)
         consumer = Consumer(
@@ -341,12 +341,12 @@ class Chaos:
             async for message in consumer:
                 key, number = str(message.key), int(message.body)
                 self.seen.append((key, number))
-                # a connection that breaks is noticed by the broker first, and the key moves on
+                # the broker detects a broken connection first, and assigns the key to another consumer
                 assert self.cuts or not self.holders[key] - {name}, "two consumers hold a key"
                 self.holders[key].add(name)
                 await anyio.sleep(chance.random() * 0.003)
                 if stop.is_set() and dies:
-                    break  # with this one and all that follow it in flight
+                    break  # with this message and all later ones in flight
                 self.holders[key].discard(name)
                 try:
                     if chance.random() < 0.05:
@@ -376,7 +376,7 @@ class Chaos:
 
 @pytest.mark.parametrize("cuts", [False, True], ids=["leaving", "breaking"])
 async def test_chaos(cluster: Cluster, topic: str, cuts: bool) -> None:
-    """For every key the first deliveries are in order, one consumer holds it at a time, and nothing is lost."""
+    """For every key the first deliveries are in order, one consumer at a time has its messages, and none is lost."""
     chaos = Chaos(cluster, topic, 3, cuts=cuts)
     made, numbers = drafts(1500, 40)
     async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:

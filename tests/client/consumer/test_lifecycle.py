@@ -1,4 +1,4 @@
-"""How a consumer lives in other programs: opened and closed anywhere, fair to others, and telling what it does."""
+"""A consumer in other programs: opened and closed in any task, fair to other consumers, with logs and events."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_aclose_in_a_handler_ends_the_run(cluster: Cluster, topic: str) ->
 @pytest.mark.parametrize("kind", ["consumer", "app"])
 async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster, topic: str, kind: str) -> None:
     def mine(*given: object) -> None:
-        """Stand for the handler of a web server."""
+        """Replaces the signal handler of a web server."""
 
     app = App(cluster.lookupd, consumer_options=QUICK)
 
@@ -218,7 +218,7 @@ async def test_an_address_that_is_not_that_of_a_lookup_service_fails_at_once() -
 async def test_an_error_that_prevents_the_start_is_raised_and_not_logged_as_well(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Programs print what they raise: a line of the log beside it says the same again."""
+    """Programs print the exception already."""
 
     async def handle(message: Message) -> None:
         """Do nothing."""

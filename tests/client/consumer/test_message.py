@@ -1,4 +1,4 @@
-"""A message in the hands of a consumer."""
+"""A received message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every promise of order, while the consumer's own connections are cut with messages in flight."""
+"""All guarantees of order while the consumer's connections are cut with messages in flight."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_an_ordered_partition_never_repeats_an_earlier_message(
 async def test_key_failover_delivers_first_in_order(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Two consumers: a message may be handled twice, by either, but never for the first time after a later one."""
+    """With two consumers, a message may be handled twice, but never for the first time after a later one."""
     topic = topic_of(cluster)
     options = lossy_options(key="of", dispatch="key_failover")
     consumers = [
@@ -80,7 +80,7 @@ async def test_key_failover_delivers_first_in_order(
 
 
 class Leaders:
-    """Kills the leader of a topic, and starts the one that was killed before."""
+    """Kills the leader of a topic, and restarts the node that was killed before."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster = cluster
@@ -100,7 +100,7 @@ class Leaders:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("dispatch", [None, "key_failover"])
 async def test_keys_keep_their_order_when_leaders_die(dispatch: str | None) -> None:
-    """A new leader may redeliver what was finished shortly before: the first deliveries are in order."""
+    """A new leader may redeliver recently finished messages, but first deliveries are in order."""
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("t", replicas=3, extend=True, channels=["ch"])
         options = lossy_options(key="of", dispatch=dispatch)

@@ -1,4 +1,4 @@
-"""Places in a queue. How a consumer is put there is tested with the keeper."""
+"""Positions in a queue; `test_seek.py` tests how a consumer moves to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.fake_nsqd import scripted_lookup
 from tests.support.messages import RecordingOwner, make_message
 
 
-def test_the_words_of_the_protocol() -> None:
+def test_positions_in_the_text_of_the_protocol() -> None:
     moment = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
     positions = [
         Position.earliest(),
@@ -48,7 +48,7 @@ def test_invalid_positions() -> None:
             Position.at(moment)
 
 
-def test_what_lies_before() -> None:
+def test_comparison_with_a_position() -> None:
     owner = RecordingOwner()
     assert not Position.offset(50).reached_by(make_message(owner, offset=49))
     assert Position.offset(50).reached_by(make_message(owner, offset=50))

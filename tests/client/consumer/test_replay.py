@@ -1,4 +1,4 @@
-"""A dead letter says where it was rejected, and is replayed to there."""
+"""A dead letter contains its origin, and is replayed to it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
 
 
 async def test_a_replay_takes_connection_options() -> None:
-    """The embedded cluster has no TLS: nothing is sent in the clear."""
+    """The embedded cluster has no TLS, so the connection is refused instead of sending plain text."""
     with Cluster(nodes=1) as cluster, anyio.fail_after(30):
         cluster.create_topic("dead", extend=True, channels=["replay"])
         with pytest.raises(NegotiationFailed, match="TLS"):

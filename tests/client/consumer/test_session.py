@@ -1,4 +1,4 @@
-"""How a consumer opens and ends: once, drained, with one error, and with nothing left behind."""
+"""Opening and closing of a consumer: once, drained, with one error, and without leaks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_messages_of_cancelled_handlers_are_requeued_before_closing(lanes:
                 await anyio.sleep_forever()
             finally:
                 if number == 2:
-                    await message.finish()  # answered on the way out
+                    await message.finish()  # finished during the close
                 if number == 3:
                     raise Requeue(7.0, backoff=False)
 
@@ -207,7 +207,7 @@ async def test_errors_that_a_handler_may_not_raise_are_raised_unchanged(
     cluster: Cluster, topic: str, anyio_backend_name: str
 ) -> None:
     if anyio_backend_name == "asyncio":
-        return  # whose event loop ends on it
+        return  # it ends the event loop
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, options=QUICK)
 
     @consumer.handler

@@ -1,4 +1,4 @@
-"""What consumers negotiate, in the whole: layers, sampling, short heartbeats; and a handler that never succeeds."""
+"""Settings that consumers negotiate: layers, sampling, short heartbeats; and a handler that always fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several topics in one process: the lookup service is asked once for all, and can be another one at run time."""
+"""Several topics in one process share lookups, and can switch to another lookup service at run time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOPICS = 20
 
 
 class Asked:
-    """Counts the questions to lookup nodes, and the pools of connections that they go over."""
+    """Counts the requests to lookup nodes, and their connection pools."""
 
     def __init__(self) -> None:
         self.questions: Counter[tuple[str, str, str]] = Counter()
@@ -36,17 +36,17 @@ class Asked:
         self.open_pools = 0
 
     def lists(self) -> int:
-        """How often the list of lookup nodes was asked for."""
+        """Number of requests for the list of lookup nodes."""
         return self.questions["/listlookup", "", ""]
 
     def topics(self, access: str) -> dict[str, int]:
-        """How often each topic was asked for."""
+        """Number of requests by topic."""
         return {topic: count for (_, topic, kind), count in self.questions.items() if kind == access}
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Count from now on."""
+    """Start counting."""
     counted = Asked()
     fetch, make, close = http.LookupHttp.fetch, http._make_transport, http.LookupHttp.aclose
 
@@ -112,7 +112,7 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
     assert not lookup.metadata._maps
 
 
-async def test_all_of_an_app_ask_together(cluster: Cluster, asked: Asked) -> None:
+async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -> None:
     topic_a, topic_b, topic_c, topic_d = topics_of(cluster, 4)
     app = App(cluster.lookupd, consumer_options=ConsumerOptions(lookup=LookupOptions(poll_interval=30)))
     seen: list[str] = []

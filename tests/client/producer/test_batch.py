@@ -1,4 +1,4 @@
-"""The short way of many messages: it says the same as the long one, and leaves to it what it cannot say."""
+"""The fast path of batches: it encodes like the general path, and falls back to it for other messages."""
 
 from __future__ import annotations
 

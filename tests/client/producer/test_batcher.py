@@ -1,4 +1,4 @@
-"""The batcher: bounded, in order, nothing dropped, nothing failed in silence."""
+"""The batcher: bounded, in order, without dropped messages or silent failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 
 class _Publisher:
-    """Takes batches; each waits until it is let go, where that is wanted."""
+    """Fake producer of batches; it can delay each of them until the test continues."""
 
     def __init__(self) -> None:
         self.options = ProducerOptions()
@@ -54,7 +54,7 @@ async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterato
                 async with Batcher(publisher, tasks.start_soon, "t", limits) as batcher:
                     yield batcher
             except Exception as error:
-                failure = error  # raised outside of the group, as a producer does it
+                failure = error  # raised outside of the group, like by a producer
             tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure

@@ -1,4 +1,4 @@
-"""The pool: one connection per node, made once for all callers, closed when none is left."""
+"""The connection pool: one connection per node, opened once for all callers, closed when unused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pool.aclose)
             await anyio.wait_all_tasks_blocked()
-            pool.node(Address("127.0.0.1", 1))  # another task learns of a node meanwhile
+            pool.node(Address("127.0.0.1", 1))  # another task finds a node in the meantime
         assert [connection.closed for connection in connections] == [True, True]
 
 

@@ -1,4 +1,4 @@
-"""Health of a producer: ping, eager connections, statistics, and servers that send what no producer asked for."""
+"""Health of a producer: ping, eager connections, statistics, and servers that send unsolicited messages."""
 
 from __future__ import annotations
 

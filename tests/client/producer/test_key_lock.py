@@ -1,4 +1,4 @@
-"""Turns of keys: first come, first served; a cancelled caller does not block the others."""
+"""Locks of keys: in order of acquisition; a cancelled caller does not block the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_turns_are_granted_in_order() -> None:
 
 
 @pytest.mark.parametrize("woken", [False, True])
-async def test_who_is_cancelled_gives_the_place_up(woken: bool) -> None:
+async def test_a_cancelled_waiter_leaves_the_queue(woken: bool) -> None:
     turns = KeyLock()
     await turns.enter(_KEY)
     scope, entered = anyio.CancelScope(), anyio.Event()

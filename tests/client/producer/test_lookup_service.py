@@ -1,4 +1,4 @@
-"""A lookup service that is not up yet, slow, wrong, or behind the state of a topic."""
+"""A lookup service that is not up yet, slow, wrong, or stale."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_an_address_that_is_not_a_lookup_service_fails_at_once() -> None:
 
 
 async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> None:
-    """More topics at once than HTTP connections, so that the last ones wait longer than the timeout of a question."""
+    """More topics than HTTP connections, so that the last lookups wait longer than the timeout of a request."""
     options = options_of(timeout=12.0, lookup=LookupOptions(request_timeout=0.8))
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
@@ -125,7 +125,7 @@ async def test_refused_headers_ask_lookup_once_a_second() -> None:
 
 @pytest.mark.parametrize("batch_of", [0, 1, 2])
 async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
-    """The publish fails at once, and succeeds after a channel was created."""
+    """The publish fails immediately, and succeeds after a channel was created."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.refuse(message="Topic has no channel")
         async with Producer(str(lookup), options=options_of(timeout=60.0)) as producer:
@@ -143,7 +143,7 @@ async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
 
 
 async def test_a_lookup_service_that_is_not_ready_has_answered() -> None:
-    """Failures after such an answer are waited for, as after any other answer."""
+    """Publishes wait for later failures, as after any other response."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.refuse(message="Topic has no channel")
         async with Producer(str(lookup), options=options_of(startup_timeout=0.0)) as producer:

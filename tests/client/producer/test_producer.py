@@ -1,4 +1,4 @@
-"""The producer against scripted servers: where messages go, what is sent, and how it ends."""
+"""The producer against scripted servers: routing, encoding, outcomes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
 @pytest.mark.parametrize("key", ["", "user:42", b"\xff"])
 @pytest.mark.parametrize("extend", [False, True])
 async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | bytes, extend: bool) -> None:
-    """The first one makes the connection; later ones find it and take the fast path."""
+    """The first publish opens the connection; later ones use the fast path."""
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1, extend=extend)
         async with Producer(str(lookup), options=options_of()) as producer:
@@ -180,7 +180,7 @@ async def test_a_trace_gives_a_full_receipt() -> None:
     async with producing({"PUB_TRACE": ok(encode_trace_reply(7, 5, 100, 31))}) as (producer, nodes, _):
         receipt = await producer.publish("t", b"x", trace_id=5)
         assert receipt == Receipt("t", 0, str(nodes[0]), 7, 5, 100, 31)
-        assert await producer.publish("t", b"y", trace_id=5) == receipt  # over the connection that is there now
+        assert await producer.publish("t", b"y", trace_id=5) == receipt  # over the existing connection
         assert await producer.publish("t", b"z", trace_id=5, key="k") == receipt
         assert await producer.publish("t", b"z", trace_id=5, partition=0) == receipt
 
@@ -354,7 +354,7 @@ async def test_several_nodes_without_lookup() -> None:
         assert min(len(one.commands), len(two.commands)) >= 3
 
 
-# Life
+# Opening and closing
 
 
 async def test_closing_waits_for_publishes_in_progress() -> None:
@@ -550,7 +550,7 @@ async def test_a_background_task_that_fails_closes_the_producer_and_is_raised(mo
 
 @pytest.mark.parametrize("steps", range(1, 14))
 async def test_cancelling_a_publish_anywhere_leaves_all_in_order(steps: int) -> None:
-    """Cancel after so many turns of the event loop: connecting, shaking hands, sending, waiting, trying again."""
+    """Cancel after a number of turns of the event loop: while connecting, sending, waiting, retrying."""
     answers: list[Answer] = [error("E_FAILED_ON_NOT_LEADER"), ok()]
     async with producing({"PUB": answers}) as (producer, nodes, _):
         async with anyio.create_task_group() as tasks:

@@ -54,7 +54,7 @@ async def test_receipts_of_every_way_to_publish(cluster: Cluster) -> None:
 
 
 async def _publish_all(producer: Producer, topic: str, key: str, gone: anyio.Event, receipts: list[Receipt]) -> float:
-    """Publish in a row, until some time after the leader went; returns the longest time that one took."""
+    """Publish one by one until some time after the loss of the leader; return the longest time of a publish."""
     longest, after = 0.0, 0
     while after < 100:
         begun, number = time.monotonic(), len(receipts)

@@ -1,4 +1,4 @@
-"""Many messages by one call: batches, an outcome for each, and nothing sent when one cannot be right."""
+"""Many messages in one call: batches, an outcome for each, and nothing sent if one is invalid."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_headers_without_lookup_are_sent_to_a_redesigned_server() -> None:
         assert len(bodies(node, "MPUB_EXT")) == 1
 
 
-async def test_headers_for_nodes_that_cannot_be_reached_fail_as_anything_does() -> None:
+async def test_headers_for_unreachable_nodes_fail_like_other_publishes() -> None:
     async with bounded(), Producer(nsqd="127.0.0.1:1", options=options_of(timeout=0.1)) as producer:
         with pytest.raises(BatchFailed, match="2 of 2"):
             await producer.publish_many("t", [b"a", OutgoingMessage(b"x", headers={"a": "b"})])

@@ -1,4 +1,4 @@
-"""Publications: the commands they become, and the receipts they read out of replies."""
+"""Publish requests: encoding of commands, and parsing of replies into receipts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
     assert sorter.rows[0][0].command(target).startswith(b"MPUB_TRACE t 0\n")
 
 
-def test_what_is_traced_is_logged(tracing: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_traced_publishes_are_logged(tracing: None, caplog: pytest.LogCaptureFixture) -> None:
     target = _route().at(0)
     with caplog.at_level(logging.INFO, "nsqext.trace"):
         trace_log.published([target.receipt], "127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What the flags of errors decide, and which error callers receive."""
+"""Decisions by the flags of errors, and the error that callers receive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nsqext.errors import (
 from nsqext.errors.server import SERVER_ERRORS, BadMessage, NotLeader, PubFailed
 
 
-def test_what_may_have_been_stored() -> None:
+def test_errors_after_which_a_message_may_be_stored() -> None:
     assert outcome_unknown(ConnectionLost("x"))
     assert outcome_unknown(PubFailed("E_PUB_FAILED"))
     for error in (NotSent("x"), ConnectionFailed("x"), NotLeader("E_FAILED_ON_NOT_LEADER"), LookupFailed("x")):

@@ -1,4 +1,4 @@
-"""Publishes that do not work at once: what is retried, where, in which order, and which error callers receive."""
+"""Failing publishes: retries, their targets and order, and the error that callers receive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _partition(command: Command) -> int:
     return int(command.words[2])
 
 
-# Errors decide
+# Decisions by errors
 
 
 async def test_an_unkeyed_message_moves_to_another_partition() -> None:
@@ -49,7 +49,7 @@ async def test_an_unkeyed_message_moves_to_another_partition() -> None:
         receipts = [await producer.publish("t", b"%d" % number) for number in range(8)]
         assert {receipt.partition for receipt in receipts} == {1}
         assert len(bodies(nodes[1])) == 8
-        # a target that refused is left alone for a while
+        # a target that refused is avoided for a while
         assert len(bodies(nodes[0])) <= 2
 
 
@@ -79,7 +79,7 @@ async def test_a_moved_leader_is_found() -> None:
     ("frame", "kind"),
     [("E_BAD_MESSAGE too big", BadMessage), ("E_SOMETHING_NEW", NsqError), ("INVALID_TRACE_ID x", NsqError)],
 )
-async def test_a_refusal_for_good_is_raised_at_once(frame: str, kind: type[NsqError]) -> None:
+async def test_a_permanent_refusal_is_raised_immediately(frame: str, kind: type[NsqError]) -> None:
     async with producing({"PUB": error(frame)}) as (producer, nodes, _):
         with pytest.raises(kind) as caught:
             await producer.publish("t", b"x")
@@ -96,7 +96,7 @@ async def test_time_runs_out_with_the_attempts_attached() -> None:
             for _ in range(5):
                 with pytest.raises((PublishFailed, DeliveryUnknown), match=r"within 0\.3 s") as caught:
                     await producer.publish("t", b"x")
-                # a time limit that falls between request and answer leaves the outcome open, and rightly so
+                # a time limit between request and response makes the outcome unknown
                 if isinstance(caught.value, PublishFailed):
                     break
             assert isinstance(caught.value, PublishFailed)
@@ -135,7 +135,7 @@ async def test_an_unknown_topic_fails_at_once() -> None:
 
 
 def _hang_up(times: int) -> Callable[[Any], Any]:
-    """A script that closes the connection instead of answering, so many times."""
+    """Return a script that closes the connection instead of responding, ``times`` times."""
     left = [times]
     well = obey()
 

@@ -13,7 +13,7 @@ if "tls_v1" in options:
     options["tls_options"] = {"ca_certs": given["ca"]}
 seen = []
 
-# its producer takes the OK behind an upgrade for the answer to a publish, on every server: only the consumer upgrades
+# its producer mistakes the OK after an upgrade for the response to a publish, so only the consumer upgrades
 producer = gnsq.Producer([given["nsqd"]])
 producer.start()
 producer.publish(given["topic"], b"again")

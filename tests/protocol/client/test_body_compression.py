@@ -85,7 +85,7 @@ def test_a_bomb_stays_small(codec: Codec) -> None:
 
 
 class _Recording:
-    """Stands in for cramjam's ``lz4`` and ``snappy``; records how many bytes are allocated for the result."""
+    """Replaces cramjam's ``lz4`` and ``snappy``; records the number of bytes allocated for the result."""
 
     def __init__(self, inner: Any, allocated: list[int]) -> None:
         self._inner = inner
@@ -107,7 +107,7 @@ class _Recording:
 
 @pytest.fixture
 def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes that are allocated for unpacked bodies."""
+    """Sizes of allocations for unpacked bodies."""
     sizes: list[int] = []
     fake = SimpleNamespace(
         snappy=_Recording(cramjam.snappy, sizes),
@@ -119,7 +119,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_small_body_allocates_little(allocated: list[int]) -> None:
-    """Whatever it claims to unpack to, and also if it does not say."""
+    """This holds for any announced size, and without one."""
     body = bytes(cramjam.lz4.compress_block(bytes(1000), store_size=False))
     assert decompress_body({COMPRESS_HEADER: "3"}, body) == bytes(1000)
     assert allocated == [255 * len(body)]

@@ -1,4 +1,4 @@
-"""The client role: answers find their commands, heartbeats are answered, and an end reaches every caller that waits."""
+"""The client role: responses match commands, heartbeats get a response, the end is reported to all waiting callers."""
 
 from __future__ import annotations
 

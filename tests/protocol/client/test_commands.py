@@ -1,4 +1,4 @@
-"""Commands as they are written."""
+"""Encoded commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's reading side: where commands end, and what it refuses how early."""
+"""The command parser of the server role: boundaries of commands, and early refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_batch_is_cut_by_its_items_not_by_its_size() -> None:
     assert reading.commands[1].words == [b"NOP"]
 
 
-def test_a_line_is_refused_before_its_size_has_come() -> None:
+def test_a_line_is_refused_before_its_size_is_received() -> None:
     class Rules(OpenRules):
         def check_line(self, words: list[bytes]) -> None:
             raise Fault("E_INVALID", "no")
@@ -98,7 +98,7 @@ def test_a_line_is_refused_before_its_size_has_come() -> None:
         parser.next_command()
 
 
-def test_a_size_is_refused_before_its_body_has_come() -> None:
+def test_a_size_is_refused_before_its_body_is_received() -> None:
     parser = CommandParser(OpenRules())
     parser.receive(b"PUB t\n\x7f\xff\xff\xff")
     with pytest.raises(Fault, match="E_BAD_MESSAGE message too big 2147483647 > 1048576"):

@@ -1,4 +1,4 @@
-"""Which command is taken when."""
+"""Commands that are accepted in each state."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_identifying_again_keeps_unnamed_settings() -> None:
         ({"deflate": True, "deflate_level": -9}, "deflate_level", -1),
     ],
 )
-def test_what_the_redesigned_server_grants(members: dict[str, Any], name: str, expected: float) -> None:
+def test_settings_granted_by_the_redesigned_server(members: dict[str, Any], name: str, expected: float) -> None:
     assert getattr(_identify(_HA, **members), name) == expected
 
 
@@ -106,7 +106,7 @@ def test_what_the_redesigned_server_grants(members: dict[str, Any], name: str, e
         ({"deflate": True, "deflate_level": 9}, "deflate_level", 6),
     ],
 )
-def test_what_the_original_server_grants(members: dict[str, Any], name: str, expected: float) -> None:
+def test_settings_granted_by_the_original_server(members: dict[str, Any], name: str, expected: float) -> None:
     assert getattr(_identify(_NSQ, **members), name) == expected
 
 
@@ -131,7 +131,7 @@ def test_what_the_original_server_grants(members: dict[str, Any], name: str, exp
         (_NSQ, {"topology_zone": 5}, "failed to decode JSON body"),
     ],
 )
-def test_what_servers_refuse(limits: ServerLimits, members: dict[str, Any], text: str) -> None:
+def test_refused_settings(limits: ServerLimits, members: dict[str, Any], text: str) -> None:
     with pytest.raises(Fault) as caught:
         _identify(limits, **members)
     assert str(caught.value) == f"E_BAD_BODY IDENTIFY {text}"

@@ -1,4 +1,4 @@
-"""Publish bodies as a server reads them: what is in them, and what is wrong with them."""
+"""Parsing of publish bodies by the server role: valid and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window of a client, as the real server reduces and extends it."""
+"""The window of a client: it shrinks and grows like that of the real server."""
 
 from __future__ import annotations
 

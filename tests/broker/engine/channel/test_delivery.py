@@ -67,7 +67,7 @@ def test_tags_are_ignored_on_plain_topics() -> None:
     ("header", "version", "goes_to_tagged"),
     [
         (b'{"##client_dispatch_tag":"t"}', EXT_JSON, True),
-        (b'{"##client_dispatch_tag":"t","a":"\xff"}', EXT_JSON, True),  # not quite JSON; seen on the real server
+        (b'{"##client_dispatch_tag":"t","a":"\xff"}', EXT_JSON, True),  # invalid JSON, observed on the real server
         (b'{"a":"x\ny","##client_dispatch_tag":"t"}', EXT_JSON, True),
         (b'{"##client_dispatch_tag":5}', EXT_JSON, False),
         (b'{"##client_dispatch_tag":', EXT_JSON, False),

@@ -1,4 +1,4 @@
-"""Messages at clients and deferred messages."""
+"""Messages in flight and deferred messages."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from nsqext.protocol.messages import RawMessage
 
 REPLAY = 6
-PHASES = (Phase.explicit, Phase.generate, Phase.shrink)  # to explain a failure takes longer than a test may
+PHASES = (Phase.explicit, Phase.generate, Phase.shrink)  # hypothesis's explain phase takes longer than a test may
 KEYS = st.sampled_from(["ann", "bob", "cid", "dee", "eve", "fay"])
 READY = st.integers(0, 4)
 CONSUMERS: Bundle[Watched] = Bundle("consumers")
 
 
 class Watched(Consumer):
-    """A consumer that reports received messages; an eager one finishes them at once."""
+    """A consumer that reports received messages; an eager one finishes them immediately."""
 
     def __init__(self, machine: Schedule, number: int, **options: Any) -> None:
         super().__init__(number, extend=True, msg_timeout=10.0, **options)
@@ -61,7 +61,7 @@ class Schedule(RuleBasedStateMachine):
         self.finished: set[int] = set()
         self.numbers = 0
 
-    # what is watched
+    # invariants of deliveries
 
     def delivered(self, consumer: Watched, key: str, internal_id: int) -> None:
         """Check the invariants of a delivery."""
@@ -78,7 +78,7 @@ class Schedule(RuleBasedStateMachine):
         self.finished.add(internal_id)
         self.channel.finish(consumer, internal_id)
 
-    # what happens
+    # rules
 
     @rule(keys=st.lists(st.tuples(KEYS, st.sampled_from(["", "", "", "red"])), min_size=1, max_size=5))
     def publish(self, keys: list[tuple[str, str]]) -> None:
@@ -167,7 +167,7 @@ class Schedule(RuleBasedStateMachine):
     def pause(self) -> None:
         (self.channel.unpause if self.channel.paused else self.channel.pause)()
 
-    # what always holds
+    # invariants
 
     @invariant()
     def first_deliveries_are_in_order(self) -> None:
@@ -177,7 +177,7 @@ class Schedule(RuleBasedStateMachine):
     @invariant()
     def windows_are_respected(self) -> None:
         stats = self.channel.stats()
-        # what comes back is taken in whatever the bound, which holds for reading on
+        # requeued messages are accepted beyond the bound, which limits further reading only
         assert stats.replay_count <= REPLAY + sum(map(len, self.published.values())) - len(self.finished)
         assert stats.depth >= sum(map(len, self.published.values())) - len(self.finished)
         for tag in {found.tag for found in stats.key_ranges}:
@@ -187,7 +187,7 @@ class Schedule(RuleBasedStateMachine):
 
     @invariant()
     def clients_with_permits_are_served(self) -> None:
-        """No message waits in the replay set if its key is free and its consumer can take it."""
+        """No message waits in the replay set if its key is free and its consumer has a permit."""
         if self.channel.paused:
             return
         for line in self.channel.keys._key_queues.values():
@@ -197,7 +197,7 @@ class Schedule(RuleBasedStateMachine):
                     assert client.in_flight >= client.window
 
     def teardown(self) -> None:
-        """Nothing is lost: an eager consumer receives all unfinished messages."""
+        """No message is lost: an eager consumer receives all unfinished messages."""
         self.channel.unpause()
         for consumer in list(self.members.values()):
             del self.members[consumer.id]

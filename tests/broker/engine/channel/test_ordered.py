@@ -1,4 +1,4 @@
-"""Ordered channels: one message at a time, the same again until it is finished."""
+"""Ordered channels: one message at a time, redelivered until it is finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.engine_partition import Bench
 
 
 def primed() -> Bench:
-    """A channel that had its first SUB_ORDERED already."""
+    """A channel after its first SUB_ORDERED."""
     bench = Bench(ordered=True)
     first = bench.consume(99, ready=0, ordered=True)
     bench.channel().unsubscribe(first)
@@ -37,7 +37,7 @@ def test_rdy_zero_still_means_nothing() -> None:
 
 
 def backlogged() -> Bench:
-    """A channel that no SUB_ORDERED has reached yet, with three messages before it."""
+    """A channel before its first SUB_ORDERED, with three unread messages."""
     bench = Bench(ordered=True)
     bench.channel()
     bench.publish("m0", "m1", "m2")

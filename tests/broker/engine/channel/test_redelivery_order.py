@@ -1,4 +1,4 @@
-"""Order of messages whose connection was lost: random and mixed with new ones, as at the real server."""
+"""Redelivery after a lost connection: in random order and mixed with new messages, like the real server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_same_seed_repeats_the_order() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_more_requeued_messages_than_the_queue_holds_mix_with_new_ones(seed: int) -> None:
-    # requeuedMsgChan of an ephemeral channel takes two messages; the others wait in a Go map
+    # requeuedMsgChan of an ephemeral channel holds two messages; the others wait in a Go map
     bodies = redelivered(seed, channel="tmp#ephemeral")
     assert sorted(bodies) == sorted(SENT)
     first_new, last_returned = bodies.index("m21"), max(bodies.index(body) for body in SENT[:20])

@@ -1,4 +1,4 @@
-"""Filters on extend headers, as the real server applies them."""
+"""Filters on extend headers, with the behaviour of the real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that is killed while it writes: everything that was acknowledged is restored."""
+"""A process that is killed while it writes: all acknowledged messages are restored."""
 
 from __future__ import annotations
 

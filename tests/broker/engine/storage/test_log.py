@@ -33,7 +33,7 @@ def filled(*batches: Sequence[int], segment_bytes: int = 2000) -> Log:
 
 
 class Kept:
-    """A store that is a list."""
+    """A store in a list."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

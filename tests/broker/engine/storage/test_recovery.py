@@ -178,7 +178,7 @@ def test_a_damaged_file_of_channels_is_kept_and_its_copy_is_read(
     again.publish("new")
     assert received(again, "half") == [*BODIES[50:], "new"]
     again.wait(1)
-    assert state.exists(), "it is written again"
+    assert state.exists(), "the file is rewritten"
 
 
 def test_without_the_copy_channels_are_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +235,7 @@ def test_any_damaged_file_is_survived_and_named(
     at: int,
     generation: str,
 ) -> None:
-    """No error, no loss outside of the damage, a report, and every channel receives what is published next."""
+    """No error, no loss outside of the damage, a report, and every channel receives the next published message."""
     caplog.clear()
     path = tmp_path_factory.mktemp("damage")
     files = store_everything(path, generation)
@@ -251,7 +251,7 @@ def test_any_damaged_file_is_survived_and_named(
     assert {(state.topic, state.partition) for state in stored_partitions(path)} == {("orders", 0)}
     is_queue = file.suffix == ".dat"
     concerned = {body for body in BODIES if body.encode() in data} if is_queue else set()
-    for attempt in range(2):  # what was repaired stays repaired
+    for attempt in range(2):  # repairs are permanent
         again = Bench(data_path=path, generation=generation)
         recovery = again.partition.recovery
         assert recovery is not None

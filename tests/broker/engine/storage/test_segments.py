@@ -19,7 +19,7 @@ SMALL = DiskOptions(max_file_bytes=60)
 
 
 class BrokenDisk:
-    """A disk that is full, or that takes a few bytes more."""
+    """A disk that is full, or has room for a few bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, takes: int = 0) -> None:
         self.takes = takes
@@ -35,7 +35,7 @@ class BrokenDisk:
         return self.write(out, data[:taken])
 
     def repair(self) -> None:
-        """Work again."""
+        """End the fault."""
         self.monkeypatch.setattr("nsqext.broker.engine.storage.segments.os.write", self.write)
 
 
@@ -195,7 +195,7 @@ def test_a_kill_during_a_restart_of_the_queue(tmp_path: Path, monkeypatch: pytes
     remove, left = Path.unlink, [None] * removed * 2
 
     class Killed(BaseException):
-        """The process is gone."""
+        """Stands for the death of the process."""
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
         if not left:

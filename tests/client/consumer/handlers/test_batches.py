@@ -1,4 +1,4 @@
-"""Batches: the answers of a batch, loops over batches, batch handlers, and fetching."""
+"""Batches: finish and requeue, loops over batches, batch handlers, and fetching."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topi
                 assert consumer.statistics().in_flight <= 4
                 received += len(batch)
                 await batch.finish()
-                if received >= 8:  # the rest does not use up what may be in flight, and would wait for max_wait
+                if received >= 8:  # the rest does not reach max_in_flight, and would wait for max_wait
                     break
 
 
@@ -361,7 +361,7 @@ async def test_fetch_needs_an_open_consumer() -> None:
 # Handlers
 
 
-async def test_a_batch_handler_finishes_what_it_did_not_answer(cluster: Cluster, topic: str) -> None:
+async def test_a_batch_handler_finishes_unanswered_messages(cluster: Cluster, topic: str) -> None:
     consumer = in_batches(cluster, topic, quick(backoff=CALM))
     attempts: list[tuple[bytes, int]] = []
 

@@ -1,4 +1,4 @@
-"""Dead letters that go to a topic of their own."""
+"""Dead letters published to a topic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RECEIPT = encode_trace_reply(1, 7, 0, 34)
 
 
 async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:
-    """Send one message to the dead letters."""
+    """Publish one message as a dead letter."""
     nsqd = "" if lookupd else str(node)
     dead_letters = DeadLetterTopic("dead", "ch", lookupd, nsqd, ProducerOptions(timeout=1.0))
     async with create_task_group() as tasks:
@@ -75,7 +75,7 @@ async def test_a_refusal_is_raised() -> None:
 
 
 async def test_a_dead_letter_is_not_published_to_its_own_topic() -> None:
-    """An app whose options name a dead letter topic may have a handler for it as well."""
+    """An app with a dead letter topic in its options may have a handler of that topic as well."""
     owner = RecordingOwner()
     owner.topic = "dead"
     async with scripted_node(obey(), granted=PLAIN) as node:

@@ -1,4 +1,4 @@
-"""The messages that are here: rows, and what stops them."""
+"""The dispatcher of received messages: queues, and closing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_nothing_is_accepted_after_the_stop() -> None:
 
 @pytest.mark.parametrize("lanes", [False, True])
 @pytest.mark.anyio
-async def test_who_leaves_the_original_nsq_gives_everything_back(lanes: bool) -> None:
-    """It would keep what is in flight until that has timed out (captured behaviour of the original server)."""
+async def test_closing_on_the_original_nsq_requeues_all_messages(lanes: bool) -> None:
+    """The server would keep messages in flight until they time out (captured behaviour of the original server)."""
     with Cluster(nodes=1, generation="nsq") as cluster, anyio.fail_after(20):
         options = quick(key=lambda message: message.body[:1]) if lanes else quick()
         consumer = Consumer("fresh", "ch", lookupd=cluster.lookupd, options=options, concurrency=2)

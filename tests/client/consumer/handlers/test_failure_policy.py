@@ -1,4 +1,4 @@
-"""What becomes of messages whose handler raised."""
+"""Requeues and dead letters of messages whose handler raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 def make_policy(
     dead_letters: list[str] | None = None, delays: DelayedRequeues | None = None, **members: object
 ) -> FailurePolicy:
-    """Return a policy without jitter, whose dead letters are written down."""
+    """Return a policy without jitter that records dead letters."""
 
     async def take(message: Message, error: Exception | None) -> None:
         assert dead_letters is not None
@@ -61,7 +61,7 @@ async def test_errors_of_handlers_decide_the_outcome() -> None:
         Requeue(-1)
 
 
-async def test_what_was_answered_stays_answered() -> None:
+async def test_answered_messages_are_not_requeued() -> None:
     owner = RecordingOwner()
     policy = make_policy()
     for error in (Finish(), Requeue(), Reject(), ValueError("x")):
@@ -94,7 +94,7 @@ async def test_dead_letters_that_fail_lose_nothing() -> None:
     assert owner.commands == ["REQ 1 0!"]
 
 
-async def test_without_dead_letters_what_is_given_up_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_dead_letters_a_rejected_message_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     owner = RecordingOwner()
     await make_policy(max_attempts=1).failed(make_message(owner), ValueError("x"))
     assert owner.commands == ["FIN 1"]

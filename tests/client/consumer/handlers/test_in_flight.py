@@ -1,4 +1,4 @@
-"""More time for messages that are here."""
+"""Touching of messages in flight."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The key_failover channel of the embedded cluster and the lanes of its consumers, through links that delay anything.
+"""The key_failover channel of the embedded cluster and the lanes of its consumers, over links with random delays.
 
-A walk is drawn from its seed: messages and commands stay under way for any time, either side may notice the end of a
-connection long before the other, the server may stand still, messages time out, and leaders change. A message must
-never be handled for the first time after a later one of its key.
+A random walk depends on its seed: messages and commands are delayed arbitrarily, either side may detect the end of a
+connection long before the other, the server may pause, messages time out, and leaders change. A message must never be
+handled for the first time after a later one of its key.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _STEPS = 3000
 _MOST = 400
 """Messages that a walk publishes."""
 _LONG = 40_000
-"""Steps in which everything has to be handled, once nothing fails any more."""
+"""Steps within which all messages must be handled after the last fault."""
 
 
 class Link(Subscriber):
-    """A connection: the subscriber that the channel sees, and the subscription that the lanes see."""
+    """A connection: the subscriber of the channel, and the subscription of the lanes."""
 
     topic, partition, node, in_order, moved, ignore_lost = "t", 0, "127.0.0.1:4150", False, False, False
     max_msg_timeout = 30.0
@@ -55,7 +55,7 @@ class Link(Subscriber):
         self.channel = walk.leader.channels["ch"]
         self.channel.subscribe(self)
 
-    # what the server does
+    # server side
 
     def deliver(self, message: RawMessage) -> None:
         """Send a message."""
@@ -87,23 +87,23 @@ class Link(Subscriber):
             return
 
     def notice_end(self) -> None:
-        """Let the server notice that the client has closed the connection; commands may be unread."""
-        while self.up and self._walk.chance.random() < 0.9:
+        """Make the server detect that the client has closed the connection; commands may be unread."""
+        while self.up and self._walk.rng.random() < 0.9:
             self.serve()
         if self.open_there:
             self.open_there = False
             self.channel.unsubscribe(self)
 
-    # what the client does
+    # client side
 
     def end(self) -> None:
         """Close the connection."""
         self.open_here, self.horizon = False, inf
-        while self.up and self._walk.chance.random() < 0.3:
+        while self.up and self._walk.rng.random() < 0.3:
             self.up.pop()
 
     def reset(self, reason: str) -> None:
-        """End the connection, as lanes ask for."""
+        """Close the connection, as requested by the lanes."""
         self.end()
 
     def finish(self, message: Message) -> None:
@@ -125,7 +125,7 @@ class Link(Subscriber):
         self.up.append((name, message.id, *given))
 
     def record_outcome(self, failed: bool) -> None:
-        """Nothing slows down."""
+        """Ignore the outcome: no backoff."""
 
     def expired(self, message: Message) -> bool:
         """Return whether a message is not in flight any more."""
@@ -143,7 +143,7 @@ class Client:
         self.link: Link | None = None
 
     def receive(self) -> None:
-        """Read messages that are under way; connect where there is no connection."""
+        """Read messages from the links; connect if there is no connection."""
         walk, link = self._walk, self.link
         if link is None or not link.open_here:
             self._connected += 1
@@ -155,7 +155,7 @@ class Client:
                 link.end()
             return
         link.horizon = walk.now - link.msg_timeout
-        count = min(walk.chance.randint(1, 6), len(link.down))
+        count = min(walk.rng.randint(1, 6), len(link.down))
         self._lanes.put([self._message(link, link.down.popleft()) for _ in range(count)])
 
     def _message(self, link: Link, raw: RawMessage) -> Message:
@@ -167,13 +167,13 @@ class Client:
         return message
 
     def work(self) -> None:
-        """Begin or end a handler, as `Workers` does."""
+        """Start or end a handler, like `Workers`."""
         walk = self._walk
-        number = walk.chance.randrange(_LANES)
+        number = walk.rng.randrange(_LANES)
         message, self._running[number] = self._running[number], None
         if message is not None:
-            if walk.chance.random() < walk.failures:
-                message.requeue_now(walk.chance.choice([0.0, 0.02, 0.5, 4.0]), backoff=True)
+            if walk.rng.random() < walk.failures:
+                message.requeue_now(walk.rng.choice([0.0, 0.02, 0.5, 4.0]), backoff=True)
             else:
                 walk.note(walk.done, message)
                 message.finish_now()
@@ -189,7 +189,7 @@ class Client:
             return
 
     def tick(self) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         walk, link = self._walk, self.link
         if link is not None and link.open_here:
             link.horizon = walk.now - link.msg_timeout
@@ -199,24 +199,24 @@ class Client:
 
 
 class Walk:
-    """A partition with two replicas, its consumers, and what happens to them."""
+    """A partition with two replicas, its consumers, and random events."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = chance = Random(seed)
+        self.rng = rng = Random(seed)
         self.now = 1000.0
-        self.msg_timeout = chance.choice([2.0, 5.0, 60.0])
-        self.ready = chance.choice([1, 3, 8])
-        self.failures = chance.choice([0, 0.05, 0.3])
-        self.auto_touch = chance.random() < 0.5
+        self.msg_timeout = rng.choice([2.0, 5.0, 60.0])
+        self.ready = rng.choice([1, 3, 8])
+        self.failures = rng.choice([0, 0.05, 0.3])
+        self.auto_touch = rng.random() < 0.5
         self.begun: dict[str, list[int]] = {}
         self.done: dict[str, list[int]] = {}
         self.links: list[Link] = []
         self._ids = 0
-        self._keys = chance.choice([1, 2, 5])
+        self._keys = rng.choice([1, 2, 5])
         self._published: dict[str, int] = {}
         self._replicas = [self._replica(seed) for _ in range(2)]
         self._replicas[1].suspend()
-        self._clients = [Client(self) for _ in range(chance.choice([1, 2, 3]))]
+        self._clients = [Client(self) for _ in range(rng.choice([1, 2, 3]))]
 
     def _replica(self, seed: int) -> Partition:
         options = PartitionOptions(
@@ -249,7 +249,7 @@ class Walk:
             before.append(int(number))
 
     def run(self) -> None:
-        """Walk, then let everything be handled."""
+        """Run the random events, then wait until all messages are handled."""
         for _ in range(_STEPS):
             self._step()
         self.failures = 0
@@ -279,12 +279,12 @@ class Walk:
         return [link for link in self.links if link.open_there and not link.open_here]
 
     def _step(self) -> None:
-        chance = self.chance
+        rng = self.rng
         happens: tuple[tuple[Callable[[], object], float], ...] = (
             (self._publish, 3),
             (self._serve, 27),
-            (lambda: chance.choice(self._clients).receive(), 25),
-            (lambda: chance.choice(self._clients).work(), 30),
+            (lambda: rng.choice(self._clients).receive(), 25),
+            (lambda: rng.choice(self._clients).work(), 30),
             (self._pass_time, 8),
             (self._notice_end, 3),
             (self._cut, 1.5),
@@ -293,14 +293,14 @@ class Walk:
             (self.leader.tick, 1),
         )
         actions, weights = zip(*happens, strict=True)
-        chance.choices(actions, weights)[0]()
+        rng.choices(actions, weights)[0]()
 
     def _publish(self) -> None:
         if sum(self._published.values()) >= _MOST:
             return
         messages = []
-        for _ in range(self.chance.randint(1, 8)):
-            key = f"k{self.chance.randrange(self._keys)}"
+        for _ in range(self.rng.randint(1, 8)):
+            key = f"k{self.rng.randrange(self._keys)}"
             number = self._published.get(key, 0)
             self._published[key] = number + 1
             header = orjson.dumps({"##key": key})
@@ -312,36 +312,36 @@ class Walk:
     def _serve(self) -> None:
         waiting = [link for link in self.links if link.up and link.open_there]
         if waiting:
-            link = self.chance.choice(waiting)
-            for _ in range(self.chance.randint(1, 6)):
+            link = self.rng.choice(waiting)
+            for _ in range(self.rng.randint(1, 6)):
                 link.serve()
 
     def _pass_time(self) -> None:
-        """Either side may stand still."""
-        self.now += self.chance.choice([0.01, 0.05, 0.25, 0.25, 1.0, 1.0 if self.msg_timeout < 10 else 3.0])
-        if self.chance.random() < 0.9:
+        """Advance the clock; either side may be paused."""
+        self.now += self.rng.choice([0.01, 0.05, 0.25, 0.25, 1.0, 1.0 if self.msg_timeout < 10 else 3.0])
+        if self.rng.random() < 0.9:
             self.leader.tick()
         for client in self._clients:
-            if self.chance.random() < 0.9:
+            if self.rng.random() < 0.9:
                 client.tick()
 
     def _notice_end(self) -> None:
         half_open = self._half_open()
         if half_open:
-            self.chance.choice(half_open).notice_end()
+            self.rng.choice(half_open).notice_end()
 
     def _cut(self) -> None:
-        link = self.chance.choice(self._clients).link
+        link = self.rng.choice(self._clients).link
         if link is not None and link.open_here:
             link.end()
 
     def _move(self) -> None:
-        """Let the other replica lead: with the newest positions of the channel, or with those it was sent last."""
+        """Make the other replica the leader, with the newest channel positions or with those replicated last."""
         old, new = self._replicas
         for link in self.links:
             link.closed()
         old.suspend()
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             hand_over_channels(old, new)
         self._replicas.reverse()
         new.resume()

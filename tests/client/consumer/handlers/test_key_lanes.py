@@ -1,4 +1,4 @@
-"""Lanes by key: the order of a key is kept, and a requeue holds up that key alone."""
+"""Lanes by key: the order of a key is kept, and a requeue delays only messages of its key."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class Owner:
         message.received = self.clock.now
 
     def record_outcome(self, failed: bool) -> None:
-        """Note what a backoff would hear."""
+        """Record the outcome."""
         self.commands.append(("record_outcome", b""))
 
     def expired(self, message: Message) -> bool:
-        """Return whether it is gone."""
+        """Return whether the message is no longer in flight."""
         return message.received < self.horizon
 
     def reset(self, reason: str) -> None:
-        """Note that the connection is to be ended."""
+        """Record a request to close the connection."""
         self.commands.append(("reset", b""))
 
 
@@ -113,14 +113,14 @@ class Bench:
         return found
 
     def take(self, message: Message) -> Message:
-        """Take a message out of its lane, as its worker does."""
+        """Take a message out of its lane, like its worker."""
         for row in self.lanes.lanes:
             if row.messages and row.messages[0] is message:
                 return row.messages.popleft()
         raise AssertionError("it is not the first of its lane")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.now += seconds
         self.lanes.tick(self.clock.now)
 
@@ -159,7 +159,7 @@ async def test_a_requeue_blocks_its_key_only() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_held_is_touched() -> None:
+async def test_held_messages_are_touched() -> None:
     bench = Bench(1)
     first, _ = bench.put("a1", "a2")
     bench.take(first)
@@ -171,7 +171,7 @@ async def test_what_is_held_is_touched() -> None:
 
 
 def _cut(bench: Bench) -> Owner:
-    """End the connection; returns the next one."""
+    """Close the connection; return the next one."""
     bench.owner.horizon = float("inf")
     bench.owner = Owner()
     bench.owner.clock = bench.clock
@@ -218,7 +218,7 @@ async def test_waiting_for_a_redelivery_ends(caplog: pytest.LogCaptureFixture) -
     bench.put("a2", owner=again)
     bench.take(first)
     bench.lanes.expired(first)
-    again.ready = 0  # while the server can deliver nothing, the time does not count
+    again.ready = 0  # while the server cannot deliver messages, the time does not count
     bench.wait(61.0)
     assert bench.rows() == {}
     again.ready = 20
@@ -243,7 +243,7 @@ async def test_a_handled_message_whose_fin_was_lost_is_not_handled_again() -> No
 
 
 def _put_replaced(bench: Bench, owner: Owner, body: str, place: str, number: int) -> Message:
-    """Receive another message with the id and the place of an earlier one."""
+    """Receive another message with the id and the position of an earlier one."""
     (message,) = bench.make(body, owner=owner)
     message.id, message.timestamp = place.encode().ljust(16, b"-"), 2
     bench.lanes.put([_place(message, number)])
@@ -488,9 +488,9 @@ async def test_a_key_of_another_partition_does_not_wait() -> None:
 
 @pytest.mark.anyio
 async def test_a_key_failover_channel_redelivers_to_any_consumer() -> None:
-    """So the connection is ended where messages wait in vain for one that timed out, and all of it is forgotten.
+    """The connection is closed if messages wait for one that timed out, and its messages are dropped.
 
-    To requeue those that wait is not enough: the server may have sent later ones, which are still to be received.
+    It is not enough to requeue the waiting ones: the server may have sent later ones that are not received yet.
     """
     bench = Bench(1, ordered_by_server=True)
     (first,) = bench.put("a1")
@@ -513,7 +513,7 @@ async def test_a_key_failover_channel_redelivers_to_any_consumer() -> None:
 
 @pytest.mark.anyio
 async def test_the_place_of_a_message_that_timed_out_is_kept_on_a_key_failover_channel() -> None:
-    """While nothing of its key waits, there is nothing to do; a later message may still be received."""
+    """It is kept while no message of its key waits, because a later message may still be received."""
     bench = Bench(1, ordered_by_server=True)
     (first,) = bench.put("a1")
     bench.clock.now += 2
@@ -544,7 +544,7 @@ def test_messages_lost_to_other_consumers_are_bounded() -> None:
 
 
 def test_lanes_divide_the_keys_of_one_consumer_evenly() -> None:
-    """A consumer of a key_failover channel serves a part of the hash line, and uses all of its lanes."""
+    """A consumer of a key_failover channel serves a part of the hash space, and uses all of its lanes."""
     keys = [b"key-%d" % number for number in range(4000)]
     mine = [key for key in keys if position_of(key) < 1 << 30]
     counts = Counter(lane_number(key, 8) for key in mine)
@@ -565,7 +565,7 @@ async def test_no_message_is_handed_out_after_the_stop() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_left_is_given_back_with_the_rest_of_its_delay() -> None:
+async def test_remaining_messages_are_requeued_with_the_rest_of_their_delay() -> None:
     bench = Bench(2)
     a1, _, b1, _, c1 = bench.put("a1", "a2", "b1", "b2", "c1")
     bench.take(a1)
@@ -573,7 +573,7 @@ async def test_what_is_left_is_given_back_with_the_rest_of_its_delay() -> None:
     bench.take(b1)
     bench.lanes.stop()
     bench.wait(2.0)
-    await b1.requeue(1.0)  # its handler was still at work
+    await b1.requeue(1.0)  # its handler was still running
     bench.owner.horizon, c1.received = 0.5, 0.0  # no longer in flight
     bench.lanes.requeue_remaining(lambda message: message.body != b"b2")
     assert sorted(bench.owner.delays.items()) == [(b"a1", 3.0), (b"a2", 3.0), (b"b1", 1.0)]

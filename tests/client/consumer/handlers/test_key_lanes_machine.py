@@ -20,7 +20,7 @@ _FOREVER = DeliveryOptions(redelivery_wait=1e9, gap_wait=1e9)
 
 
 class _Connection:
-    """A subscription, as lanes see it."""
+    """The subscription interface of the lanes."""
 
     topic, partition, node, in_order = "t", 0, "127.0.0.1:4150", False
     msg_timeout, max_msg_timeout, ignore_lost, moved, ready = _TIMEOUT, 900.0, False, False, _READY
@@ -29,7 +29,7 @@ class _Connection:
         self.horizon = server.now - _TIMEOUT
         self.number = server.subscriptions = server.subscriptions + 1
         self.broken = False
-        """Whether what the client sends is lost."""
+        """Whether commands of the client are lost."""
         self._server = server
 
     def finish(self, message: Message) -> None:
@@ -53,7 +53,7 @@ class _Connection:
             raise MessageNotInFlight("not in flight")
 
     def record_outcome(self, failed: bool) -> None:
-        """Nothing slows down."""
+        """Ignore the outcome: no backoff."""
 
     def expired(self, message: Message) -> bool:
         return message.received < self.horizon
@@ -63,7 +63,7 @@ class _Connection:
 
 
 class _Server:
-    """Reads its log from front to back, and redelivers what it holds again in any order, mixed with unread messages."""
+    """Reads its log in order, and redelivers messages in any order, mixed with unread messages."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -130,7 +130,7 @@ class LanesMachine(RuleBasedStateMachine):
         )
         self.running: list[Message | None] = [None, None]
         self.done: set[int] = set()
-        # the promise begins with the first message of the partition
+        # the guarantee starts with the first message of the partition
         self.publish(1)
         self.deliver([0])
         self.pass_time(1.0)
@@ -146,7 +146,7 @@ class LanesMachine(RuleBasedStateMachine):
 
     @rule(lane=st.integers(0, 1))
     def begin(self, lane: int) -> None:
-        """A worker takes the next message of its lane that is in flight, as `Workers` does."""
+        """A worker takes the next message of its lane that is in flight, like `Workers`."""
         messages = self.lanes.lanes[lane].messages
         while self.running[lane] is None and messages:
             message = messages.popleft()
@@ -155,7 +155,7 @@ class LanesMachine(RuleBasedStateMachine):
                 continue
             number = int(message.body)
             earlier = set(range(number % _KEYS, number, _KEYS))
-            assert earlier <= self.done, f"{number} is begun before {min(earlier - self.done)} of its key"
+            assert earlier <= self.done, f"{number} is started before {min(earlier - self.done)} of its key"
             assert number not in self.done, f"{number} is handled twice"
             self.running[lane] = message
 
@@ -179,12 +179,12 @@ class LanesMachine(RuleBasedStateMachine):
 
     @rule()
     def break_connection(self) -> None:
-        """Lose all answers from now on."""
+        """Lose all later commands of the client."""
         self.server.connection.broken = True
 
     @rule(choices=st.lists(st.integers(0, 20), max_size=5))
     def cut(self, choices: list[int]) -> None:
-        """End the connection, with messages under way that are never received."""
+        """Close the connection; messages that were sent and not received are lost."""
         self.server.send(choices)
         self.server.cut()
 
@@ -201,7 +201,7 @@ class LanesMachine(RuleBasedStateMachine):
             assert len(order.unfinished) <= self.server.published - len(self.done) + len(self.running)
 
     def teardown(self) -> None:
-        """Everything is handled in the end, when nothing fails any more."""
+        """All messages are handled after the last fault."""
         self.server.connection.broken = False
         self.server.cut()
         for _ in range(200 * (self.server.published + 1)):

@@ -1,4 +1,4 @@
-"""The bound of unpacked bytes of compressed messages in flight, by counting the bytes of the bodies handed out."""
+"""The bound of unpacked bytes of compressed messages in flight, measured by the bodies in handlers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unpacking(cluster: Cluster, topic: str, bound: int = BOUND, **members: Any) 
 
 
 class Meter:
-    """Counts the bytes of the bodies that handlers have."""
+    """Counts the bytes of the bodies in handlers."""
 
     def __init__(self) -> None:
         self.now = 0

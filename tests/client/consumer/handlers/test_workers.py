@@ -1,4 +1,4 @@
-"""The tasks that run a handler, and the queue that they take messages from."""
+"""The tasks that run a handler, and their message queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slowing down: levels and pauses, without any clock."""
+"""Backoff: levels and pauses, without a clock."""
 
 from __future__ import annotations
 

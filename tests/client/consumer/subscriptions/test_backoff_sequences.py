@@ -1,4 +1,4 @@
-"""The exact commands of a consumer that backs off, as the mock servers of the Go clients' tests see them."""
+"""The exact commands of a consumer in backoff, as expected by the mock servers of the Go clients' tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS = quick(backoff=_BACKOFF, failure=_FAILURE)
 
 
 def scripted_consumer(node: object, **members: object) -> Consumer:
-    """Return a consumer whose handler fails on ``bad`` and gives ``back`` back."""
+    """Return a consumer whose handler fails on ``bad`` and requeues ``back``."""
     options = members.pop("options", _OPTIONS)
     consumer = Consumer("t", "ch", nsqd=str(node), options=options, **members)  # type: ignore[arg-type]
 
@@ -267,7 +267,7 @@ async def test_another_number_in_flight_while_it_backs_off() -> None:
 
 
 _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, list[str]]]]] = {
-    # messages and what they lead to, over a first connection, and over a second one after the first was cut
+    # messages and expected commands, over a first connection, and over a second one after the first was cut
     "TestConsumerBackoff": (
         5,
         [
@@ -286,7 +286,7 @@ _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, 
         [
             (b"bad", ["RDY 0", "REQ 1", "RDY 1"]),
             (b"back", ["RDY 0", "REQ 2", "RDY 1"]),
-            (b"good", ["FIN 3"]),  # the Go client repeats RDY 1, which holds already
+            (b"good", ["FIN 3"]),  # the Go client repeats RDY 1, which is set already
         ],
         [],
     ),
@@ -324,7 +324,7 @@ async def test_the_mock_servers_of_the_go_clients_receive_what_they_expect(name:
                     await peer.close()
             assert consumer.backoff.state == "running"
             consumer.stop()
-            assert await tape(peer, 2) == ["RDY 0", "CLS"], "and nothing else before"
+            assert await tape(peer, 2) == ["RDY 0", "CLS"], "and no other command before"
             await peer.answer(b"CLOSE_WAIT")
 
         await running(consumer, body, node)

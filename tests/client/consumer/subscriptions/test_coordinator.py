@@ -1,4 +1,4 @@
-"""Shares of what may be in flight, as they change with time."""
+"""Shares of max_in_flight, as they change with time."""
 
 from __future__ import annotations
 

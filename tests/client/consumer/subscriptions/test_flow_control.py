@@ -1,4 +1,4 @@
-"""Sharing out what may be in flight."""
+"""Distribution of max_in_flight over connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add(flow: RdyDistributor[int], number: int, limit: int, backoff: Backoff | N
 
 
 def receive(flow: RdyDistributor[int], number: int, now: float, count: int = 1, size: int = 1) -> bool:
-    """Note messages that were all answered at once."""
+    """Receive messages that are finished immediately."""
     return flow.received(number, count, size * count, 0, now)
 
 
@@ -54,7 +54,7 @@ def test_rdy_is_lowered_by_a_new_connection_and_raised_by_a_lost_one() -> None:
 
 
 def test_the_rest_of_a_division_stays_where_it_is() -> None:
-    """A count that is lowered for another one is in flight already: more than ``max_in_flight`` would be."""
+    """Moving a count would exceed ``max_in_flight``, because messages for the lowered count are in flight already."""
     flow = make(3, 2500, 2500)
     flow._members[0].window, flow._members[1].window = 2, 1
     assert flow.shares(0) == {0: 2, 1: 1}
@@ -64,7 +64,7 @@ def test_the_rest_of_a_division_stays_where_it_is() -> None:
     assert flow.shares(0) == {0: 2, 1: 1}
 
 
-def test_idle_connections_give_way_until_something_comes() -> None:
+def test_idle_connections_yield_until_a_message_is_received() -> None:
     flow = make(100, 2500, 2500, 2500)
     assert not receive(flow, 0, 9.0)
     assert flow.shares(11.0) == {0: 98, 1: 1, 2: 1}
@@ -96,7 +96,7 @@ def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> N
         shares = flow.shares(now)
         assert sorted(shares.values()) == [0, 0, 1]
         probes[max(shares, key=shares.__getitem__)] += 1
-    assert set(probes) == {0, 1, 2}, "nothing comes, so they take turns"
+    assert set(probes) == {0, 1, 2}, "no message is received, so they take turns"
 
 
 def test_a_backoff_of_one_connection_does_not_slow_the_others() -> None:
@@ -192,7 +192,7 @@ def test_held_messages_do_not_count_up_to_as_many_again() -> None:
 
 
 def fill(flow: RdyDistributor[int], number: int, now: float) -> bool:
-    """Receive as many messages as RDY allows, none of which is answered."""
+    """Receive as many messages as RDY allows, and finish none."""
     share = flow.shares(now)[number]
     return flow.received(number, share, share, share, now)
 

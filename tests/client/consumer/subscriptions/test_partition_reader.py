@@ -1,4 +1,4 @@
-"""A subscribed connection on its own: what it sends and receives, and which servers it disconnects from."""
+"""A single subscribed connection: commands, messages, and servers that it disconnects from."""
 
 from __future__ import annotations
 

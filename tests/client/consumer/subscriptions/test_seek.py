@@ -1,4 +1,4 @@
-"""Where a channel begins, and where a consumer seeks to."""
+"""Start positions of channels, and seeks of consumers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EARLIEST = Position.earliest()
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name of the test's own."""
+    """A topic name for this test only."""
     return f"t{abs(hash(request.node.nodeid)) % 10**12}"
 
 
@@ -118,7 +118,7 @@ async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> No
 
 
 class _Gate:
-    """Holds calls of a function back, and writes down their last arguments."""
+    """Delays calls of a function, and records their last arguments."""
 
     def __init__(self, function: Callable[..., Awaitable[object]]) -> None:
         self._function = function
@@ -188,7 +188,7 @@ async def test_a_seek_replaces_a_start_that_is_in_progress(
             await anyio.wait_all_tasks_blocked()
             gate.open.set()
             taken = await take(consumer, 1)
-            if taken != [b"3"]:  # the server delivers what it had read ahead once more
+            if taken != [b"3"]:  # the server redelivers the message that it had read ahead
                 taken = await take(consumer, 1)
             assert taken == [b"3"]
 
@@ -204,7 +204,7 @@ async def test_a_seek_ends_with_its_partition() -> None:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_seek_in_vain, consumer)
                     await anyio.wait_all_tasks_blocked()
-                    lookup.set_leaders({0: node}, num=1)  # deleted, and created again with fewer
+                    lookup.set_leaders({0: node}, num=1)  # deleted, and created again with fewer partitions
 
 
 async def _seek_in_vain(consumer: Consumer) -> None:

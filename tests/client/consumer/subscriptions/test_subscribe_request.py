@@ -1,4 +1,4 @@
-"""What a subscription asks the server to do with its output buffer."""
+"""The output buffer settings that a subscription requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REDESIGNED, ORIGINAL = 0, -1
 
 
 def asked(options: ConsumerOptions, partition: int) -> tuple[int | None, float | None]:
-    """Return size and timeout that IDENTIFY asks for."""
+    """Return size and timeout in IDENTIFY."""
     plan = SubscribeRequest("orders", "ch", partition, Address("127.0.0.1", 4150), TopicMeta(), None, options)
     request = plan.identify()
     return request.output_buffer_size, request.output_buffer_timeout

@@ -1,4 +1,4 @@
-"""Staying subscribed: leaders that move, nodes that are lost, lookup that is stale or empty, topics that change."""
+"""Resubscription: leaders that move, lost nodes, stale or empty lookup, topics that change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EARLIEST = Position.earliest()
 
 @pytest.fixture
 def topic(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A name of the test's own; the cluster is whole again afterwards."""
+    """A topic name for this test only; faults of the cluster end after the test."""
     yield f"t{abs(hash(request.node.nodeid)) % 10**12}"
     cluster.faults.heal()
 
@@ -147,7 +147,7 @@ async def test_a_filter_is_applied(cluster: Cluster, topic: str, wanted: ExtFilt
 
 @pytest.mark.parametrize("code", ["E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON", "E_SUB_ORDER_IS_MUST"])
 async def test_a_topic_that_differs_from_lookup_is_refreshed(code: str) -> None:
-    """The server refuses, lookup is asked again, and what it says now is right."""
+    """After a refusal of the server, lookup is queried again and returns the right answer."""
     async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [error(code), ok()]})) as node:
         lookup.set_leaders({0: node}, num=1)
         async with Consumer("t", "ch", lookupd=str(lookup), options=QUICK) as consumer:
@@ -240,7 +240,7 @@ async def test_broken_order_restarts_the_subscription(caplog: pytest.LogCaptureF
             await peer.answer()
             await peer.expect("RDY")
             await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
-            assert (await consumer.__anext__()).internal_id == 4, "nothing was skipped"
+            assert (await consumer.__anext__()).internal_id == 4, "no message was skipped"
             await peer.close()
 
 
@@ -276,7 +276,7 @@ async def test_a_consumer_that_waits_for_its_topic_outlives_a_lookup_that_fails(
         Consumer("t", "ch", lookupd=str(lookup), options=quick(start_timeout=0.01)) as consumer,
     ):
         asked = partial(_times_asked, lookup)
-        await eventually(lambda: asked() > 1)  # so that the first answer has been understood
+        await eventually(lambda: asked() > 1)  # so that the first answer has been processed
         lookup.refuse(500, "no leader among the lookup nodes")
         before = asked()
         await eventually(lambda: asked() > before + 1)

@@ -1,4 +1,4 @@
-"""Which errors end a consumer, and which ones another try or another lookup resolves."""
+"""Errors that end a consumer, and errors that are retried, with or without a lookup."""
 
 from __future__ import annotations
 

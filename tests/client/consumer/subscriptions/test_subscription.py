@@ -1,4 +1,4 @@
-"""One subscription: what it sends, byte by byte, and what it makes of what it gets."""
+"""One subscription: the bytes that it sends, and the handling of received frames."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_command_follows_topic_and_options() -> None:
     plain, ordered = TopicMeta(1), TopicMeta(1, ordered=True)
     assert plan(plain).verb == "SUB"
     assert plan(plain, queue_position=True).verb == "SUB_ADVANCED"
-    assert plan(plain, queue_position=True, partition=-1).verb == "SUB", "the original NSQ knows nothing else"
+    assert plan(plain, queue_position=True, partition=-1).verb == "SUB", "the original NSQ has no other command"
     assert plan(ordered).verb == "SUB_ORDERED"
     assert plan(ordered, ordered=False).verb == "SUB"
     assert plan(plain, ordered=True).verb == "SUB_ORDERED"
@@ -59,7 +59,7 @@ def test_extend_support_follows_the_topic() -> None:
 
 
 async def serve(node: ScriptedNode, verb: str = "SUB") -> Peer:
-    """Take a subscription up to its first RDY."""
+    """Serve a subscription up to its first RDY."""
     peer = await node.accept()
     await peer.expect(verb)
     await peer.answer()
@@ -73,7 +73,7 @@ def consumer(node: ScriptedNode, options: ConsumerOptions | None = None) -> Cons
 
 
 async def test_every_byte_of_a_life() -> None:
-    first, second = bytes(7) + b"\x0a" + bytes(8), bytes(7) + b"\x02" + bytes(8)  # a newline within the first
+    first, second = bytes(7) + b"\x0a" + bytes(8), bytes(7) + b"\x02" + bytes(8)  # a newline within the first id
     async with scripted_node(granted=PLAIN) as node, anyio.create_task_group() as tasks, consumer(node) as subject:
         peer = await serve(node)
         await peer.raw(message(10) + message(2))
@@ -82,7 +82,7 @@ async def test_every_byte_of_a_life() -> None:
         await one.finish()
         await two.requeue(1.5)
         assert await tape(peer, 3) == ["TOUCH 10", "FIN 10", "REQ 2"]
-        assert peer.received[-1].startswith(b"TOUCH "), "three answers, one send"
+        assert peer.received[-1].startswith(b"TOUCH "), "three commands, one send"
         tasks.start_soon(_take_leave, peer)
     assert b"".join(peer.received) == b"".join(
         (
@@ -110,7 +110,7 @@ async def test_answers_that_the_server_refuses_are_logged(caplog: pytest.LogCapt
         with caplog.at_level(logging.WARNING, "nsqext.consumer"):
             await peer.raw(error("E_FIN_FAILED FIN 1 failed"))
             await eventually(lambda: "E_FIN_FAILED" in caplog.text)
-        assert len(subject.connections) == 1, "the connection lives on"
+        assert len(subject.connections) == 1, "the connection stays open"
         await peer.close()
 
 
@@ -123,18 +123,18 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
         mine = await subject.__anext__()
         await eventually(lambda: mine.expired)
         await peer.raw(message(3))
-        assert (await subject.__anext__()).internal_id == 3, "number 2 waited here too long"
+        assert (await subject.__anext__()).internal_id == 3, "number 2 timed out in the consumer"
         assert mine.expired
         await peer.close()
 
 
 async def test_messages_that_timed_out_are_not_in_flight() -> None:
-    """A server may redeliver what timed out, for ever: it is not taken for one that ignores RDY."""
+    """Redeliveries of messages that timed out do not count as violations of RDY."""
     granted = {**PLAIN, "msg_timeout": 300}
     options = quick(start_timeout=0.0, delivery=DeliveryOptions(auto_touch=False, on_lost="ignore"))
     async with scripted_node(granted=granted) as node, consumer(node, options) as subject:
         peer = await serve(node)
-        for start in (1, 11, 21, 31):  # more in all than twice RDY and 16
+        for start in (1, 11, 21, 31):  # more in total than twice RDY and 16
             await peer.raw(b"".join(message(number) for number in range(start, start + 10)))
             await eventually(lambda start=start: subject.statistics().received == start + 9)  # type: ignore[misc]
             await eventually(lambda: subject.statistics().in_flight == 0)

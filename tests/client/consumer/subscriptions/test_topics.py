@@ -1,4 +1,4 @@
-"""Consumers of several topics: names and patterns, topics that appear and vanish, one budget for all."""
+"""Consumers of several topics: names and patterns, topics that are created and deleted, one shared max_in_flight."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def prefix() -> str:
-    """The beginning of names that no other test uses."""
+    """A prefix of names that no other test uses."""
     return f"t{token_hex(4)}."
 
 
@@ -306,7 +306,7 @@ async def test_a_found_topic_that_is_refused_does_not_end_the_others(redesigned:
             await eventually(lambda: topics_of(consumer) == {free})
             await send(redesigned, free, b"one")
             assert await take(consumer, 1) == [b"one"]
-        with pytest.raises(InvalidSetting):  # given by its name, it ends the consumer
+        with pytest.raises(InvalidSetting):  # a topic given by its name ends the consumer
             await Consumer([shared, free], "ch", **given).start()  # type: ignore[arg-type]
         with pytest.raises(InvalidSetting):  # no topic can be consumed at all
             await Consumer(f"{shared}*", "ch", **given).start()  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_the_version_is_exported() -> None:
 
 @pytest.mark.parametrize("client", ["Producer", "Consumer"])
 def test_import_is_light(client: str) -> None:
-    """Nothing that belongs to an extra or to one event loop is loaded, and HTTP and TLS only when they are needed."""
+    """The import loads no package of an extra and no event loop; HTTP and TLS are imported when first used."""
     unwanted = HEAVY + LATER
     program = f"import sys, nsqext; nsqext.{client}; print([name for name in {unwanted!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)

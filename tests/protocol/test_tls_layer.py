@@ -39,7 +39,7 @@ def client_context(authority: trustme.CA) -> ssl.SSLContext:
 
 
 def handshake(client: TlsLayer, server: TlsLayer, step: int = 1 << 20) -> None:
-    """Carry bytes to and fro, in steps of so many bytes, until both are ready."""
+    """Exchange bytes in steps of ``step`` bytes until both sides are ready."""
     for _ in range(10):
         if client.ready and server.ready:
             return

@@ -320,7 +320,7 @@ class Scale:
                 tasks.start_soon(publish, process)
 
     async def _lose(self, count: int) -> tuple[float, float]:
-        """Kill nodes; return the seconds until every partition has stored and delivered a message after the election."""
+        """Kill nodes; return the seconds from the election until every partition has stored and delivered a message."""
         world, network = self.world, self._loop.network
         alive = [name for name in self.names if name not in world.lost]
         dead = set(self._random.sample(alive, count))

@@ -124,15 +124,15 @@ class LossyConsumers:
         self._consumers = consumers
         self._failures = failures
         self._cuts = cuts
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         for consumer in consumers:
             consumer.handler(self._handle)
 
     async def _handle(self, message: Message) -> None:
         name, _, number = message.body.decode().partition(":")
         self.begun.append((name, int(number)))
-        await anyio.sleep(self._chance.choice([0.0, 0.001, 0.01]))
-        if self._chance.random() < self._failures:
+        await anyio.sleep(self._rng.choice([0.0, 0.001, 0.01]))
+        if self._rng.random() < self._failures:
             raise OSError("try again")
         self.done.append((name, int(number)))
 
@@ -156,9 +156,9 @@ class LossyConsumers:
                     lambda: all(len(consumer.connections) == len(messages) for consumer in self._consumers)
                 )
                 tasks.start_soon(self._publish, producer, topic, messages)
-                for done in sorted(self._chance.sample(range(1, wanted), self._cuts)):
+                for done in sorted(self._rng.sample(range(1, wanted), self._cuts)):
                     await eventually(lambda done=done: len(set(self.done)) >= done, PATIENCE)  # type: ignore[misc]
-                    faults.cut(self._chance)
+                    faults.cut(self._rng)
                 await eventually(lambda: len(set(self.done)) == wanted, PATIENCE)
             for consumer in self._consumers:
                 consumer.stop()

@@ -7,6 +7,7 @@ are unchanged: they log at DEBUG only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -138,8 +139,7 @@ class LookupHttp:
         if isinstance(address, LookupUrl) and address.scheme == "https":
             self._secure = self._secure or _make_transport(self._options.tls_context() or ssl.create_default_context())
             return self._secure
-        # a context without certificates avoids the slow load of the system's certificates
-        self._transport = self._transport or _make_transport(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._transport = self._transport or _make_transport(_without_certificates())
         return self._transport
 
     async def _read(self, response: httpx.Response, node: str) -> bytes:
@@ -191,6 +191,14 @@ def _reason(error: BaseException) -> str:
             return str(cause)[:_MAX_REASON]
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__
+
+
+@cache
+def _without_certificates() -> ssl.SSLContext:
+    """Return a context for HTTP without TLS, which avoids the slow load of the system's certificates."""
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _make_transport(context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from random import Random, SystemRandom
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from random import SystemRandom
 
 from attrs import frozen
 
-from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions, Run, run_seed
-from nsqext.testing.simulation.faults import draw_faults
+from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.mutations import MUTATIONS
+from tests.simulation.plan import Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
-NODES = ("n1", "n2", "n3")
-LOOKUPDS = ("l1", "l2")
 MOST_TURNS = 200_000
-"""A schedule takes 10,000 to 20,000."""
-DISK = 0.4
-"""Share of the schedules in which nodes store messages on a disk."""
-REAL_HTTP = 0.03
-"""Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
-OPTIONS = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
+"""A long schedule takes 10,000 to 20,000."""
+CHUNK = 8
+"""Schedules that a process takes at a time."""
+GARBAGE = 5
+"""Schedules between two collections of garbage."""
 
 
 @frozen
@@ -76,21 +76,28 @@ def quiet() -> None:
     warnings.simplefilter("ignore")  # tasks of killed servers that never started
 
 
-def run_one(seed: int, faults: Sequence[Fault] | None = None, *, keep_trace: bool = False) -> Run:
+def prepare() -> None:
+    """Load what schedules need, and leave the collection of garbage to `measure`: most of it is of one schedule."""
+    quiet()
+    run_one(0)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def run_one(
+    seed: int, faults: Sequence[Fault] | None = None, *, size: Size | None = None, keep_trace: bool = False
+) -> Run:
     """Run the schedule of a seed."""
     histories.clear()
-    chosen = draw_faults(seed, OPTIONS, NODES, LOOKUPDS) if faults is None else faults
-    slowest = Random(f"latency {seed}").choice((0.0015, 0.0015, 0.02, 0.1))
-    network = NetworkOptions(latency=(0.00005, slowest))
-    settings = Random(f"settings {seed}")
-    disk, real_http = settings.random() < DISK, settings.random() < REAL_HTTP
+    plan = draw_plan(seed, size, faults)
     return run_seed(
-        *(run_schedule, seed, chosen),
-        network=network,
+        *(partial(run_schedule, plan=plan), seed, plan.faults),
+        network=plan.network,
         keep_trace=keep_trace,
         most_turns=MOST_TURNS,
-        disk=disk,
-        real_http=real_http,
+        disk=plan.disk,
+        real_http=plan.real_http,
     )
 
 
@@ -101,14 +108,13 @@ def text_of(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def measure(seed: int, mutation: str = "") -> Figures:
+def measure(seed: int, mutation: str = "", size: Size | None = None) -> Figures:
     """Run the schedule of a seed, with a bug put in if one is named."""
     began = time.process_time()
-    if mutation:
-        with MUTATIONS[mutation].applied():
-            run = run_one(seed)
-    else:
-        run = run_one(seed)
+    with MUTATIONS[mutation].applied() if mutation else nullcontext():
+        run = run_one(seed, size=size)
+    if seed % GARBAGE == 0:
+        gc.collect()
     cpu = time.process_time() - began
     publishes = histories[-1].publishes if histories else []
     deliveries = histories[-1].deliveries if histories else []
@@ -149,12 +155,12 @@ def print_table(found: list[Figures], seconds: float) -> None:
         say(f"{name:32} {value:>12}")
 
 
-def explain(seed: int) -> None:
+def explain(seed: int, size: Size | None) -> None:
     """Run one seed and print its faults, its last events and what was found, with as few faults as fail."""
-    run = run_one(seed, keep_trace=True)
+    run = run_one(seed, size=size, keep_trace=True)
     say(f"seed {seed}: trace {run.trace}, {run.seconds:.3f} virtual s")
     if run.error is not None:
-        run = shrink(run, lambda faults: run_one(seed, faults, keep_trace=True))
+        run = shrink(run, lambda faults: run_one(seed, faults, size=size, keep_trace=True))
         for line in run.lines[-40:]:
             say(f"  {line}")
     for fault in run.faults:
@@ -169,34 +175,33 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--fresh", action="store_true", help="begin at a random seed, which is printed")
     parser.add_argument("--seed", type=int, help="run one seed, and show its faults and events")
+    parser.add_argument("--size", choices=("short", "long"), help="only schedules of this size")
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    quiet()
+    option = f" --size {given.size}" if given.size else ""
     if given.seed is not None:
-        explain(given.seed)
+        quiet()
+        explain(given.seed, given.size)
         return 0
     if given.fresh:
         given.first = SystemRandom().randrange(10**6, 10**9)
         say(f"first seed: {given.first}")
     found: list[Figures] = []
     began = last = time.monotonic()
-    with ProcessPoolExecutor(given.processes, initializer=quiet) as pool:
-        waiting = {pool.submit(measure, seed) for seed in range(given.first, given.first + given.seeds)}
-        for done in as_completed(waiting):
-            if done.cancelled():
-                continue
-            figures = done.result()
+    seeds = range(given.first, given.first + given.seeds)
+    with ProcessPoolExecutor(given.processes, initializer=prepare) as pool:
+        for figures in pool.map(partial(measure, size=given.size), seeds, chunksize=CHUNK):
             found.append(figures)
             if figures.error:
                 say(f"seed {figures.seed}: {figures.error}")
-                say(f"  repeat it with: python -m tests.simulation --seed {figures.seed}")
+                say(f"  repeat it with: python -m tests.simulation --seed {figures.seed}{option}")
             if time.monotonic() - last > 10:
                 last = time.monotonic()
                 say(f"{len(found)} of {given.seeds} seeds, {sum(bool(one.error) for one in found)} failed")
             if given.seconds and time.monotonic() - began > given.seconds:
-                for one in waiting:
-                    one.cancel()
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     print_table(found, time.monotonic() - began)
     return any(one.error for one in found)
 

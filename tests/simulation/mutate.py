@@ -6,32 +6,61 @@ import argparse
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
 
-from tests.simulation.__main__ import measure, quiet, say
+from attrs import frozen
+
+from tests.simulation.__main__ import measure, prepare, say
 from tests.simulation.mutations import MUTATIONS
 
+if TYPE_CHECKING:
+    from tests.simulation.plan import Size
 
-def find(name: str, most: int) -> tuple[int, str]:
-    """Return the number of seeds until a mutation is found, and what found it; 0 if none of them did."""
+
+@frozen
+class Search:
+    """Search for a mutation.
+
+    Attributes:
+        name: of the mutation.
+        seeds: seeds until one failed; 0 if none of them did.
+        cpu: seconds of processor time.
+        how: what was found.
+    """
+
+    name: str
+    seeds: int
+    cpu: float
+    how: str
+
+
+def find(name: str, most: int, size: Size | None) -> Search:
+    """Run seeds with a mutation until one fails."""
+    cpu = 0.0
     for seed in range(1, most + 1):
-        found = measure(seed, name)
+        found = measure(seed, name, size)
+        cpu += found.cpu
         if found.error:
-            return seed, found.error.partition("\n")[0]
-    return 0, f"not found in {most} seeds"
+            return Search(name, seed, cpu, found.error.partition("\n")[0])
+    return Search(name, 0, cpu, f"not found in {most} seeds")
 
 
 def main() -> int:
     """Run the mutations and print a table; 1 when one of them is not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutate", description=__doc__)
-    parser.add_argument("--most", type=int, default=100, help="seeds for each mutation")
+    parser.add_argument("--most", type=int, default=1000, help="seeds for each mutation")
+    parser.add_argument("--size", choices=("short", "long"), help="only schedules of this size")
     parser.add_argument("names", nargs="*", help="mutations; all by default")
     given = parser.parse_args()
-    names = given.names or list(MUTATIONS)
-    missed = 0
-    with ProcessPoolExecutor(os.cpu_count() or 1, initializer=quiet) as pool:
-        for name, (seeds, how) in zip(names, pool.map(find, names, [given.most] * len(names)), strict=True):
-            missed += not seeds
-            say(f"{name:56} {seeds or '-':>4}  {how[:110]}")
+    searches: list[Search] = []
+    say(f"{'':56} {'seeds':>5} {'CPU s':>7}")
+    with ProcessPoolExecutor(os.cpu_count() or 1, initializer=prepare) as pool:
+        for search in pool.map(partial(find, most=given.most, size=given.size), given.names or list(MUTATIONS)):
+            searches.append(search)
+            say(f"{search.name:56} {search.seeds or '-':>5} {search.cpu:7.1f}  {search.how[:110]}")
+    missed = sum(not search.seeds for search in searches)
+    say(f"{len(searches) - missed} of {len(searches)} found, {sum(search.cpu for search in searches):.0f} CPU s")
     return bool(missed)
 
 

@@ -83,10 +83,8 @@ def _start_twice(right: Any, self: Any, *args: Any) -> None:
 
 
 def _other_receipt(right: Any, target: Any, response: bytes, trace_id: int) -> Any:
-    from attrs import evolve
-
     found = right(target, response, trace_id)
-    return evolve(found, message_id=found.message_id + 1) if found.message_id else found
+    return found._replace(message_id=found.message_id + 1) if found.message_id else found
 
 
 def _send_without_rest(right: Any, self: Any, data: Any, requests: int = 0) -> None:

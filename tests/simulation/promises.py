@@ -1,12 +1,24 @@
 """A second judge, written from docs/explanation/guarantees.md alone, sentence by sentence.
 
 It shares no code with the other checkers, so that a mistake in one of them does not hide what this one finds.
+
+A history cannot show these sentences; other tests check them:
+
+- on how many replicas a message is stored, and with which replicas it is available (`tests/broker/coordinator/`)
+- a new channel starts at the end of the queue, `Consumer.seek` and ``/channel/setoffset``, tags, the original NSQ
+  (`tests/client/consumer/`, `tests/contract/`)
+- clients continue while lookup is down (`tests/contract/`; the faults ``lookup_kill`` and ``lookup_empty`` show that
+  nothing is lost)
+- that lanes finish a redelivery without the handler: the same may happen after a change of the leader, which a history
+  does not tell apart (`tests/client/consumer/`)
+- Spark (`tests/spark/`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby, pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,14 +59,22 @@ class _Topic:
         for body, publish in self.publishes.items():
             if publish.outcome == "failed" and body in self.copies:
                 yield f"'A publish that raised is not stored': {body!r}, {publish.error}"
-            if len(self.copies.get(body, ())) > 1 and self.history.on_unknown == "raise":
+            if len(self.copies.get(body, ())) > 1 and not self._may_be_sent_again(publish):
                 yield f"'A message may be stored twice in one case': {body!r} is {sorted(self.copies[body])}"
+            if publish.end - publish.begin > self.history.timeout + self.history.paused + 2.0 and publish.end < inf:
+                yield f"'A publish that takes longer than timeout fails': {body!r} took until {publish.end:.3f} s"
         for channel in channels:
             delivered = {delivery.body for delivery in self.deliveries if delivery.channel == channel}
             missing = [b for b, publish in self.publishes.items() if publish.outcome == "stored" and b not in delivered]
             if missing:
                 yield f"'A publish that returned is stored': {channel} never received {missing[:3]!r}"
         yield from self._keys()
+
+    def _may_be_sent_again(self, publish: Publish) -> bool:
+        """Return whether a response may have been lost while a message was published."""
+        return self.history.on_unknown == "retry" and any(
+            begin <= publish.end and end >= publish.begin - _AFTER_FAULT for begin, end in self.history.disturbances
+        )
 
     def _keys(self) -> Iterator[str]:
         """Check that keys stay in one partition, and are stored in their order."""
@@ -95,14 +115,43 @@ class _Topic:
         )
 
     def ordered(self) -> Iterator[str]:
-        """Check *ordered topic: within a partition, one message at a time*."""
+        """Check the section about order."""
         for channel in self.history.channels:
-            if channel.topic != self.name or channel.order != "partition":
+            if channel.topic != self.name or not channel.order:
                 continue
             mine = [delivery for delivery in self.deliveries if delivery.channel == channel.name]
-            mine.sort(key=lambda delivery: (delivery.partition, delivery.begin))
-            for before, after in pairwise(mine):
-                same = before.partition == after.partition and before.message_id != after.message_id
-                if same and after.begin < before.end and not self._has_cause(before, after):
-                    yield f"'One message at a time': {after.body!r} began while {before.body!r} was handled"
-                    break
+            yield from self._first_time_in_order(mine, channel.order)
+            if channel.order == "partition":
+                yield from self._one_at_a_time(mine)
+
+    def _first_time_in_order(self, mine: list[Delivery], order: str) -> Iterator[str]:
+        """Check *no handler begins a message after a later one of its key and partition has begun*."""
+        latest: dict[tuple[int, str], Delivery] = {}
+        begun: set[tuple[int, int]] = set()
+        for delivery in sorted(mine, key=lambda delivery: delivery.begin):
+            known = delivery.partition, delivery.message_id
+            if known in begun or delivery.body not in self.publishes:
+                continue
+            begun.add(known)
+            row = delivery.partition, self.publishes[delivery.body].key if order == "key" else ""
+            later = latest.get(row)
+            if later is None or later.message_id < delivery.message_id:
+                latest[row] = delivery
+            elif not self._announced(delivery):
+                yield f"'No handler begins a message after a later one': {delivery.body!r} after {later.body!r}"
+                return
+
+    def _announced(self, delivery: Delivery) -> bool:
+        """Return whether *a warning is logged, and the later messages are handled*."""
+        return any(
+            (topic, partition) == (self.name, delivery.partition) and when <= delivery.begin + 0.01
+            for topic, partition, when in self.history.order_given_up
+        )
+
+    def _one_at_a_time(self, mine: list[Delivery]) -> Iterator[str]:
+        """Check *ordered topic: within a partition, one message at a time*."""
+        for before, after in pairwise(sorted(mine, key=lambda delivery: (delivery.partition, delivery.begin))):
+            same = before.partition == after.partition and before.message_id != after.message_id
+            if same and after.begin < before.end and not self._has_cause(before, after):
+                yield f"'One message at a time': {after.body!r} began while {before.body!r} was handled"
+                return

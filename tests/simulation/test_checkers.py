@@ -51,6 +51,10 @@ def _store_twice(history: History) -> None:
     history.deliveries.append(Delivery(b"1", "orders", "billing", "c", 0, 77, 1, 9.0, 9.1, "returned"))
 
 
+def _store_twice_without_loss(history: History) -> None:
+    history.deliveries.append(Delivery(b"2", "orders", "billing", "c", 0, 77, 1, 9.0, 9.1, "returned"))
+
+
 def _reorder(history: History) -> None:
     first, second = history.deliveries[1:]
     first.begin, second.begin = second.begin, first.begin
@@ -175,6 +179,9 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("broken_promises", _never_handle_again),
     ("broken_promises", _run_two_of_a_partition),
     ("broken_promises", _slow_close),
+    ("broken_promises", _slow),
+    ("broken_promises", _reorder),
+    ("broken_promises", _store_twice_without_loss),
 ]
 
 

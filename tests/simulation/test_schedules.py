@@ -6,14 +6,22 @@ import pytest
 
 from tests.simulation.__main__ import measure, run_one, text_of
 from tests.simulation.mutations import MUTATIONS
-
-SEEDS = (2, 3, 28)
-"""2 and 28 kill and restart nodes while clients are partitioned from others."""
+from tests.simulation.plan import draw_plan
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_schedule_violates_no_guarantee(seed: int) -> None:
-    assert text_of(run_one(seed).error) == ""
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_a_short_schedule_violates_no_guarantee(seed: int) -> None:
+    assert text_of(run_one(seed, size="short").error) == ""
+
+
+def test_a_long_schedule_violates_no_guarantee() -> None:
+    assert text_of(run_one(28, size="long").error) == ""
+
+
+def test_a_seed_draws_the_same_schedule_each_time() -> None:
+    assert draw_plan(5) == draw_plan(5)
+    assert draw_plan(5, faults=()).faults == ()
+    assert {draw_plan(seed).size for seed in range(200)} == {"short", "long"}
 
 
 @pytest.mark.parametrize(
@@ -21,15 +29,16 @@ def test_a_schedule_violates_no_guarantee(seed: int) -> None:
     [
         "a message whose handler raised is finished",
         "a reset connection raises in the event loop",
+        "messages of a key go to any lane",
     ],
 )
-def test_a_bug_that_is_put_in_is_found_within_three_seeds(name: str) -> None:
-    assert any(measure(seed, name).error for seed in range(1, 4))
+def test_a_bug_that_is_put_in_is_found_within_ten_short_schedules(name: str) -> None:
+    assert any(measure(seed, name, "short").error for seed in range(1, 11))
 
 
 def test_a_rename_that_a_loss_of_power_undoes_is_found() -> None:
     """What seed 9 found: the folder of a replaced file was not synced, and all channels of a partition were lost."""
-    assert measure(9, "the files of channels are not synced").error
+    assert measure(9, "the files of channels are not synced", "long").error
 
 
 def test_there_are_twenty_mutations() -> None:

@@ -32,19 +32,12 @@ from tests.simulation.wire import RdyWatch
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation import World
+    from tests.simulation.plan import Plan
 
 __all__ = ("Schedule", "Violated", "run_schedule")
 
-PARTITIONS = 2
 KEYS = 6
-PUBLISHING = 7.0
-"""Virtual seconds for which publishers run."""
-PAUSE = 0.3
-"""Longest pause between two publishes."""
-BATCH = 40
-"""Messages of the largest batch."""
-PRODUCERS = 2
-"""Producers that publishers share."""
+_KEYED = ("lanes", "keyed", "ordered")
 DRAIN = 150.0
 """Virtual seconds after the last fault within which everything has to be handled."""
 
@@ -60,13 +53,13 @@ class HandlerFailed(Exception):
 class Schedule:
     """One schedule: its world, its clients, its history."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, plan: Plan) -> None:
         self.world: World = world
+        self.plan: Plan = plan
         random = world.random
         on_unknown: Literal["retry", "raise"] = "raise" if random.random() < 0.4 else "retry"
         self.history: History = History(on_unknown, timeout=random.choice((4.0, 10.0)))
         self.connection: ConnectionOptions = ConnectionOptions(request_timeout=random.choice((1.0, 3.0, 10.0)))
-        self.replicas: int = random.choice((1, 2, 2, 3))
         self._numbers = 0
         self._publishing = True
         self._producers: list[Producer] = []
@@ -82,13 +75,14 @@ class Schedule:
             for topic, channel, settings in self._consumers():
                 consumer = self._consumer(topic, channel, f"{topic}/{channel}/{len(history.concurrency)}", settings)
                 await stack.enter_async_context(self._closing(consumer))
-            for _ in range(PRODUCERS):
+            for _ in range(self.plan.producers):
                 self._producers.append(await stack.enter_async_context(self._closing(self._producer())))
-            doomed = world.start(self._doomed_client) if world.random.random() < 0.5 else None
+            doomed = world.start(self._doomed_client) if self.plan.doomed else None
             async with anyio.create_task_group() as tasks:
                 for kind in self._publishers():
                     tasks.start_soon(kind)
-                tasks.start_soon(self._come_and_go)
+                if self.plan.guests:
+                    tasks.start_soon(self._come_and_go)
                 tasks.start_soon(self._sample)
                 async with world.inject_faults():
                     began = world.now
@@ -96,7 +90,7 @@ class Schedule:
                     history.disturbances += [
                         (began + fault.at, began + fault.at + fault.seconds) for fault in world.faults
                     ]
-                    await anyio.sleep(PUBLISHING)
+                    await anyio.sleep(self.plan.seconds)
                     if doomed is not None:
                         history.disturbances.append((world.now, world.now))
                         await doomed.kill(silently=world.random.random() < 0.5)
@@ -114,26 +108,35 @@ class Schedule:
         history.left_over += await self._leftovers()
 
     async def _create_topics(self) -> None:
-        create, replicas, history = self.world.cluster.create_topic, self.replicas, self.history
-        await create("plain", PARTITIONS, replicas=replicas, channels=["a", "b"])
-        await create("lanes", PARTITIONS, replicas=replicas, extend=True, channels=["a"])
-        await create("keyed", PARTITIONS, replicas=replicas, extend=True, channels=["a"], dispatch="key_failover")
-        await create("ordered", PARTITIONS, replicas=min(replicas, 3), ordered=True, channels=["a"])
-        await create("upgraded", PARTITIONS, replicas=replicas, channels=["a"])
-        await create("recreated", PARTITIONS, replicas=replicas, channels=["a"])
-        self.world.cluster.upgraded.append("upgraded")
-        self.world.cluster.recreated.append("recreated")
+        history, cluster, plan = self.history, self.world.cluster, self.plan
         history.recreated = any(fault.kind == "recreate" for fault in self.world.faults)
-        history.channels.append(Channel("upgraded", "a"))
-        if not history.recreated:
-            history.channels.append(Channel("recreated", "a"))
-        history.channels += [Channel("plain", "a"), Channel("plain", "b"), Channel("lanes", "a", "key")]
-        history.channels += [Channel("keyed", "a", "key", shared=True), Channel("ordered", "a", "partition")]
+        channels = {
+            "plain": [Channel("plain", "a"), Channel("plain", "b")],
+            "lanes": [Channel("lanes", "a", "key")],
+            "keyed": [Channel("keyed", "a", "key", shared=True)],
+            "ordered": [Channel("ordered", "a", "partition")],
+            "upgraded": [Channel("upgraded", "a")],
+            "recreated": [Channel("recreated", "a")],
+        }
+        for topic in plan.topics:
+            await cluster.create_topic(
+                topic,
+                plan.partitions,
+                replicas=plan.replicas,
+                extend=topic in ("lanes", "keyed"),
+                ordered=topic == "ordered",
+                channels=[channel.name for channel in channels[topic]],
+                dispatch="key_failover" if topic == "keyed" else "",
+            )
+            if topic != "recreated" or not history.recreated:
+                history.channels += channels[topic]
+        cluster.upgraded += [topic for topic in plan.topics if topic == "upgraded"]
+        cluster.recreated += [topic for topic in plan.topics if topic == "recreated"]
 
     # --- consumers ------------------------------------------------------------------------------------------------
 
     def _consumers(self) -> list[tuple[str, str, dict[str, Any]]]:
-        return [
+        every: list[tuple[str, str, dict[str, Any]]] = [
             ("plain", "a", {"concurrency": 4}),
             ("plain", "b", {"concurrency": 2, "max_in_flight": 5}),
             ("lanes", "a", {"concurrency": 4, "key": "##key"}),
@@ -143,6 +146,7 @@ class Schedule:
             ("upgraded", "a", {"concurrency": 2}),
             ("recreated", "a", {"concurrency": 2}),
         ]
+        return [consumer for consumer in every if consumer[0] in self.plan.topics]
 
     def _consumer(
         self, topic: str, channel: str, name: str, settings: dict[str, Any], *, hangs: bool = False
@@ -209,10 +213,12 @@ class Schedule:
     async def _come_and_go(self) -> None:
         """Join and leave the shared channels; some of the handlers hang until their consumer leaves."""
         random, world = self.world.random, self.world
+        shared = [topic for topic in self.plan.topics if topic in ("plain", "keyed")]
         number = 0
-        while self._publishing:
+        while self._publishing and shared:
             await anyio.sleep(random.uniform(0.5, 3.0))
-            topic, dispatch = random.choice((("plain", None), ("keyed", "key_failover")))
+            topic = random.choice(shared)
+            dispatch: Literal["key_failover"] | None = "key_failover" if topic == "keyed" else None
             number += 1
             name = f"{topic}/a/guest {number}"
             hangs = random.random() < 0.2
@@ -235,23 +241,15 @@ class Schedule:
         """Consume and publish, until the process is killed."""
         consumer = self._consumer("plain", "b", "plain/b/doomed", {"concurrency": 2})
         async with consumer, self._producer() as producer:
-            await self._publish_each("plain", "doomed", keyed=False, producer=producer)
+            await self._publish_each("plain", "doomed", producer)
             await anyio.sleep_forever()
 
     # --- publishers -----------------------------------------------------------------------------------------------
 
     def _publishers(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         return [
-            partial(self._publish_each, "plain", "p", keyed=False),
-            partial(self._publish_each, "lanes", "q", keyed=True),
-            partial(self._publish_each, "keyed", "r", keyed=True),
-            partial(self._publish_each, "ordered", "s", keyed=True),
-            partial(self._publish_each, "upgraded", "x", keyed=False),
-            partial(self._publish_each, "recreated", "y", keyed=False),
-            *(
-                partial(self._publish_batches, topic, name)
-                for topic, name in zip(("plain", "lanes", "keyed", "ordered"), "tuvw", strict=True)
-            ),
+            *(partial(self._publish_each, topic, f"single {topic}") for topic in self.plan.single),
+            *(partial(self._publish_batches, topic, f"batch {topic}") for topic in self.plan.batches),
         ]
 
     def _producer(self) -> Producer:
@@ -280,12 +278,12 @@ class Schedule:
             outcome = "killed"
         publish.outcome, publish.error = outcome, repr(result)
 
-    async def _publish_each(self, topic: str, name: str, *, keyed: bool, producer: Producer | None = None) -> None:
-        random = self.world.random
+    async def _publish_each(self, topic: str, name: str, producer: Producer | None = None) -> None:
+        random, keyed = self.world.random, topic in _KEYED
         producer = producer or random.choice(self._producers)
         while self._publishing:
             await self._publish_one(producer, topic, f"{name}{random.randrange(KEYS)}" if keyed else "")
-            await anyio.sleep(random.uniform(0.0, PAUSE))
+            await anyio.sleep(random.uniform(0.0, self.plan.pause))
 
     async def _publish_one(self, producer: Producer, topic: str, key: str) -> None:
         publish = self._begin(topic, key)
@@ -303,8 +301,8 @@ class Schedule:
         random = self.world.random
         producer = random.choice(self._producers)
         while self._publishing:
-            size = random.randint(1, BATCH)
-            keyed = topic != "plain"
+            size = random.randint(1, self.plan.batch)
+            keyed = topic in _KEYED
             number = self._numbers + 1
             batch = [
                 self._begin(topic, f"{name}{random.randrange(KEYS)}" if keyed else "", number) for _ in range(size)
@@ -319,7 +317,7 @@ class Schedule:
                 outcomes = [error] * len(batch)
             for publish, outcome in zip(batch, outcomes, strict=True):
                 self._end(publish, outcome)
-            await anyio.sleep(random.uniform(0.0, 4 * PAUSE))
+            await anyio.sleep(random.uniform(0.0, 4 * self.plan.pause))
 
     async def _move_leaders(self) -> None:
         """Move every leader twice, so that nodes lead what they copied after a fault."""
@@ -331,15 +329,12 @@ class Schedule:
                     await cluster.move_leader(topic, partition, random.choice(replicas))
 
     async def _publish_afterwards(self) -> None:
-        """Publish when faults have ended long ago, with a new producer and with those that saw the faults."""
-        await anyio.sleep(21.0)
+        """Publish after the faults, with a new producer and with those that saw the faults."""
+        await anyio.sleep(self.plan.rest)
         async with self._closing(self._producer()) as fresh:
-            for topic, key in (
-                *(("plain", ""), ("lanes", "last"), ("keyed", "last"), ("ordered", "last")),
-                *(("upgraded", ""), ("recreated", "")),
-            ):
+            for topic in self.plan.topics:
                 for producer in (fresh, *self._producers):
-                    await self._publish_one(producer, topic, key)
+                    await self._publish_one(producer, topic, "last" if topic in _KEYED else "")
 
     async def _leftovers(self) -> list[str]:
         """Return sockets of living clients that exist although every client was closed."""
@@ -363,13 +358,13 @@ class _Warnings(logging.Handler):
             self._schedule.history.order_given_up.append((*place, self._schedule.world.now))
 
 
-async def run_schedule(world: World) -> None:
+async def run_schedule(world: World, plan: Plan) -> None:
     """Run a schedule and judge its history.
 
     Raises:
         Violated: it violates a guarantee.
     """
-    schedule = Schedule(world)
+    schedule = Schedule(world, plan)
     warnings = _Warnings(schedule)
     logger = logging.getLogger("nsqext.consumer")
     logger.addHandler(warnings)

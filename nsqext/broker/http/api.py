@@ -34,6 +34,7 @@ from nsqext.broker.go_format import parse_int
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 __all__ = (
     "Call",
@@ -42,6 +43,7 @@ __all__ = (
     "HttpFault",
     "HttpPanic",
     "application",
+    "at_first_request",
     "check_block_rate",
     "dump",
     "first_values",
@@ -327,4 +329,16 @@ def application(routes: Iterable[Route], *, original: bool = False) -> Starlette
 
     app = Starlette(routes=table, exception_handlers={404: refuse, 405: refuse, Exception: refuse})
     app.router.redirect_slashes = False
+    return app
+
+
+def at_first_request(make: Callable[[], Starlette]) -> ASGIApp:
+    """Return an application that is made when its first request is received: most nodes of a test receive none."""
+    made: list[Starlette] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if not made:
+            made.append(make())
+        await made[0](scope, receive, send)
+
     return app

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import current_token
 
+from nsqext.broker.http.api import at_first_request
 from nsqext.broker.http.uvicorn_server import HttpServer
 from nsqext.broker.listeners import listen, peer_name
 from nsqext.broker.nsqd.classic.commands import CLASSIC
@@ -154,7 +155,7 @@ class NsqdServer:
         return listeners
 
     async def _start_http(self, name: str, listener: socket.socket, tasks: TaskGroup) -> None:
-        app = application(self.node, self, secure=name == "https")
+        app = at_first_request(partial(application, self.node, self, secure=name == "https"))
         tls = self._https_context if name == "https" else None
         server = HttpServer(app, tls=tls, gate=self.node.faults.gate, guard=self.node.options.http_guard)
         self._https.append(server)

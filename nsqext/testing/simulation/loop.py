@@ -10,7 +10,10 @@ import asyncio
 import selectors
 import socket
 from asyncio.selector_events import BaseSelectorEventLoop
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,6 +54,18 @@ class SimulatedTask(asyncio.Task[Any]):
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any) -> SimulatedTask:
     return SimulatedTask(coroutine, loop=loop, **settings)
+
+
+class _Callback(asyncio.Handle):
+    """A function to call, without what asyncio keeps for its debug mode."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: Any, context: Context | None) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
 
 
 class SimulatedSelector(selectors.BaseSelector):
@@ -139,7 +154,7 @@ class SimulatedSelector(selectors.BaseSelector):
             self._paused = 0.0
         if network.events and network.events[0][0] <= network.now:
             network.run_due()
-        found = self._ready()
+        found = self._ready() if network.readable or self._writers else []
         if found or timeout == 0:
             return found
         limit = None if timeout is None else network.now + max(timeout, 0.0)
@@ -159,8 +174,6 @@ class SimulatedSelector(selectors.BaseSelector):
 
     def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         network = self._network
-        if not (network.readable or self._writers):
-            return []
         sockets, keys = network.sockets, self._keys
         masks: dict[int, int] = {}
         for fd in list(network.readable):
@@ -194,16 +207,71 @@ class SimulatedLoop(BaseSelectorEventLoop):
         most_turns: turns after which `SimulationStuck` is raised.
     """
 
+    _ready: deque[Any]
+    _scheduled: list[Any]
+    _stopping: bool
+    _process_events: Callable[[Any], None]
+
     def __init__(self, network: Network, most_turns: int = 5_000_000) -> None:
         self.network: Network = network
         self.selector: SimulatedSelector = SimulatedSelector(network, most_turns)
         super().__init__(self.selector)
+        self._timers = 0
         SimulatedTask.restart()
         self.set_task_factory(cast("Any", _make_task))
 
     def time(self) -> float:
         """Return the virtual time."""
         return self.network.now
+
+    # the same as in the base class, without its debug mode, and with timers that are compared as tuples
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call a function in the next turn."""
+        handle = _Callback(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call a function after virtual seconds."""
+        return self.call_at(self.network.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call a function at a virtual time."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers += 1
+        heappush(self._scheduled, (when, self._timers, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: cancelled timers are removed at their time."""
+
+    def _run_once(self) -> None:
+        """Run one turn."""
+        ready, scheduled = self._ready, self._scheduled
+        while scheduled and scheduled[0][2]._cancelled:
+            heappop(scheduled)
+        timeout: float | None = None
+        if ready or self._stopping:
+            timeout = 0.0
+        elif scheduled:
+            timeout = max(0.0, scheduled[0][0] - self.network.now)
+        events = self.selector.select(timeout)
+        if events:
+            self._process_events(events)
+        end = self.network.now + 1e-9
+        while scheduled and scheduled[0][0] < end:
+            ready.append(heappop(scheduled)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     # the base class connects two real sockets, with which other threads and signals wake the loop
 

@@ -14,10 +14,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, lru_cache
 from importlib import import_module
 from itertools import count
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -40,6 +42,13 @@ _PRODUCT = (
     "nsqext.lookup.http",
     "nsqext.broker.http.client",
     "httpx",
+)
+
+# pure functions that the clients and servers of every simulation call with the same arguments
+_PURE = (
+    ("starlette.routing", "compile_path"),
+    ("httpx._urls", "urlparse"),
+    ("nsqext.broker.nsqd.node", "find_spec"),
 )
 
 
@@ -145,8 +154,7 @@ def simulated_machine(
         disk: its disk; None without files.
         real_http: HTTP runs in httpx and uvicorn, on simulated sockets.
     """
-    for name in _PRODUCT:
-        import_module(name)
+    _load_product()
     backend = import_module("anyio._backends._asyncio")
     http_client = import_module("nsqext.broker.http.client")
     entropy = random.Random(f"entropy {seed}")
@@ -155,7 +163,7 @@ def simulated_machine(
     _running[0] = network
     try:
         with ExitStack() as stack:
-            for module, name, simulated in (
+            clocks = (
                 (time, "monotonic", clock.monotonic),
                 (time, "monotonic_ns", clock.monotonic_ns),
                 (time, "perf_counter", clock.monotonic),
@@ -164,12 +172,17 @@ def simulated_machine(
                 (os, "urandom", entropy.randbytes),
                 (os, "getpid", lambda: 1),
                 (socket, "gethostname", lambda: "simulated"),
-            ):
+            )
+            captured = _captured(getattr(module, name) for module, name, _ in clocks)
+            for module, name, simulated in clocks:
                 real = getattr(module, name)
                 chosen = _only_this_thread(real, simulated)
                 stack.enter_context(patch.object(module, name, chosen))
-                for user, attribute in _captured(real):
+                for user, attribute in captured[real]:
                     stack.enter_context(patch.object(user, attribute, chosen))
+            for module_name, name in _PURE:
+                module = import_module(module_name)
+                stack.enter_context(patch.object(module, name, _remembered(getattr(module, name))))
             for user in ("nsqext.transport.sockets", "nsqext.broker.listeners"):
                 stack.enter_context(patch.object(import_module(user), "make_socket", network.socket))
             stack.enter_context(patch.object(backend, "CancelScope", _numbered_scope(backend)))
@@ -203,12 +216,32 @@ def simulated_machine(
             gc.enable()
 
 
-def _captured(function: Any) -> list[tuple[Any, str]]:
-    """Return the names in modules of the package that were bound to a function when they were imported."""
-    return [
-        (module, name)
-        for path, module in sorted(sys.modules.items())
-        if path.startswith("nsqext.") and not path.startswith("nsqext.testing.")
-        for name, value in sorted(vars(module).items())
-        if value is function
-    ]
+@cache
+def _load_product() -> None:
+    """Import what runs in simulations."""
+    for name in _PRODUCT:
+        import_module(name)
+
+
+@cache
+def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a pure one once for each argument."""
+    return lru_cache(4096)(function)
+
+
+_captured_names: dict[int, dict[Any, list[tuple[Any, str]]]] = {}
+
+
+def _captured(functions: Iterable[Any]) -> dict[Any, list[tuple[Any, str]]]:
+    """Return the names in modules of the package that were bound to functions when they were imported."""
+    loaded = len(sys.modules)
+    if loaded not in _captured_names:
+        found: dict[Any, list[tuple[Any, str]]] = {function: [] for function in functions}
+        for path, module in sorted(sys.modules.items()):
+            if path.startswith("nsqext.") and not path.startswith("nsqext.testing."):
+                for name, value in vars(module).items():
+                    if isinstance(value, BuiltinFunctionType) and value in found:
+                        found[value].append((module, name))
+        _captured_names.clear()
+        _captured_names[loaded] = found
+    return _captured_names[loaded]

@@ -1,0 +1,64 @@
+"""When a node's timers run next."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqext.broker.nsqd.node import SHORTEST_TICK, Node
+from nsqext.broker.nsqd.options import NodeOptions
+
+
+class Due:
+    """A scheduled thing with one deadline, as a partition with a message in flight."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.ticks = 0
+
+    def tick(self) -> float | None:
+        """Return the deadline once."""
+        self.ticks += 1
+        return self.deadline if self.ticks == 1 else None
+
+
+class Times:
+    """A node whose clock the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.node = Node("n1", NodeOptions(clock=lambda: self.now))
+        self.node.tick()
+
+
+def test_an_idle_node_ticks_often_enough_for_heartbeats() -> None:
+    assert Times().node.seconds_to_tick() == 0.25
+
+
+@pytest.mark.parametrize(("due_in", "seconds"), [(60.0, 0.25), (0.25, 0.25), (0.2, 0.2), (0.06, 0.06), (0.01, 0.05)])
+def test_a_node_ticks_at_the_next_deadline_within_bounds(due_in: float, seconds: float) -> None:
+    times = Times()
+    times.node.schedule.add(Due(times.now + due_in))
+    times.node.tick()
+    assert times.node.seconds_to_tick() == pytest.approx(seconds)
+
+
+def test_a_deadline_that_has_passed_or_changed_is_processed_at_the_shortest_interval() -> None:
+    times = Times()
+    item = Due(times.now + 10.0)
+    times.node.schedule.add(item)
+    assert times.node.seconds_to_tick() == SHORTEST_TICK
+    times.node.tick()
+    assert times.node.seconds_to_tick() == 0.25
+    times.now += 11.0
+    assert times.node.seconds_to_tick() == SHORTEST_TICK
+    times.node.tick()
+    assert item.ticks == 2
+    assert times.node.seconds_to_tick() == 0.25
+
+
+def test_a_frozen_node_asks_at_the_shortest_interval_whether_it_is_thawed() -> None:
+    times = Times()
+    times.node.faults.freeze()
+    assert times.node.seconds_to_tick() == SHORTEST_TICK
+    times.node.faults.thaw()
+    assert times.node.seconds_to_tick() == 0.25

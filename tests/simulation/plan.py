@@ -1,0 +1,168 @@
+"""What a schedule consists of, drawn from its seed: topics, clients, length, faults, properties of the machine.
+
+Most schedules are short: one or two kinds of topics, a few kinds of faults, about 100 publishes and deliveries. A few
+are long, with every kind at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Literal
+
+from attrs import frozen
+
+from nsqext.testing.simulation import Fault, FaultOptions, NetworkOptions
+from nsqext.testing.simulation.faults import KINDS, draw_faults
+
+__all__ = ("LOOKUPDS", "NODES", "Plan", "Size", "draw_plan")
+
+NODES = ("n1", "n2", "n3")
+LOOKUPDS = ("l1", "l2")
+TOPICS = ("plain", "lanes", "keyed", "ordered", "upgraded", "recreated")
+LONG = 0.01
+"""Share of the long schedules."""
+DISK = 0.4
+"""Share of the schedules in which nodes store messages on a disk."""
+REAL_HTTP = 0.03
+"""Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
+_SETTLED = 21.0
+"""Virtual seconds after which publishes must succeed."""
+
+Size = Literal["short", "long"]
+
+
+@frozen
+class Plan:
+    """One schedule.
+
+    Attributes:
+        seed: the seed.
+        size: whether it has everything or a part of it.
+        topics: kinds of topics.
+        single: topics with publishers of single messages.
+        batches: topics with publishers of batches; `batch` is the number of messages of the largest one.
+        batch: see `batches`.
+        producers: producers that publishers share.
+        seconds: virtual seconds for which publishers run.
+        rest: virtual seconds from the end of the faults to the last publishes.
+        pause: longest pause between two publishes, in seconds.
+        partitions: of each topic.
+        replicas: of each partition.
+        guests: consumers join and leave.
+        doomed: a client process publishes and consumes until it is killed.
+        faults: the faults.
+        latency: longest usual delay of a segment, in seconds.
+        disk: nodes store messages on a disk.
+        real_http: HTTP runs in httpx and uvicorn.
+    """
+
+    seed: int
+    size: Size
+    topics: tuple[str, ...]
+    single: tuple[str, ...]
+    batches: tuple[str, ...]
+    batch: int
+    producers: int
+    seconds: float
+    rest: float
+    pause: float
+    partitions: int
+    replicas: int
+    guests: bool
+    doomed: bool
+    faults: tuple[Fault, ...]
+    latency: float
+    disk: bool
+    real_http: bool
+
+    @property
+    def network(self) -> NetworkOptions:
+        """Properties of the network."""
+        return NetworkOptions(latency=(0.00005, self.latency))
+
+
+def draw_plan(seed: int, size: Size | None = None, faults: Sequence[Fault] | None = None) -> Plan:
+    """Return the schedule of a seed.
+
+    Args:
+        seed: the seed.
+        size: drawn from the seed by default.
+        faults: instead of those of the seed.
+    """
+    random = Random(f"plan {seed}")
+    drawn: Size = "long" if random.random() < LONG else "short"
+    draw = _draw_long if (size or drawn) == "long" else _draw_short
+    return draw(seed, random, faults)
+
+
+def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None) -> Plan:
+    options = FaultOptions(count=(0, 12), seconds=(0.05, 6.0))
+    return Plan(
+        seed=seed,
+        size="long",
+        topics=TOPICS,
+        single=TOPICS,
+        batches=("plain", "lanes", "keyed", "ordered"),
+        batch=40,
+        producers=2,
+        seconds=7.0,
+        rest=_SETTLED,
+        pause=0.3,
+        partitions=2,
+        replicas=random.choice((1, 2, 2, 3)),
+        guests=True,
+        doomed=random.random() < 0.5,
+        faults=tuple(draw_faults(seed, options, NODES, LOOKUPDS) if faults is None else faults),
+        latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
+        disk=random.random() < DISK,
+        real_http=random.random() < REAL_HTTP,
+    )
+
+
+def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Plan:
+    topics = tuple(random.sample(TOPICS, random.choice((1, 1, 1, 1, 2))))
+    single = tuple(topic for topic in topics if random.random() < 0.75)
+    batches = tuple(topic for topic in topics if topic not in single or random.random() < 0.4)
+    seconds = random.uniform(1.0, 3.0)
+    partitions = random.choice((1, 2))
+    disk = random.random() < DISK
+    options = FaultOptions(
+        kinds=_draw_kinds(random, topics, disk),
+        count=random.choice(((0, 1), (2, 5), (3, 6), (4, 9))),
+        duration=0.9 * seconds,
+        seconds=(0.05, random.choice((0.5, 2.0, 6.0))),
+    )
+    leaders = ("n1",) if partitions == 1 else ("n1", "n2")  # of the first topic, in the beginning
+    drawn = draw_faults(seed, options, (*leaders, *leaders, *NODES), LOOKUPDS)
+    return Plan(
+        seed=seed,
+        size="short",
+        topics=topics,
+        single=single,
+        batches=batches,
+        batch=random.choice((4, 12, 30)),
+        producers=random.choice((1, 1, 2)),
+        seconds=seconds,
+        rest=_SETTLED if random.random() < 0.3 else random.uniform(0.5, 4.0),
+        pause=random.choice((0.1, 0.2, 0.4)),
+        partitions=partitions,
+        replicas=random.choice((1, 2, 2, 3)),
+        guests=random.random() < 0.2,
+        doomed="plain" in topics and random.random() < 0.3,
+        faults=drawn if faults is None else tuple(faults),
+        latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
+        disk=disk,
+        real_http=random.random() < REAL_HTTP,
+    )
+
+
+def _draw_kinds(random: Random, topics: Sequence[str], disk: bool) -> tuple[str, ...]:
+    """Return a few kinds of faults that can happen together."""
+    useless = {"upgrade", "recreate"} | (set() if disk else {"power", "disk_full", "disk_failing", "disk_slow"})
+    kinds = random.sample([kind for kind in KINDS if kind not in useless], random.randint(2, 4))
+    if "upgraded" in topics:
+        kinds.append("upgrade")
+    if "recreated" in topics:
+        kinds.append("recreate")
+    return tuple(kinds)

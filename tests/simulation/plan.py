@@ -20,7 +20,7 @@ __all__ = ("LOOKUPDS", "NODES", "Plan", "Size", "draw_plan")
 NODES = ("n1", "n2", "n3")
 LOOKUPDS = ("l1", "l2")
 TOPICS = ("plain", "lanes", "keyed", "ordered", "upgraded", "recreated")
-LONG = 0.01
+LONG = 0.03
 """Share of the long schedules."""
 DISK = 0.4
 """Share of the schedules in which nodes store messages on a disk."""
@@ -158,9 +158,10 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pl
 
 
 def _draw_kinds(random: Random, topics: Sequence[str], disk: bool) -> tuple[str, ...]:
-    """Return a few kinds of faults that can happen together."""
+    """Return a few kinds of faults that can happen together; one of them makes another node the leader."""
     useless = {"upgrade", "recreate"} | (set() if disk else {"power", "disk_full", "disk_failing", "disk_slow"})
-    kinds = random.sample([kind for kind in KINDS if kind not in useless], random.randint(2, 4))
+    kinds = random.sample([kind for kind in KINDS if kind not in useless], random.randint(1, 4))
+    kinds.append(random.choice(("kill", "freeze", "isolate", "separate", "move", "power" if disk else "terminate")))
     if "upgraded" in topics:
         kinds.append("upgrade")
     if "recreated" in topics:

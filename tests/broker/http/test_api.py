@@ -1,0 +1,28 @@
+"""The HTTP application of a server."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from nsqext.broker.http.api import Call, Form, application, at_first_request, route
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_application_is_made_once_by_its_first_request() -> None:
+    made: list[Starlette] = []
+
+    def ping(call: Call) -> str:
+        return "OK"
+
+    def make() -> Starlette:
+        made.append(application([route("GET", "/ping", ping, Form.TEXT)]))
+        return made[-1]
+
+    app = at_first_request(make)
+    assert made == []
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as client:
+        assert [(await client.get("/ping")).text for _ in range(2)] == ["OK", "OK"]
+    assert len(made) == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from nsqext.broker.http.api import Call, Form, application, at_first_request, route
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 pytestmark = pytest.mark.anyio
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
+    from nsqext.lookup.responses import NodeInfo
     from nsqext.protocol.hashing import KeyHash
     from nsqext.types import Address
 
@@ -242,6 +243,9 @@ class Router:
         self._metadata = metadata
         self._pool = pool
         self._provisional: dict[str, tuple[PartitionMap, float]] = {}
+        self._listing: anyio.Lock | None = None
+        self._nodes: tuple[NodeInfo, ...] = ()
+        self._nodes_until = 0.0
         self._events = events
         self._unwatch: dict[str, Callable[[], None]] = {}
         self._leaders: dict[str, Mapping[int, Address]] = {}
@@ -312,11 +316,19 @@ class Router:
 
         Raises:
             PartitionUnavailable: lookup knows no node of either generation.
+            LookupFailed: lookup does not answer at the moment.
         """
-        try:
-            nodes = await self._metadata.nodes()
-        except LookupFailed:
-            return None
+        self._listing = self._listing or anyio.Lock()
+        async with self._listing:  # a burst of unknown topics shares a request
+            if _clock() >= self._nodes_until:
+                try:
+                    self._nodes = await self._metadata.nodes()
+                except LookupFailed as error:
+                    if error.retryable:
+                        raise
+                    return None
+                self._nodes_until = _clock() + _PROVISIONAL if self._nodes else 0.0
+            nodes = self._nodes
         if not nodes:
             raise PartitionUnavailable(
                 "the lookup service knows no node at all",

@@ -313,6 +313,18 @@ async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(man
         assert len(node.commands) == 1
 
 
+async def test_a_burst_of_new_topics_survives_a_failed_request_for_nodes() -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.set_response("/nodes", {"status_code": 500, "status_txt": "INTERNAL_ERROR"})
+        async with Producer(str(lookup), options=options_of()) as producer, anyio.create_task_group() as tasks:
+            for number in range(40):
+                tasks.start_soon(producer.publish, f"new{number}", b"x")
+            await until(lambda: any(question.startswith("/nodes") for question in lookup.questions))
+            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+            await until(lambda: len(node.commands) == 40)
+        assert sum(question.startswith("/nodes") for question in lookup.questions) < 20, "the topics share requests"
+
+
 async def test_the_time_of_a_publish_runs_while_it_waits_for_its_turn() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -29,28 +30,28 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
     return ends[0] if len(ends) == 1 else (found[0] if found else None)
 
 
-def unknown_arguments(
-    owner: str, unknown: Iterable[str], arguments: Iterable[str], options: type[AttrsInstance]
-) -> TypeError:
-    """Return the error for unknown keyword arguments of a constructor, which suggests the right ones.
+def unknown_arguments(call: Callable[..., object], unknown: Iterable[str], **options: type[AttrsInstance]) -> TypeError:
+    """Return the error for unknown keyword arguments of a constructor or decorator, which suggests the right ones.
 
     Args:
-        owner: name of the class.
+        call: the class or function.
         unknown: the unknown arguments.
-        arguments: arguments that the constructor has.
-        options: the class of its ``options``.
+        options: the classes of its arguments that hold options, by argument.
     """
     name = next(iter(unknown))
-    members = [member.name for member in attrs.fields(options)]
-    known = [*arguments, *members]
-    found = name if name in members else suggest(name, known)
+    parameters = inspect.signature(call).parameters.values()
+    arguments = [one.name for one in parameters if one.default is not one.empty]
+    members = {member.name: argument for argument, kind in options.items() for member in attrs.fields(kind)}
+    found = name if name in members else suggest(name, (*arguments, *members))
     if found is None:
-        hint = f"it has {', '.join(arguments)}; everything else is in options={options.__name__}(...)"
+        others = " or ".join(f"{argument}={kind.__name__}(...)" for argument, kind in options.items())
+        hint = f"it has {', '.join(arguments)}; everything else is in {others}"
     elif found in members and found not in arguments:
-        hint = f"did you mean options={options.__name__}({found}=...)?"
+        argument = members[found]
+        hint = f"did you mean {argument}={options[argument].__name__}({found}=...)?"
     else:
         hint = f"did you mean {found}=?"
-    return TypeError(f"{owner}() has no argument {name!r}: {hint}")
+    return TypeError(f"{call.__name__}() has no argument {name!r}: {hint}")
 
 
 def options_of(given: Options | None, kind: type[Options], argument: str = "options") -> Options:

@@ -238,13 +238,36 @@ def test_an_unknown_argument_of_a_consumer_suggests_the_right_one(kind: Callable
             kind("t", "ch", lookupd="h", **arguments)
 
 
-@pytest.mark.parametrize("options", [{}, {"timeout": 3}, nsqext.LookupOptions()])
+@pytest.mark.parametrize(
+    ("call", "unknown", "meant"),
+    [
+        (nsqext.App, "lokupd", "App.*did you mean lookupd="),
+        (nsqext.App, "timeout", r"did you mean producer_options=ProducerOptions\(timeout=...\)"),
+        (nsqext.App, "msg_timeout", r"did you mean consumer_options=ConsumerOptions\(msg_timeout=...\)"),
+        (nsqext.Router().handler, "max_inflight", "handler.*did you mean max_in_flight="),
+        (nsqext.Router().handler, "bogus", "it has tag, max_in_flight, .*options=ConsumerOptions"),
+        (nsqext.Router().batch_handler, "maxcount", "batch_handler.*did you mean max_count="),
+        (nsqext.Lookup, "option", "Lookup.*did you mean options="),
+        (nsqext.Lookup, "poll_intervall", r"did you mean options=LookupOptions\(poll_interval=...\)"),
+        (nsqext.Admin, "time_out", "Admin.*did you mean timeout="),
+        (sync.Admin, "auth_secret", r"did you mean options=LookupOptions\(auth_secret=...\)"),
+    ],
+)
+def test_a_misspelt_argument_suggests_the_right_one(call: Callable[..., object], unknown: str, meant: str) -> None:
+    given = ("t", "ch") if "handler" in call.__name__ else ("h",)
+    with pytest.raises(TypeError, match=meant):
+        call(*given, **{unknown: 1})
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 3}, nsqext.BackoffOptions()])
 def test_options_of_another_class_are_refused(options: Any) -> None:
     for make in (
         lambda: nsqext.Producer("h", options=options),
         lambda: nsqext.Consumer("t", "ch", lookupd="h", options=options),
         lambda: nsqext.App("h", producer_options=options),
         lambda: nsqext.App("h", consumer_options=options),
+        lambda: nsqext.Admin("h", options=options),
+        lambda: nsqext.Lookup("h", options=options),
         lambda: nsqext.App("h").handler("t", "ch", options=options)(_unused),
     ):
         with pytest.raises(InvalidSetting, match=rf"options is a {type(options).__name__}.*Options\(...\)"):

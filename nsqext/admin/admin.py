@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Never, Self
 
 import anyio
 
@@ -12,6 +12,7 @@ from nsqext.admin.peek import newest_messages
 from nsqext.admin.requests import ClusterRequests, generation_of, generation_of_node, http_of, unsupported
 from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
 from nsqext.admin.stats import cluster_stats, read_replicas, topic_stats
+from nsqext.arguments import options_of, unknown_arguments
 from nsqext.errors import (
     InvalidInput,
     InvalidState,
@@ -52,13 +53,22 @@ class Admin:
         options: time and size limits of a single request.
 
     Raises:
-        InvalidSetting: no address, or an invalid one.
+        InvalidSetting: no address, an invalid one, or options of another class.
+        TypeError: an unknown argument; the error suggests the right one.
     """
 
     def __init__(
-        self, lookupd: str | Sequence[str], *, timeout: float = 30.0, options: LookupOptions | None = None
+        self,
+        lookupd: str | Sequence[str],
+        *,
+        timeout: float = 30.0,
+        options: LookupOptions | None = None,
+        **unknown: Never,
     ) -> None:
-        self._requests = ClusterRequests(LookupClient(lookupd, options or _OPTIONS), timeout)
+        if unknown:
+            raise unknown_arguments(Admin, unknown, options=LookupOptions)
+        options = _OPTIONS if options is None else options_of(options, LookupOptions)
+        self._requests = ClusterRequests(LookupClient(lookupd, options), timeout)
         self._closed = False
 
     async def __aenter__(self) -> Self:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import anyio
 
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.app.settings import consumer_options, shared_options
-from nsqext.arguments import options_of
+from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
@@ -57,6 +57,7 @@ class App(Router):
 
     Raises:
         InvalidSetting: neither or both kinds of addresses, an invalid address, or options that contradict each other.
+        TypeError: an unknown argument; the error suggests the right one.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class App(Router):
         consumer_options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
         handler_defaults: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_arguments(App, unknown, producer_options=ProducerOptions, consumer_options=ConsumerOptions)
         super().__init__()
         self._lookupd = lookupd
         self._nsqd = nsqd

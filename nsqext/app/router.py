@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar
+from typing import Never, TypeVar
 
 from attrs import field, frozen
 
-from nsqext.arguments import options_of
+from nsqext.arguments import options_of, unknown_arguments
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
@@ -77,6 +77,7 @@ class Router:
         options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
         auto_finish: bool = True,
+        **unknown: Never,
     ) -> Callable[[F], F]:
         """Decorator: register a coroutine function as the handler of one or several topics.
 
@@ -96,7 +97,10 @@ class Router:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
             InvalidSetting: not a coroutine function, a parameter without a known source, or an invalid option.
             InvalidState: the app is running already.
+            TypeError: an unknown argument; the error suggests the right one.
         """
+        if unknown:
+            raise unknown_arguments(Router.handler, unknown, options=ConsumerOptions)
         around = check_middleware(middleware)
         selection = self._select(topics, channel, tag)
 
@@ -122,6 +126,7 @@ class Router:
         concurrency: int | None = None,
         options: ConsumerOptions | None = None,
         middleware: Sequence[Middleware] = (),
+        **unknown: Never,
     ) -> Callable[[B], B]:
         """Decorator: register a coroutine function as a handler of batches; see `nsqext.Consumer.batch_handler`.
 
@@ -142,7 +147,10 @@ class Router:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
             InvalidSetting: not a coroutine function, or an invalid option.
             InvalidState: the app is running already.
+            TypeError: an unknown argument; the error suggests the right one.
         """
+        if unknown:
+            raise unknown_arguments(Router.batch_handler, unknown, options=ConsumerOptions)
         selection = self._select(topics, channel, tag)
         limits = BatchLimits(max_count, max_wait)
         around = check_middleware(middleware)

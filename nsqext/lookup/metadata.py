@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
+from nsqext.arguments import options_of, unknown_arguments
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
 from nsqext.lookup.options import LookupOptions, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
@@ -369,11 +370,14 @@ class Lookup:
         options: options of the lookup client.
 
     Raises:
-        InvalidSetting: no address, or an invalid one.
+        InvalidSetting: no address, an invalid one, or options of another class.
+        TypeError: an unknown argument; the error suggests the right one.
     """
 
-    def __init__(self, lookupd: str | Sequence[str], *, options: LookupOptions | None = None) -> None:
-        self.options: LookupOptions = options or LookupOptions()
+    def __init__(self, lookupd: str | Sequence[str], *, options: LookupOptions | None = None, **unknown: Never) -> None:
+        if unknown:
+            raise unknown_arguments(Lookup, unknown, options=LookupOptions)
+        self.options: LookupOptions = options_of(options, LookupOptions)
         self._metadata = MetadataCache(lookupd, options=self.options)
 
     def __repr__(self) -> str:

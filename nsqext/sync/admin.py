@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Never, Self
 
 from nsqext.admin import Admin as AsyncAdmin
 from nsqext.sync.loop import Opened
@@ -33,10 +33,15 @@ class Admin(Opened):
     _what = "admin client"
 
     def __init__(
-        self, lookupd: str | Sequence[str], *, timeout: float = 30.0, options: LookupOptions | None = None
+        self,
+        lookupd: str | Sequence[str],
+        *,
+        timeout: float = 30.0,
+        options: LookupOptions | None = None,
+        **unknown: Never,
     ) -> None:
         super().__init__()
-        self._admin = AsyncAdmin(lookupd, timeout=timeout, options=options)
+        self._admin = AsyncAdmin(lookupd, timeout=timeout, options=options, **unknown)
 
     def __enter__(self) -> Self:
         self._enter(self._admin)

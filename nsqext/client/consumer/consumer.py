@@ -44,8 +44,6 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
 
-_ARGUMENTS = ("lookupd", "nsqd", "tag", "max_in_flight", "concurrency", "options", "key", "dispatch")
-
 
 class Consumer:
     """Consumes one or several topics through a channel, from the leaders of all partitions, on asyncio and trio.
@@ -92,7 +90,7 @@ class Consumer:
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise unknown_arguments("Consumer", unknown, _ARGUMENTS, ConsumerOptions)
+            raise unknown_arguments(Consumer, unknown, options=ConsumerOptions)
         self.channel: str = check_channel(channel)
         self.tag: str | None = None if tag is None else check_tag(tag)
         options = options_of(options, ConsumerOptions)

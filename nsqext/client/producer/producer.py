@@ -89,7 +89,7 @@ class Producer:
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise unknown_arguments("Producer", unknown, ("lookupd", "nsqd", "connect", "options"), ProducerOptions)
+            raise unknown_arguments(Producer, unknown, options=ProducerOptions)
         self.options: ProducerOptions = options_of(options, ProducerOptions)
         if connect is not None:
             self.options = evolve(self.options, connect=connect)

@@ -1,1 +1,1 @@
-"""Producer and Consumer: what a user of the smart client holds."""
+"""Producer and Consumer: the smart client."""

@@ -17,16 +17,16 @@ EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
 
 @frozen
 class ClientEvent:
-    """Something that happened to a producer or a consumer.
+    """An event of a producer or a consumer.
 
     Attributes:
         kind: ``connected``: a consumer subscribed to a partition, or a producer connected to a node; ``disconnected``:
-            such a connection ended; ``leader_moved``: the lookup service names another leader; ``backoff``: the level
-            of a consumer's backoff changed.
-        topic: name of the topic; None where it concerns all.
-        partition: the partition; -1 at the original NSQ, None where it concerns all.
-        node: ``host:port`` of the node; empty where it concerns all.
-        detail: the reason, for people.
+            such a connection ended; ``leader_moved``: the lookup service returned another leader; ``backoff``: the
+            level of a consumer's backoff changed.
+        topic: name of the topic; None if the event concerns all topics.
+        partition: the partition; -1 on the original NSQ, None if the event concerns all partitions.
+        node: ``host:port`` of the node; empty if the event concerns all nodes.
+        detail: description of the reason.
     """
 
     kind: EventKind

@@ -31,7 +31,7 @@ E = TypeVar("E", bound=BaseException)
 
 _get_ident = threading.get_ident
 _SIGNAL_LOOK = 0.25
-"""Seconds between two looks whether the task that receives signals has ended."""
+"""Seconds between two checks whether the task that receives signals has ended."""
 
 _running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_tasks", default=())
 """Markers of the `BackgroundTasks` that the current task belongs to, or was started from."""
@@ -191,7 +191,7 @@ class BackgroundTasks:
         return _get_ident() == self._thread and self._loop_runs()
 
     def check(self) -> TaskGroup:
-        """Return the task group, or raise where no task can be started.
+        """Return the task group; raise if no task can be started.
 
         Raises:
             InvalidState: not started, ended, or called from another event loop.
@@ -208,10 +208,10 @@ class BackgroundTasks:
         return self._group
 
     def check_event_loop(self) -> None:
-        """Raise where the caller runs in another event loop than the tasks.
+        """Check that the caller runs in the event loop of the tasks.
 
         Raises:
-            InvalidState: it does.
+            InvalidState: it runs in another event loop.
         """
         if not self.in_event_loop():
             raise InvalidState(
@@ -238,7 +238,7 @@ class BackgroundTasks:
         await self._keep_error(function, *args)
 
     async def _keep_error(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Call a function; an error of it is kept, because one that leaves a system task ends trio."""
+        """Call a function and keep its error, because an error that escapes from a system task ends trio."""
         try:
             await function(*args)
         except BaseExceptionGroup as group:
@@ -271,15 +271,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_event_loops)
 
 _stops: list[Callable[[], None]] = []
-"""What the first signal calls: one task of the program receives signals for all."""
+"""Functions to call on the first signal: one task of the program receives signals for all."""
 
 
 def takes_signals(wanted: bool | None) -> bool:
     """Return whether to react to SIGTERM and SIGINT.
 
     Args:
-        wanted: what the caller said; by default it depends on whether the program handles SIGTERM itself, as web
-            servers do: their handler must not be replaced.
+        wanted: choice of the caller; None depends on whether the program handles SIGTERM itself, like web servers,
+            whose handler must not be replaced.
     """
     if wanted is not None:
         return wanted
@@ -291,9 +291,9 @@ def _in_main_thread() -> bool:
 
 
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
-    """Wait for SIGTERM or SIGINT and call a function; returns at once outside of the main thread.
+    """Wait for SIGTERM or SIGINT and call a function; return immediately outside of the main thread.
 
-    After the first signal both have their usual effect again. Several of these tasks may wait at the same time.
+    After the first signal both have their default effect again. Several of these tasks may wait at the same time.
 
     Args:
         stop: the function.

@@ -46,7 +46,7 @@ class TraceLog:
         self.active = True
 
     def off(self, topic: str | None = None) -> None:
-        """Stop tracing a topic; None for all topics. While all are traced, a single one cannot be excluded."""
+        """Stop tracing a topic; None for all topics. A single topic cannot be excluded while all are traced."""
         if topic is None:
             self._all, self._topics = False, frozenset()
         else:
@@ -61,7 +61,7 @@ class TraceLog:
         """Log stored messages; call it only if ``active``.
 
         Args:
-            receipts: of the publish.
+            receipts: receipts of the publish.
             local: ``host:port`` of this end of the connection.
         """
         for receipt in receipts:
@@ -92,7 +92,7 @@ class TraceLog:
         """Log received messages; call it only if ``active`` and the topic is traced.
 
         Args:
-            messages: of one topic.
+            messages: messages of one topic.
             channel: their channel.
             local: ``host:port`` of this end of the connection.
         """

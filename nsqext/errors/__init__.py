@@ -87,7 +87,7 @@ class NsqError(Exception):
 
     Args:
         message: what happened.
-        topic: the topic concerned, where there is one.
+        topic: the topic concerned, if any.
         partition: its partition.
         node: ``host:port`` of the node concerned.
         hint: what to do about it.
@@ -260,7 +260,7 @@ class LookupUnreachable(LookupFailed):
 
 
 class TopicNotFound(NsqError):
-    """The lookup service responds and does not know the topic."""
+    """The lookup service responded, but the topic is unknown."""
 
     retryable = True
     refresh_lookup = True

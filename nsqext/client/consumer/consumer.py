@@ -61,17 +61,17 @@ class Consumer:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
             `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        tag: receive the messages with this tag, which consumers without it do not receive then, and no others; on
-            topics without extend support all messages are received.
+        tag: receive only messages with this tag, which other consumers then do not receive; on topics without extend
+            support all messages are received.
         max_in_flight: messages that may be received and not answered, over all connections.
         concurrency: handlers that run at the same time.
-        options: everything else.
+        options: other options.
         key: overrides ``options.key``.
         dispatch: overrides ``options.dispatch``.
 
     Raises:
         InvalidName: a topic, pattern, channel or tag that servers refuse.
-        InvalidSetting: neither or both kinds of addresses, a bad option, or one that is for a single topic.
+        InvalidSetting: neither or both kinds of addresses, an invalid option, or one that is for a single topic.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Consumer:
             self._dead_letter_topic(lookupd, nsqd),
         )
         self.backoff: Backoff = self._session.group.backoff
-        """The backoff of the consumer, read-only: its level grows while handlers fail."""
+        """The backoff of the consumer, read-only: its level increases while handlers fail."""
 
     @classmethod
     def from_url(cls, topics: str | Sequence[str], channel: str, url: str | None = None, **settings: Any) -> Self:
-        """Return a consumer with settings from keywords, a URL and the environment, in this order.
+        """Return a consumer with settings from keywords, a URL and the environment, in this order of precedence.
 
         Args:
             topics: see the class.
@@ -169,7 +169,7 @@ class Consumer:
         topic = self.options.failure.dead_letter
         if not isinstance(topic, str):
             return None
-        # a consumer without dead letters does without the producer's modules
+        # a consumer without dead letters does not import the producer's modules
         from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
         from nsqext.client.producer.options import ProducerOptions
 
@@ -183,15 +183,15 @@ class Consumer:
     def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
 
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
-        """Decorator: let a coroutine function handle the messages.
+        """Decorator: register a coroutine function as the handler of messages.
 
-        It receives the message, or what its annotations ask for: ``async def bill(order: Order)`` receives the body
-        decoded as an ``Order``; see `nsqext.app` for further parameters. A message that does not decode is sent to the
-        dead letters, or requeued with the longest delay where ``options.failure`` has none.
+        It receives the message, or the values that its annotations select: ``async def bill(order: Order)`` receives
+        the body decoded as an ``Order``; see `nsqext.app` for further parameters. A message that cannot be decoded is
+        sent to the dead letters, or requeued with the longest delay if ``options.failure`` sets no dead letters.
 
-        When it returns, the message is finished, unless it was answered by hand; when it raises, the message is
-        requeued with a delay that grows with its attempts, and the consumer slows down (see `FailureOptions`,
-        `BackoffOptions`). `Finish`, `Requeue` and `Reject` say otherwise.
+        When it returns, the message is finished unless it was answered before; when it raises, the message is requeued
+        with a delay that grows with its attempts, and the consumer slows down (see `FailureOptions`, `BackoffOptions`).
+        Raise `Finish`, `Requeue` or `Reject` for another outcome.
 
         Args:
             function: the coroutine function.
@@ -201,7 +201,8 @@ class Consumer:
                 default; afterwards it is delivered again), and a consumer that closes waits for it.
 
         Raises:
-            InvalidSetting: it is no coroutine function, its parameters cannot be filled, or there is a handler already.
+            InvalidSetting: the function is not a coroutine function, a parameter has no known source, or the consumer
+                has a handler already.
         """
 
         def register(function: H) -> H:
@@ -212,7 +213,7 @@ class Consumer:
         return register if function is None else register(function)
 
     def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
-        """Decorator: let a coroutine function handle batches; ``concurrency`` of them at the same time.
+        """Decorator: register a handler of batches, of which ``concurrency`` run at the same time.
 
         When it returns, the messages that it did not answer are finished. When it raises, each of them is treated as a
         message whose handler raised: requeued with a delay, or sent to the dead letters after too many attempts;
@@ -223,8 +224,8 @@ class Consumer:
             max_wait: seconds that the first message of a batch waits for further ones.
 
         Raises:
-            InvalidSetting: it is no coroutine function, there is a handler already, a limit is invalid, or the options
-                ask for the order of keys.
+            InvalidSetting: the function is not a coroutine function, the consumer has a handler already, a limit is
+                invalid, or the options require the order of keys.
         """
         limits = self._batch_limits(max_count, max_wait)
 
@@ -263,17 +264,17 @@ class Consumer:
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: whether to react to SIGTERM and SIGINT. By default, if this is the main thread and the program has
-                no handler for SIGTERM: a web server or any other program that handles SIGTERM keeps its handler.
-                After the first signal both have their usual effect again.
+            signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
+                handler for SIGTERM; a web server keeps its handler. After the first signal both have their default
+                effect again.
 
         Raises:
             InvalidState: there is no handler, or the consumer was opened before.
-            LookupFailed: no lookup address gave a usable answer within ``options.lookup_timeout``, or one that answers
-                is not nsqlookupd.
+            LookupFailed: no lookup node returned a usable response within ``options.lookup_timeout``, or an address is
+                not that of nsqlookupd.
             ProtocolError: none of the addresses is that of an nsqd.
             NegotiationFailed: no node grants the TLS or compression of the options.
-            ServerError: the server refuses the subscription for good.
+            ServerError: the server permanently refuses the subscription.
 
         On cancellation, running handlers have ``options.close_timeout`` seconds to end; then they are cancelled and
         their messages are requeued.
@@ -287,7 +288,7 @@ class Consumer:
         """After `start`: wait until the consumer was stopped or cannot continue; then drain and close.
 
         Raises:
-            NsqError: why it cannot continue.
+            NsqError: the consumer cannot continue.
 
         Cancellation drains and closes it.
         """
@@ -326,17 +327,17 @@ class Consumer:
         await self._session.close()
 
     def stop(self) -> None:
-        """End `run` after it has drained, or end the iteration. May be called from handlers; returns at once."""
+        """Make `run` drain and return, or end the iteration. May be called in handlers; returns immediately."""
         self._session.stop()
 
     @property
     def _name(self) -> str:
         return str(self._session.topics.selection)
 
-    # While it runs
+    # Control and statistics
 
     def pause(self) -> None:
-        """Request no further messages, until `resume`; those that were received are handled."""
+        """Request no further messages until `resume`; received messages are still handled."""
         self._session.flow.paused = True
         self._session.group.rebalance()
 
@@ -402,10 +403,10 @@ class Consumer:
         Raises:
             InvalidState: the consumer is not open.
             InvalidPartition: a partition that this consumer does not consume.
-            InvalidInput: a topic that it does not consume, or partitions without saying of which topic.
+            InvalidInput: a topic that it does not consume, or partitions without ``topic``.
             InvalidSetting: the original NSQ cannot seek.
 
-        It waits for partitions without leader. Cancellation does not revoke the move: it is done as soon as it can be.
+        It waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
         """
         await self._session.seek(position, partitions, topic)
 
@@ -423,7 +424,7 @@ class Consumer:
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
-        """Return the next message; the caller answers it.
+        """Return the next message, which the caller finishes or requeues.
 
         Raises:
             StopAsyncIteration: the consumer was stopped.
@@ -447,7 +448,7 @@ class Consumer:
             max_wait: seconds that the first message of a batch waits for further ones.
 
         Raises:
-            InvalidSetting: a limit is invalid, or the options ask for the order of keys.
+            InvalidSetting: a limit is invalid, or the options require the order of keys.
         """
         session = self._session
         limits = self._batch_limits(max_count, max_wait)
@@ -461,10 +462,10 @@ class Consumer:
 
         Args:
             n: messages, at most; ``max_in_flight`` bounds it too.
-            timeout: seconds; None waits until there are messages enough.
+            timeout: seconds; None waits for ``n`` messages.
 
         Raises:
-            InvalidSetting: a number or time is invalid, or the options ask for the order of keys.
+            InvalidSetting: a number or time is invalid, or the options require the order of keys.
             InvalidState: the consumer is not open, or was stopped.
             NsqError: the consumer cannot continue.
         """

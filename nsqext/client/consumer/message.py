@@ -1,4 +1,4 @@
-"""A message as a consumer receives it."""
+"""Messages of a consumer, and the budget of their unpacked bodies."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """The subscription that a message came from.
+    """The subscription of a message.
 
     Attributes:
         topic: name of the topic.
-        partition: number of the partition; -1 at the original NSQ.
+        partition: number of the partition; -1 on the original NSQ.
         node: ``host:port`` of the node.
         in_order: the next message is delivered after this one was finished.
         moved: the channel was moved to another position before this subscription received its first message.
-        number: which of the subscriptions of the consumer to its partition that were opened, counted from 1.
+        number: number of this subscription among those of the consumer to the partition, from 1.
         ready: messages that the server may have in flight on it (RDY).
         horizon: messages received before this time are not in flight any more.
         msg_timeout: seconds that a message may be in flight.
-        max_msg_timeout: seconds that it may be in flight, however often it is touched.
-        ignore_lost: answering a message that is not in flight any more does nothing, rather than raise.
+        max_msg_timeout: seconds that a message may be in flight, including touches.
+        ignore_lost: answering a message that is no longer in flight is ignored instead of raising.
     """
 
     topic: str
@@ -71,10 +71,10 @@ class Owner(Protocol):
         """Send TOUCH."""
 
     def record_outcome(self, failed: bool) -> None:
-        """Count a failure, or a requeue that is none, whose REQ is sent later."""
+        """Record a failure, or a requeue without one, whose REQ is sent later."""
 
     def expired(self, message: Message) -> bool:
-        """Return whether the message went back to the server."""
+        """Return whether the message timed out or lost its connection."""
 
     def reset(self, reason: str) -> None:
         """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
@@ -83,14 +83,14 @@ class Owner(Protocol):
 class UnpackBudget:
     """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.
 
-    A body is unpacked when its message is handed out. A message waits while the bytes of others use up the budget; one
-    that is larger than the budget is handed out while no other is unpacked.
+    A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
+    than the budget is handed out while no other is unpacked.
 
     Args:
         limit: bytes; 0 for no limit.
 
     Attributes:
-        used: bytes of the messages that were unpacked, are in flight and not answered.
+        used: bytes of unpacked messages in flight.
     """
 
     def __init__(self, limit: int) -> None:
@@ -100,7 +100,7 @@ class UnpackBudget:
         self._freed = anyio.Event()
 
     def reserve(self, message: Message, size: int) -> bool:
-        """Reserve bytes for a message, or change what it has; returns False if they are not available."""
+        """Reserve bytes for a message, or change its reservation; return False if they are not available."""
         before = self._messages.get(message)
         if before is None and self._limit and self.used and self.used + size > self._limit:
             return False
@@ -119,7 +119,7 @@ class UnpackBudget:
             self.release(message)
 
     def holds(self, message: Message) -> bool:
-        """Return whether a message was unpacked, and counts."""
+        """Return whether a message has reserved bytes."""
         return message in self._messages
 
     def wake(self) -> None:
@@ -127,7 +127,7 @@ class UnpackBudget:
         self._freed.set()
 
     async def wait(self) -> None:
-        """Wait for the next call of `release` or `wake`; returns at once if there was one since the last wait."""
+        """Wait for the next call of `release` or `wake`; return immediately if there was one since the last wait."""
         if self._freed.is_set():
             self._freed = anyio.Event()
         await self._freed.wait()
@@ -154,20 +154,20 @@ _NOT_COUNTED = InFlightCount()
 class Message(RawMessage):
     """A delivered message.
 
-    Each message is answered once, with `finish` or `requeue`; for a handler, returning and raising do that. Answers are
-    collected and sent together in the next turn of the event loop: awaiting them does not wait for the server, which
-    does not reply to them.
+    Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler. Answers are
+    collected and sent together in the next turn of the event loop. Awaiting them does not wait for the server, which
+    sends no response.
 
     Attributes:
-        body: what was published.
-        attempts: how often it was delivered, this time included.
-        timestamp: when the server stored it, in nanoseconds since 1970.
+        body: the published bytes.
+        attempts: number of deliveries, including this one.
+        timestamp: time when the server stored it, in nanoseconds since 1970.
         id: the 16 bytes of its id.
-        offset: byte offset in the partition's queue; -1 where the subscription does not report it.
-        size: bytes of its record in the queue; 0 where the subscription does not report it.
+        offset: byte offset in the partition's queue; -1 if the subscription does not report it.
+        size: bytes of its record in the queue; 0 if the subscription does not report it.
         header: bytes of the extend header as they were published.
-        delivered: when it was received, in seconds of the monotonic clock.
-        received: when it was received or touched last, on the same clock.
+        delivered: time when it was received, in seconds of the monotonic clock.
+        received: time when it was received or last touched, on the same clock.
         answered: whether it was finished or requeued.
         owner: the subscription that received it.
         budget: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies.
@@ -186,12 +186,12 @@ class Message(RawMessage):
 
     @property
     def topic(self) -> str:
-        """Topic it was published to."""
+        """Topic of the message."""
         return self.owner.topic
 
     @property
     def partition(self) -> int:
-        """Partition that it was read from; -1 at the original NSQ."""
+        """Partition of the message; -1 on the original NSQ."""
         return self.owner.partition
 
     @property
@@ -206,12 +206,12 @@ class Message(RawMessage):
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Extend headers without the reserved ones; empty without any.
+        """Extend headers without the reserved ones; empty if it has none.
 
         Values are text, unless a publisher of another kind used other JSON values.
 
         Raises:
-            ProtocolError: the header is not JSON, not by the lenient rules of servers either.
+            ProtocolError: the header is not JSON, even by the lenient rules of servers.
         """
         full = self._headers
         if full is None:
@@ -223,7 +223,7 @@ class Message(RawMessage):
 
     @property
     def tag(self) -> str | None:
-        """Tag that it was published with."""
+        """Tag of the publish."""
         if self.version == EXT_TAG:
             return self.header.decode("utf-8", "replace") or None
         return tag_of(self._all_headers())
@@ -235,7 +235,7 @@ class Message(RawMessage):
 
     @property
     def key(self) -> str | None:
-        """Key that it was published with; None where the topic does not support extend headers."""
+        """Key of the publish; None on topics without extend support."""
         return self.header_value(KEY_HEADER)
 
     def header_value(self, name: str) -> str | None:
@@ -250,11 +250,11 @@ class Message(RawMessage):
 
     @property
     def expired(self) -> bool:
-        """Whether it is not in flight any more, after its timeout or the end of its connection. It is redelivered."""
+        """Whether it timed out or lost its connection, so that the server redelivers it."""
         return self.owner.expired(self)
 
     async def finish(self) -> None:
-        """Acknowledge it: it will not be delivered again.
+        """Acknowledge the message, so that it is not redelivered.
 
         It does not wait, so it is not a cancellation point: FIN is sent with the next write, and servers do not
         acknowledge it. The same holds for `requeue` and `touch`.
@@ -271,11 +271,11 @@ class Message(RawMessage):
         self.mark_answered()
 
     async def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
-        """Requeue it: it will be delivered again, with one attempt more.
+        """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until then, up to three days; ordered channels ignore it.
-            backoff: slow the consumer down, as for a handler that raises.
+            delay: seconds until the redelivery, up to three days; ordered channels ignore it.
+            backoff: slow the consumer down, as after an exception of a handler.
 
         Raises:
             InvalidInput: the delay is negative or too long.
@@ -291,7 +291,7 @@ class Message(RawMessage):
         self.mark_answered()
 
     async def touch(self) -> None:
-        """Restart its timeout.
+        """Restart the message's timeout.
 
         Raises:
             InvalidState: it was answered before.
@@ -304,7 +304,7 @@ class Message(RawMessage):
             self._lost(error)
 
     def finish_now(self) -> None:
-        """Finish it after its handler returned; log where it is not in flight any more and will be redelivered."""
+        """Finish it after its handler returned; log a warning if it is no longer in flight and will be redelivered."""
         try:
             self.owner.finish(self)
         except MessageNotInFlight as error:
@@ -314,7 +314,7 @@ class Message(RawMessage):
             self.budget.release(self)
 
     def requeue_now(self, delay: float, *, backoff: bool) -> None:
-        """Requeue it after its handler raised; log where it is not in flight any more and will be redelivered."""
+        """Requeue it after its handler raised; log a warning if it is no longer in flight and will be redelivered."""
         try:
             self.owner.requeue(self, delay, backoff=backoff)
         except MessageNotInFlight as error:
@@ -322,22 +322,22 @@ class Message(RawMessage):
         self.mark_answered()
 
     def mark_answered(self) -> None:
-        """Note that it was finished or requeued."""
+        """Record that it was finished or requeued."""
         self.answered = True
         if self.budget is not None:
             self.budget.release(self)
 
     def renew(self, delivery: Message) -> None:
-        """Continue with a later delivery of the same message, in place of one that is not in flight any more."""
+        """Continue with a later delivery of the same message, because this one is no longer in flight."""
         self.owner = delivery.owner
         self.counted = delivery.counted
         self.delivered = self.received = delivery.received
         self.attempts: int = max(self.attempts, delivery.attempts)
 
     def try_unpack(self) -> bool:
-        """Decompress a compressed body before the message is handed out; returns False if it has to wait for others.
+        """Decompress the body before the message is handed out; return False if it must wait for the budget.
 
-        A body that cannot be decompressed stays as it is, with the headers that say so.
+        A body that cannot be decompressed is not changed, and keeps its compression headers.
         """
         budget = self.budget
         if budget is None or budget.holds(self):
@@ -373,7 +373,7 @@ class Message(RawMessage):
             self.body, self._headers = body, headers
 
     def unpack(self) -> None:
-        """Decompress a body that the publishing client compressed, and remove the headers that say so.
+        """Decompress a body that the publishing client compressed, and remove its compression headers.
 
         Raises:
             ProtocolError: the body is damaged, or unpacks to too many bytes.
@@ -384,7 +384,7 @@ class Message(RawMessage):
             self.replace_body(decompress_body(headers, self.body), COMPRESS_HEADER, SIZE_HEADER)
 
     def replace_body(self, body: bytes, *headers: str) -> None:
-        """Replace the body by the decompressed one, and remove the headers that say how it was compressed."""
+        """Replace the body by the decompressed one, and remove its compression headers."""
         self.body: bytes = body
         self._headers = {name: value for name, value in self._all_headers().items() if name not in headers}
 

@@ -1,4 +1,4 @@
-"""The producer's connections: one per node, made when it is needed, shared by all partitions of the node.
+"""The producer's connections: one per node, opened on first use, shared by all partitions of the node.
 
 With one connection per node, publishes to a partition are sent over one connection, in the order of the calls.
 """
@@ -91,14 +91,14 @@ class PooledNode:
         return 0 if self.connection is None else self.connection.in_flight
 
     def failed(self, error: NsqError) -> None:
-        """Record that the node could not be reached, and avoid it for a while."""
+        """Record that the node could not be reached, and avoid it temporarily."""
         self.failure = error
         self.failures += 1
         longest = min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 10))
         self.rest_until = _clock() + random.uniform(longest / 2, longest)
 
     def log_connected(self) -> None:
-        """Log the first connection, and one that follows an end that was logged."""
+        """Log the first connection, and a reconnection after a logged end."""
         if self.logged_at is None:
             self.logged_at = float("-inf")
             logger.info("connected to %s", self.node, extra={"node": self.node})
@@ -108,7 +108,7 @@ class PooledNode:
         self.ended_at = None
 
     def log_ended(self, reason: object) -> None:
-        """Log that a connection ended, once in a while."""
+        """Log the end of a connection, at a limited rate."""
         now = _clock()
         if self.logged_at is not None and now - self.logged_at >= _LOG_PAUSE:
             self.logged_at = self.ended_at = now
@@ -119,7 +119,7 @@ class ConnectionPool:
     """Connections by node.
 
     Args:
-        options: how to connect.
+        options: options of the connections.
         events: receives connections that open and end.
     """
 
@@ -142,9 +142,9 @@ class ConnectionPool:
             node.wanted = address in wanted
 
     async def connection(self, node: PooledNode) -> Connection:
-        """Return the connection to a node; connects where there is no usable connection.
+        """Return the connection to a node; connect if there is no usable connection.
 
-        Concurrent callers share the outcome. Where the caller that connects is cancelled, another one connects.
+        Concurrent callers share the outcome. If the caller that connects is cancelled, another one connects.
 
         Raises:
             ConnectionFailed: the node cannot be reached.
@@ -237,7 +237,7 @@ class ConnectionPool:
 
     @property
     def connections(self) -> int:
-        """Number of connections that work."""
+        """Number of usable connections."""
         return sum(node.connection is not None and node.connection.usable for node in self._nodes.values())
 
     @property

@@ -32,10 +32,10 @@ _COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression
 
 
 def check_groups(options: AttrsInstance) -> None:
-    """Raise where a member for a group of options holds an object of another class.
+    """Check that each member for a group of options holds an object of its class.
 
     Raises:
-        InvalidSetting: a member does.
+        InvalidSetting: a member holds another object.
     """
     for member in fields(type(options)):
         kind = getattr(member.default, "factory", None)
@@ -46,7 +46,7 @@ def check_groups(options: AttrsInstance) -> None:
 
 @frozen
 class ProducerOptions:
-    """How a producer publishes; times in seconds, sizes in bytes.
+    """Options of a producer; times in seconds, sizes in bytes.
 
     Attributes:
         timeout: for one publish with all its attempts.
@@ -69,9 +69,9 @@ class ProducerOptions:
         startup_timeout: how long publishes wait for a lookup service that has not answered since the producer was
             opened; an address that is not a lookup service fails at once.
         close_timeout: how long closing waits for publishes in flight.
-        connect: connect to all nodes when the producer is opened, which fails where none can be reached.
-        connection: how to connect to nodes.
-        lookup: how to ask the lookup service.
+        connect: connect to all nodes when the producer is opened, which fails if none can be reached.
+        connection: options of connections to nodes.
+        lookup: options of the lookup client.
     """
 
     timeout: float = 30.0

@@ -67,10 +67,10 @@ class Producer:
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas. Or a
-            `nsqext.Lookup` that others use as well.
+            `nsqext.Lookup` that is shared with other clients.
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
         connect: connect to all nodes in `start`; ``options.connect`` by default.
-        options: everything else.
+        options: other options.
 
     Raises:
         InvalidSetting: neither or both kinds of addresses, or an invalid address.
@@ -111,7 +111,7 @@ class Producer:
 
     @classmethod
     def from_url(cls, url: str | None = None, **settings: Any) -> Self:
-        """Return a producer with settings from keywords, a URL and the environment, in this order.
+        """Return a producer with settings from keywords, a URL and the environment, in this order of precedence.
 
         Args:
             url: ``nsq://lookupd:4161,lookupd2:4161?timeout=5``; ``NSQEXT_URL`` where it is None.
@@ -198,7 +198,7 @@ class Producer:
     # Health
 
     async def ping(self) -> None:
-        """Check that lookup answers, and connect to every node that it knows.
+        """Check that lookup responds, and connect to every node that it lists.
 
         Connections to nodes that no published topic needs are closed again later.
 
@@ -212,7 +212,7 @@ class Producer:
         await self._connect_all(every=True)
 
     async def _connect_all(self, *, every: bool) -> None:
-        """Connect to all nodes; raise where none can be reached, or one of them cannot and ``every`` is set."""
+        """Connect to all nodes; raise if none can be reached, or with ``every``, if any cannot."""
         nodes: Sequence[Address] = self._metadata.addresses
         if self._metadata.has_lookup:
             nodes = [node.tcp for node in await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)]
@@ -251,7 +251,7 @@ class Producer:
         return (await self._sender.wait_for_route(topic, _clock())).view.meta
 
     def statistics(self) -> ProducerStatistics:
-        """Return the numbers of this producer; costs nothing per message, and may be called at any time."""
+        """Return the statistics of this producer; costs nothing per message, and may be called at any time."""
         counters = self._counters
         return ProducerStatistics(
             connections=self._pool.connections,
@@ -303,7 +303,7 @@ class Producer:
             delay: seconds after which consumers receive it; only the original NSQ supports this.
 
         Returns:
-            Where it was stored.
+            The receipt, with partition and node.
 
         Raises:
             InvalidInput: an argument is not valid; nothing was sent.
@@ -312,7 +312,7 @@ class Producer:
             LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
             PublishFailed: not stored within ``options.timeout``, with retries.
             DeliveryUnknown: possibly stored.
-            ServerError: the server rejected it for good.
+            ServerError: the server rejected it permanently.
             InvalidState: the producer is not open, or another event loop opened it.
 
         When it is cancelled, the message may be stored or not.
@@ -361,7 +361,7 @@ class Producer:
         return await self._publish_slowly(topic, OutgoingMessage(body, headers, tag, trace_id, key), partition, delay)
 
     def _ready_target(self, topic: str, body: bytes, partition: int | None, key: str | bytes | None) -> Target | None:
-        """Return the target of a message if it can be sent at once; None where the slow path decides."""
+        """Return the target of a message if it can be sent immediately; otherwise None, for the slow path."""
         route = self._router.routes.get(topic)
         if (
             route is None
@@ -394,7 +394,7 @@ class Producer:
         return target
 
     def _partition_of(self, route: Route, key: str | bytes) -> int:
-        """Return the partition of a key; -1 where the slow path raises the error."""
+        """Return the partition of a key; -1 if the slow path has to raise an error."""
         try:
             return route.keyed(key_bytes(key), self._router.key_hash)
         except NsqError:
@@ -447,8 +447,8 @@ class Producer:
             A receipt for each message, in order.
 
         Raises:
-            InvalidInput: a message is not valid, its ``index`` tells which; nothing was sent.
-            BatchFailed: not all were stored; its ``outcomes`` tell for each message.
+            InvalidInput: a message is invalid, see ``index``; nothing was sent.
+            BatchFailed: not all messages were stored; see ``outcomes``.
             TopicNotFound: lookup does not know the topic, and knows nodes.
             TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
             LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.

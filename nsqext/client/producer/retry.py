@@ -1,4 +1,4 @@
-"""Retries: which errors are retried, after which pause, and the error of a publish that is not retried any more."""
+"""Retries: which errors are retried, after which pause, and the final error of a publish."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("AttemptErrors", "RetryPolicy", "outcome_unknown")
 
 _PACED = 0.1
-"""Longest pause, in seconds, before an attempt that waits for lookup, which paces itself."""
+"""Longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own."""
 _KEPT_FIRST = 4
 _KEPT_LAST = 16
 """Errors of attempts that are kept: the first ones and the last ones."""
@@ -81,7 +81,7 @@ class AttemptErrors:
         return last
 
     def given_up(self, reason: str, in_doubt: bool = False) -> NsqError:
-        """Return the error of a publish that was given up.
+        """Return the final error of a publish.
 
         Args:
             reason: why, as in "not stored within 5 s".

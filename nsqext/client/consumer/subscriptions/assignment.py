@@ -1,4 +1,4 @@
-"""How a consumer subscribes, and the state of each of its partitions, which outlives subscriptions."""
+"""Settings of subscriptions, and the state of each partition, which outlives its subscriptions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ("Assignment", "Key", "SubscriptionSpec")
 
 Key = int | Address
-"""A partition; the address of a node at the original NSQ, which has none."""
+"""A partition; on the original NSQ, which has no partitions, the address of a node."""
 
 
 @frozen
 class SubscriptionSpec:
-    """How a consumer subscribes to its topics.
+    """Settings of a consumer's subscriptions.
 
     Attributes:
         channel: name of the channel.
@@ -45,13 +45,13 @@ class Assignment:
 
     Attributes:
         key: the partition or the node.
-        pending: where the channel has to be moved to, as soon as it can be.
-        moved: set when no move is pending any more, or never will be possible.
+        pending: position to move the channel to as soon as possible.
+        moved: set when no move is pending, or a move will never be possible.
         start_applied: whether the start position of the options was applied.
-        opened: how many subscriptions succeeded.
-        ended_at: when the last subscription ended, in seconds of the monotonic clock.
-        warned_at: when a failure was logged last.
-        unreported: failures that were not logged since.
+        opened: number of successful subscriptions.
+        ended_at: end of the last subscription, in seconds of the monotonic clock.
+        warned_at: time of the last logged failure.
+        unreported: number of failures since then that were not logged.
     """
 
     key: Key

@@ -1,4 +1,4 @@
-"""Slowing down while handlers fail: a state machine without I/O, given the time.
+"""Backoff while handlers fail: a state machine without I/O and clock.
 
 ::
 
@@ -29,11 +29,11 @@ class Backoff:
 
     Args:
         options: pauses.
-        chance: returns the part of a pause that is waited with jitter, 0 to 1.
+        chance: returns the share of a pause to wait, 0 to 1, with jitter.
 
     Attributes:
         level: 0 while handlers succeed.
-        until: when the pause ends, on the clock of the caller; 0 without one.
+        until: end of the pause, on the clock of the caller; 0 without one.
     """
 
     __slots__ = ("_chance", "_options", "level", "until")
@@ -52,7 +52,7 @@ class Backoff:
         return "waiting" if self.until else "probing"
 
     def failed(self, now: float) -> bool:
-        """Note that a message failed; returns whether this changed anything."""
+        """Record a failed message; return whether the state changed."""
         if self.until or self._options.mode == "off":
             return False
         if self._pause(self.level + 1) <= self._options.max_wait:
@@ -61,7 +61,7 @@ class Backoff:
         return True
 
     def succeeded(self, now: float) -> bool:
-        """Note that a message was handled; returns whether this changed anything."""
+        """Record a handled message; return whether the state changed."""
         if self.until or not self.level:
             return False
         self.level -= 1
@@ -70,14 +70,14 @@ class Backoff:
         return True
 
     def passed(self, now: float) -> bool:
-        """Note that a message was given back without blame; returns whether this changed anything."""
+        """Record a requeue without backoff; return whether the state changed."""
         if self.until or not self.level:
             return False
         self._wait(now)
         return True
 
     def tick(self, now: float) -> bool:
-        """End the pause if it is over; returns whether it did."""
+        """End the pause if its time has passed; return whether it ended."""
         if not self.until or now < self.until:
             return False
         self.until = 0.0

@@ -1,4 +1,4 @@
-"""Whether an ordered partition keeps its order (smart client note, ordered consumption)."""
+"""Check the order of an ordered partition (smart client note, ordered consumption)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class OrderCheck:
-    """Watches one ordered subscription: internal ids and queue offsets have to grow; the same again is a redelivery.
+    """Checks one ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
 
-    A new subscription, after a change of leader for example, begins with a new check.
+    A new subscription, for example after a move of the leader, needs a new check.
 
     Args:
         report_attempts: a message that blocks its partition is reported at each multiple of this number; 0 for never.
@@ -33,13 +33,13 @@ class OrderCheck:
         self._last: Message | None = None
 
     def takes(self, message: Message) -> bool:
-        """Look at a message that was delivered; returns whether it is to be handled.
+        """Check a received message; return whether it must be handled.
 
-        It is not when it is a second copy of one that is still here: the first subscription in order to a channel gets
-        its first message twice (captured: sub_ordered_first_reset_duplicate), and one answer does for both.
+        A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
+        first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.
 
         Raises:
-            OrderViolation: it lies before the last one.
+            OrderViolation: the message precedes the last one.
         """
         number, offset = message.internal_id, message.offset
         if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):

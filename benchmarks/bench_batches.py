@@ -30,7 +30,7 @@ Consume = Callable[[Consumer, int], Awaitable[float]]
 
 
 async def single_handlers(consumer: Consumer, amount: int) -> float:
-    """Consume with a handler of single messages; returns the CPU time at its first message."""
+    """Consume with a handler of single messages; return the CPU time at its first message."""
     began = 0.0
     handled = 0
 

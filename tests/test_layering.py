@@ -111,7 +111,7 @@ def room_of(file: Path) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Tell whether ``nsqext.<name>`` is a module and not a name that the package exports."""
+    """Return whether ``nsqext.<name>`` is a module and not a name that the package exports."""
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
@@ -358,7 +358,7 @@ def _allows(allowed: Iterable[str], target: str) -> bool:
 
 
 def _points_upward(name: str, target: str) -> bool:
-    """Tell whether an import goes against the tables."""
+    """Return whether an import goes against the tables."""
     room = name.partition(".")[0]
     users = ROLES.get(folder_of(target))
     if users is not None and room not in users | {"protocol"}:

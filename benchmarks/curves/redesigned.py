@@ -25,7 +25,7 @@ def publish_cpu(mode: str, amount: int, address: str, topic: str) -> float:
 
 
 def consume_cpu(address: str, topic: str, amount: int) -> float:
-    """Fill a topic in batches, and consume it; returns microseconds of client CPU per message."""
+    """Fill a topic in batches, and consume it; return microseconds of client CPU per message."""
     return float(child("consume_partitions", address, topic, amount))
 
 

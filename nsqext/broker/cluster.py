@@ -82,7 +82,7 @@ class Cluster:
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the cluster; returns when every server listens.
+        """Start the cluster; return when every server listens.
 
         Raises:
             InvalidState: it is running.
@@ -181,7 +181,7 @@ class Cluster:
         register_channels: bool = False,
         dispatch: str = "",
     ) -> None:
-        """Create a topic; returns when every partition accepts writes.
+        """Create a topic; return when every partition accepts writes.
 
         Partitions share nodes (``multi_part``) if there are more replicas than nodes.
 

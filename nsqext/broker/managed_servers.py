@@ -36,7 +36,7 @@ class _ServerTasks:
     ended: list[anyio.Event] = field(factory=list)
 
     async def start(self, group: TaskGroup, job: _Job, *args: object) -> None:
-        """Start a task; returns when it has called ``task_status.started()``."""
+        """Start a task; return when it has called ``task_status.started()``."""
         done = anyio.Event()
         await group.start(self._run, done, job, args)
         self.ended.append(done)
@@ -76,7 +76,7 @@ class ManagedNode:
     _registering: anyio.CancelScope | None = field(default=None, init=False)
 
     async def start(self, group: TaskGroup) -> None:
-        """Listen on the node's addresses; returns when connections are accepted."""
+        """Listen on the node's addresses; return when connections are accepted."""
         node = self.member.node
         node.exiting = False
         self.server = NsqdServer(node, str(self.tcp), str(self.http))
@@ -90,7 +90,7 @@ class ManagedNode:
             await client.run()
 
     async def kill(self) -> None:
-        """Close everything at once; returns when the ports are free."""
+        """Close everything at once; return when the ports are free."""
         server, self.server = self.server, None
         if self._registering is not None:
             self._registering.cancel()
@@ -138,7 +138,7 @@ class ManagedLookupd:
         await self._tasks.start(group, self.server.serve, listen(str(self.http)))
 
     async def kill(self) -> None:
-        """Close everything at once; returns when the ports are free."""
+        """Close everything at once; return when the ports are free."""
         server, self.server = self.server, None
         if self._tcp_server is not None:
             self._tcp_server.kill()

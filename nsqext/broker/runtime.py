@@ -156,7 +156,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def add_member(self, member: Member) -> RegistrationClient | None:
-        """Add a node; returns the client that registers it at lookup nodes, if one has to."""
+        """Add a node; return the client that registers it at lookup nodes, if one has to."""
 
     @abstractmethod
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
@@ -168,7 +168,7 @@ class Runtime(ABC):
 
     @abstractmethod
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic with channels; returns when it accepts writes."""
+        """Create a topic with channels; return when it accepts writes."""
 
     @abstractmethod
     def delete_topic(self, name: str) -> None:

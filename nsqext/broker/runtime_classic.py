@@ -45,7 +45,7 @@ class RuntimeClassic(Runtime):
         return ManagedLookupd(lookupd, classic_app(lookupd), tcp, http, lookupd, guard=self.http_guard)
 
     def add_member(self, member: Member) -> RegistrationClient:
-        """Open the topics of a node's data path; returns the client that registers the node at lookup nodes."""
+        """Open the topics of a node's data path; return the client that registers the node at lookup nodes."""
         member.node.load()
         member.node.switches.lookupd_addresses = [str(running.tcp) for running in self.lookupds.values()]
         return RegistrationClient(member.node, member.tcp, member.http, self.options.lookup_ping)
@@ -76,7 +76,7 @@ class RuntimeClassic(Runtime):
                 found.clear()
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic on every node; returns when every lookup node shows all of them."""
+        """Create a topic on every node; return when every lookup node shows all of them."""
         if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend or dispatch:
             raise InvalidInput(
                 "the original NSQ has no partitions, replicas, ordered topics, extend headers or dispatch types",

@@ -84,7 +84,7 @@ class RuntimeHa(Runtime):
     # --- topics ---------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic with channels; returns when every partition accepts writes."""
+        """Create a topic with channels; return when every partition accepts writes."""
         try:
             kind = make_kind(dispatch, fixed=True)
         except Refusal as refusal:

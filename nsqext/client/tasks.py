@@ -111,7 +111,7 @@ class BackgroundTasks:
             InvalidState: it was started before.
         """
         if self.loop is not None:
-            raise InvalidState(f"this {self._owner} was opened before", hint="make a new one: each is opened once")
+            raise InvalidState(f"this {self._owner} was opened before", hint="create a new one: each is opened once")
         self._cancelled = anyio.get_cancelled_exc_class()
         loop = current_token().native_token
         name = f"nsqext {self._owner}"
@@ -201,9 +201,9 @@ class BackgroundTasks:
                 f"the {self._owner} is not open", hint=f"use 'async with' or await {self._owner}.start() first"
             )
         if self.error is not None:
-            raise InvalidState(f"the {self._owner} has failed: {self.error!r}", hint="make a new one") from self.error
+            raise InvalidState(f"the {self._owner} has failed: {self.error!r}", hint="create a new one") from self.error
         if self._ended.is_set() or self._group is None:
-            raise InvalidState(f"the {self._owner} is closed", hint="make a new one")
+            raise InvalidState(f"the {self._owner} is closed", hint="create a new one")
         self.check_event_loop()
         return self._group
 
@@ -262,7 +262,7 @@ _started: WeakSet[BackgroundTasks] = WeakSet()
 
 
 def _forget_event_loops() -> None:
-    """Note in a forked process that no event loop runs in it yet."""
+    """Record in a forked process that no event loop runs in it yet."""
     for tasks in _started:
         tasks._thread = 0
 

@@ -117,7 +117,7 @@ class LookupClient:
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
         """Look up a topic; return one answer for each queried lookup node, including failed ones.
 
-        At most ``max_concurrent`` topics are looked up at the same time; waiting counts for no timeout.
+        At most ``max_concurrent`` topics are looked up at the same time; the wait does not count for timeouts.
 
         Args:
             topic: name of the topic.

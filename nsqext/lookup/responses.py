@@ -16,11 +16,11 @@ from nsqext.types import Address, TopicMeta
 __all__ = ("LookupAnswer", "LookupNode", "NodeInfo", "read_lookup", "read_lookup_nodes", "read_node", "unwrap")
 
 _SHOWN = 120
-"""Bytes of an unexpected response that an error shows."""
+"""Bytes of an unexpected response that an error quotes."""
 _MAX_CHANNELS = 10_000
 """Channels of a topic that are read; they are only listed to the user."""
 _GATEWAY_ERRORS = (502, 503, 504)
-"""Statuses of proxies whose server is not up."""
+"""Status codes of proxies whose server is down."""
 
 
 @frozen
@@ -30,9 +30,9 @@ class NodeInfo:
     Attributes:
         tcp: TCP address.
         http: HTTP address.
-        version: its version; ``HA`` in it marks the redesigned generation.
+        version: version of nsqd; it contains ``HA`` in the redesigned generation.
         hostname: its host name.
-        topics: partitions that it holds by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
+        topics: partitions on the node by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
         tombstoned: topics that the lookup service hides on this node.
     """
 
@@ -50,8 +50,8 @@ class LookupNode:
 
     Attributes:
         address: HTTP address.
-        epoch: grows with each election among the lookup nodes.
-        leader: whether it is the one that changes the cluster.
+        epoch: number that increases with each election among the lookup nodes.
+        leader: whether the node is the leader, which changes the cluster.
     """
 
     address: Address
@@ -83,7 +83,7 @@ class LookupAnswer:
 
     @property
     def found(self) -> bool:
-        """Whether the node knows the topic."""
+        """Whether the node found the topic."""
         return self.error is None
 
 
@@ -91,8 +91,7 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
     """Return the data of a response, with or without the ``status_code`` envelope.
 
     Raises:
-        TopicNotFound: the node does not know the topic.
-        TopicNotReady: the node offers the topic to consumers only.
+        TopicNotFound: the topic is unknown.: the node offers the topic to consumers only.
         NotLookupd: the response is not one of nsqlookupd or nsqd.
         LookupFailed: any other refusal.
     """

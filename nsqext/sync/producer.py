@@ -207,7 +207,7 @@ class Batcher(Opened):
         return self._batcher.pending
 
     def add(self, message: bytes | OutgoingMessage) -> None:
-        """Add a message; returns when the batcher accepts it, before it is stored.
+        """Add a message; return when the batcher accepts it, before it is stored.
 
         Errors are those of `nsqext.Batcher.add`.
         """

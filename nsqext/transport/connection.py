@@ -399,7 +399,7 @@ class Connection:
             self._drained = None
 
     async def drain(self) -> None:
-        """Send everything that is queued, waiting for the kernel where needed; returns early when the connection ends.
+        """Send everything that is queued, waiting for the kernel where needed; return early when the connection ends.
 
         Cancellation leaves the rest to the event loop, or to the next task that drains.
         """

@@ -100,7 +100,7 @@ def _read(name: str) -> tuple[Conversation, ...]:
 
 
 def conversation(name: str) -> Conversation:
-    """Return the conversation of that name."""
+    """Return a recorded conversation by its name."""
     return next(one for one in conversations() if one.name == name)
 
 

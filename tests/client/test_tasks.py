@@ -43,7 +43,7 @@ class Owner:
             self.running = False
 
     async def close(self) -> None:
-        """Note whether the task runs."""
+        """Record whether the task runs."""
         await anyio.lowlevel.checkpoint()
         self.closed.append(self.running)
 

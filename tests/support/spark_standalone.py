@@ -57,7 +57,7 @@ class Standalone:
         return [pid for pid in _children(self.workers[worker].pid) if _EXECUTOR in _command(pid)]
 
     def kill_executor(self, worker: int) -> bool:
-        """End one executor of a worker by SIGKILL; returns False if there is none."""
+        """Kill one executor of a worker with SIGKILL; return False if the worker has none."""
         for pid in self.executors(worker)[:1]:
             os.kill(pid, signal.SIGKILL)
             return True

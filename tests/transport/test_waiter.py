@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
     ids=lambda backend: "+".join(("asyncio", "uvloop")[: 1 + backend[1]["use_uvloop"]]),
 )
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Only event loops that keep a socket registered have waiters."""
+    """Event loops that keep a socket registered; others have no waiters."""
     return request.param
 
 

@@ -198,7 +198,7 @@ def register_channels(coordinator: Coordinator, name: str, channels: list[str]) 
 
 
 def _make_registered(coordinator: Coordinator, name: str) -> None:
-    """Create the registered channels of a topic and delete all others but ephemeral ones."""
+    """Create the registered channels of a topic; delete all other channels except ephemeral ones."""
     topic = coordinator.topics[name]
     for replicas in coordinator.partitions(name):
         leader = replicas.leader
@@ -264,7 +264,7 @@ def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> Non
 async def move_partition(
     coordinator: Coordinator, name: str, partition: int, source: str, target: str, *, leader: bool
 ) -> None:
-    """Move a replica of a partition, or its leadership, to another node; returns when that is done.
+    """Move a replica of a partition, or its leadership, to another node; return when that is done.
 
     Cancellation leaves either the old or the new state, nothing in between.
 

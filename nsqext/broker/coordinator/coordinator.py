@@ -52,10 +52,10 @@ class CoordinatorOptions:
     """Times of the coordinator, in seconds.
 
     Attributes:
-        lease: how long a silent node still counts as present; 20 in the real cluster.
+        lease: time after which a silent node counts as failed; 20 in the real cluster.
         join_pause: how long writes wait while a replica that caught up joins the in-sync set; about 3 in the real
             cluster.
-        replace_after: when a node that is away is replaced by another one, if there is one.
+        replace_after: time after which a failed node is replaced by another one, if available.
     """
 
     lease: float = 0.3
@@ -120,12 +120,12 @@ class Coordinator:
     # --- queries --------------------------------------------------------------------------------------------------
 
     def reachable(self, name: str) -> bool:
-        """Tell whether a node answers."""
+        """Return whether a node answers."""
         member = self.members.get(name)
         return member is not None and member.reachable
 
     def connected(self, source: str, target: str) -> bool:
-        """Tell whether a node answers another one."""
+        """Return whether a node answers another one."""
         return self.reachable(target) and frozenset((source, target)) not in self.separated
 
     def present(self) -> set[str]:
@@ -162,11 +162,11 @@ class Coordinator:
             yield self.replica_sets[topic, partition]
 
     def exists(self, replicas: ReplicaSet) -> bool:
-        """Tell whether a partition was not deleted meanwhile."""
+        """Return whether a partition was not deleted meanwhile."""
         return self.replica_sets.get((replicas.topic, replicas.partition)) is replicas
 
     def writable(self, replicas: ReplicaSet) -> bool:
-        """Tell whether a partition accepts writes; a deleted one does not."""
+        """Return whether a partition accepts writes; a deleted one does not."""
         state = replicas.state
         if not self.exists(replicas):
             return False

@@ -41,7 +41,7 @@ class Member:
 
     @property
     def reachable(self) -> bool:
-        """Whether it answers other nodes."""
+        """Whether the node responds to other nodes."""
         return self.alive and not self.isolated and not self.node.faults.frozen
 
     @property

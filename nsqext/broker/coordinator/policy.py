@@ -89,5 +89,5 @@ def drop_from_in_sync(state: PartitionState, node: str, spec: TopicSpec) -> None
 
 
 def is_writable(state: PartitionState, spec: TopicSpec) -> bool:
-    """Tell whether the partition accepts writes if its leader is alive."""
+    """Return whether the partition accepts writes if its leader is alive."""
     return len(state.in_sync) >= spec.quorum and not state.joining and not state.resigned

@@ -44,7 +44,7 @@ def cut_tail(source: Partition, target: Partition) -> None:
 
 
 def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
-    """Copy the next missing records to a replica; returns whether the replica is complete.
+    """Copy the next missing records to a replica; return whether the replica is complete.
 
     Raises:
         Refusal: the replica cannot write them to its disk.
@@ -141,7 +141,7 @@ class ReplicaSet:
         await self._changed.wait()
 
     def push(self, stored: Stored | None = None) -> bool:
-        """Copy missing records to every in-sync follower; returns whether all of them are complete.
+        """Copy missing records to every in-sync follower; return whether all of them are complete.
 
         Args:
             stored: records that the leader appended last; a follower that lacks only these gets them without a search.

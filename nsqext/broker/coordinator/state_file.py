@@ -124,7 +124,7 @@ class StateFile:
             return None
 
     def _keep_aside(self) -> Path:
-        """Rename the file to the first free name; returns that name."""
+        """Rename the file to the first free name; return that name."""
         number = 1
         while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
             number += 1

@@ -1,4 +1,4 @@
-"""Ticks of partitions when something is due in them, so that idle partitions cost nothing."""
+"""Tick partitions only when a deadline has passed, so that idle partitions cost nothing."""
 
 from __future__ import annotations
 

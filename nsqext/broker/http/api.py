@@ -160,7 +160,7 @@ def first_values(query: str) -> dict[str, str]:
 
 
 Handler = Callable[[Call], Any]
-"""Takes a `Call`; returns the result, an awaitable of it, or a whole Starlette response."""
+"""Takes a `Call`; return the result, an awaitable of it, or a whole Starlette response."""
 
 
 def dump(value: object) -> bytes:

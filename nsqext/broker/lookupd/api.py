@@ -219,7 +219,7 @@ class _Routes:
 
 
 def _is_listed(topic: TopicView | None) -> bool:
-    """Tell whether `/topics` lists a topic: a leader without quorum withdraws it, a dead one does not."""
+    """Return whether `/topics` lists a topic: a leader without quorum withdraws it, a dead one does not."""
     partitions = topic.partitions.values() if topic else ()
     return any(found.registered for found in partitions) or not any(found.reader for found in partitions)
 

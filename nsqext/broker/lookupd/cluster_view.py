@@ -22,7 +22,7 @@ class Peer:
     Attributes:
         name: its name in the cluster.
         address: ``host:http_port``, the name that tombstones use.
-        entry: its entry in the answer of ``/lookup``.
+        entry: its entry in the response to ``/lookup``.
     """
 
     name: str

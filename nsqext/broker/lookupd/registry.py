@@ -26,7 +26,7 @@ class Registration(NamedTuple):
     subkey: str = ""
 
     def matches(self, category: str, key: str, subkey: str) -> bool:
-        """Tell whether it matches; ``*`` matches every name."""
+        """Return whether it matches; ``*`` matches every name."""
         return category == self.category and key in ("*", self.key) and subkey in ("*", self.subkey)
 
 
@@ -167,11 +167,11 @@ class Registry:
         ]
 
     def is_active(self, producer: Producer) -> bool:
-        """Tell whether a node sent PING within the inactive timeout."""
+        """Return whether a node sent PING within the inactive timeout."""
         return self.wall() - producer.node.last_seen <= self.inactive_timeout * 1e9
 
     def is_hidden(self, producer: Producer) -> bool:
-        """Tell whether a tombstone hides a node."""
+        """Return whether a tombstone hides a node."""
         return producer.hidden_at is not None and self.wall() - producer.hidden_at < self.tombstone_lifetime * 1e9
 
     def __iter__(self) -> Iterator[tuple[Registration, list[Producer]]]:

@@ -154,7 +154,7 @@ class _Routes:
 
 
 def _selects(number: str, partition: str) -> bool:
-    """Tell whether the query parameter ``partition`` selects a partition."""
+    """Return whether the query parameter ``partition`` selects a partition."""
     return partition in ("", "*", number)
 
 

@@ -53,7 +53,7 @@ class LookupSession:
         return LookupdCommandParser(partitions=self.partitions)
 
     def receive(self, data: bytes) -> bytes:
-        """Process received bytes; returns the responses."""
+        """Process received bytes; return the responses."""
         self._parser.receive(data)
         responses: list[bytes] = []
         while not self.closing:

@@ -106,7 +106,7 @@ def _post_body(values: dict[str, str]) -> bytes:
 
 
 async def query_auth(options: NodeOptions, secret: bytes, peer: str, *, tls: bool) -> Authorizations | None:
-    """Ask the auth servers in turn until one answers; returns None when none of them does.
+    """Ask the auth servers in turn until one answers; return None when none of them does.
 
     Args:
         options: addresses and clock.

@@ -35,7 +35,7 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
     Args:
         hosted: the partition.
         items: the messages.
-        put: stores a part of them, or raises `Fault` or `Refusal`; then nothing of the batch is stored.
+        put: stores a part of the messages. If it raises `Fault` or `Refusal`, no message of the batch is stored.
     """
     while hosted.storing is not None:
         await hosted.storing.wait()

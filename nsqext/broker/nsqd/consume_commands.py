@@ -99,7 +99,7 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
 
 
 def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
-    """Return the channel, of the type that the client asked for in IDENTIFY."""
+    """Return the channel, with the type that the client requested in IDENTIFY."""
     session.node.channel(hosted, name)
     settings = session.settings
     try:
@@ -115,7 +115,7 @@ class _Place(NamedTuple):
 
 
 def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
-    """Run the checks of SUB that both generations share; returns topic and channel.
+    """Run the checks of SUB that both generations share; return topic and channel.
 
     Raises:
         Fault: wrong state, heartbeats disabled, a missing parameter, or an invalid name.

@@ -142,7 +142,7 @@ class ConnectedClient(Protocol):
         """Run timers."""
 
     def expire_output(self, now: float) -> float:
-        """Send held messages whose time is over; returns when the others are due, 0.0 when nothing is held."""
+        """Send held messages whose time is over; return when the others are due, 0.0 when nothing is held."""
 
 
 def _nothing(*_: object) -> None:
@@ -282,7 +282,7 @@ class Node:
         return found
 
     def delete_topic(self, topic: str) -> bool:
-        """Delete a topic with its channels; returns whether it existed."""
+        """Delete a topic with its channels; return whether it existed."""
         found = self.partitions(topic)
         if found:
             _log.info("TOPIC(%s): deleting", topic)
@@ -368,7 +368,7 @@ class Node:
         return hosted.leader and disabled != "all" and not (disabled == "ordered" and hosted.meta.ordered)
 
     def add(self, session: ConnectedClient) -> int:
-        """Register a connection; returns its number."""
+        """Register a connection; return its number."""
         number = next(self._ids)
         self.sessions[number] = session
         return number

@@ -38,7 +38,7 @@ __all__ = ("Dialect", "Handler", "Session")
 _log = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
-"""Runs a command; returns what has to be awaited before the next one, and raises `Fault`."""
+"""Runs a command; return what has to be awaited before the next one, and raises `Fault`."""
 
 _CONSUMER_BUFFER = 4096
 _TURN = 256  # commands that one connection runs before the other connections have their turn
@@ -198,7 +198,7 @@ class Session:
         return waiting
 
     def no_more(self) -> None:
-        """Refuse a command whose body is cut off by the end of the stream."""
+        """Refuse a command whose body is truncated by the end of the stream."""
         if self._waiting or self.closing or self._magic is not None or self.handshake is not None:
             return
         try:
@@ -207,7 +207,7 @@ class Session:
             self.refuse(fault)
 
     def waited(self) -> None:
-        """Note that what `step` returned has been awaited."""
+        """Record that what `step` returned has been awaited."""
         self._waiting = False
         self.heard = self.clock()
 
@@ -278,7 +278,7 @@ class Session:
                 self.node.wake()
 
     def unmark(self) -> None:
-        """Note that the node has taken this session off the list."""
+        """Record that the node has taken this session off the list."""
         self._marked = False
 
     def take(self) -> bytes:
@@ -288,7 +288,7 @@ class Session:
         return self.output.take()
 
     def expire_output(self, now: float) -> float:
-        """Send held messages whose time is over; returns when the others are due, 0.0 when nothing is held."""
+        """Send held messages whose time is over; return when the others are due, 0.0 when nothing is held."""
         self.output.expire(now)
         self.mark()
         return self.output.due

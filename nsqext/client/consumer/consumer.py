@@ -327,7 +327,7 @@ class Consumer:
         await self._session.close()
 
     def stop(self) -> None:
-        """Make `run` drain and return, or end the iteration. May be called in handlers; returns immediately."""
+        """Make `run` drain and return, or end the iteration. May be called in handlers; return immediately."""
         self._session.stop()
 
     @property
@@ -390,7 +390,7 @@ class Consumer:
     async def seek(
         self, position: Position, partitions: Sequence[int] | None = None, *, topic: str | None = None
     ) -> None:
-        """Move the channel to a position, for all its consumers; returns when this is done at all partitions.
+        """Move the channel to a position, for all its consumers; return when this is done at all partitions.
 
         Messages received before are not in flight any more, see `Message.expired`. With ``options.queue_position``,
         and on ordered channels, no message that precedes an offset is delivered; otherwise one may be.

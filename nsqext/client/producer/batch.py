@@ -331,7 +331,7 @@ class BatchPlanner:
 
 
 def invalid_message(error: InvalidInput, index: int, topic: str) -> InvalidInput:
-    """Add to an error which message of the call it is about; returns the error."""
+    """Add to an error which message of the call it is about; return the error."""
     error.index = index
     error.message = f"message {index}: {error.message}"
     error.at(topic=topic)

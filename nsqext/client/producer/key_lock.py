@@ -24,7 +24,7 @@ class KeyLock:
         return len(self._waiting)
 
     def try_enter(self, turn: Turn) -> bool:
-        """Acquire the lock if it is free; returns whether it was."""
+        """Acquire the lock if it is free; return whether it was."""
         if turn in self._waiting:
             return False
         self._waiting[turn] = ()  # a deque takes 600 bytes

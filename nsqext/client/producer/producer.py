@@ -552,7 +552,7 @@ class Producer:
     def _check_open(self) -> None:
         if not self._open or not self._tasks.in_event_loop():
             self._tasks.check()
-            raise InvalidState("the producer is closed", hint="make a new one")
+            raise InvalidState("the producer is closed", hint="create a new one")
 
 
 def _listed(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:

@@ -356,7 +356,7 @@ class Router:
         return now < self._waiting_since + self._options.startup_timeout
 
     async def upgraded(self, topic: str) -> bool:
-        """Ask lookup whether a topic that had no extend support has it now; False within a second after it said no."""
+        """Query lookup whether a topic has gained extend support; False for a second after a negative answer."""
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
             return False
         view = self._metadata.cached(topic, "w")

@@ -407,7 +407,7 @@ class PublishAttempt:
 
 
 def out_of_step(target: Target, connection: Connection, error: ProtocolError) -> DeliveryUnknown:
-    """Close a connection whose responses do not belong to the commands; returns the error to raise."""
+    """Close a connection whose responses do not belong to the commands; return the error to raise."""
     error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     connection.fail(error)
     return DeliveryUnknown(

@@ -126,7 +126,7 @@ class InFlight:
             self._earliest = delivery.deadline
 
     def deadline_changed(self, delivery: Delivery) -> None:
-        """Note the new deadline of a message at a client."""
+        """Record the new deadline of a message at a client."""
         if delivery.deadline < self._earliest:
             self._earliest = delivery.deadline
 

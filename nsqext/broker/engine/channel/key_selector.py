@@ -139,12 +139,12 @@ class KeySelector(TagSelector):
             self._enqueue(queue)
 
     def offer(self, client: Client) -> None:
-        """Note that a client can take a message, if it can."""
+        """Record that a client can take a message, if it can."""
         if client.in_flight < client.window and client in self._heaps:
             self._free[client] = self._ready[client] = None
 
     def renew(self, client: Client) -> None:
-        """Note that a client can take a message, if it can; keys decide, so clients have no order."""
+        """Record that a client can take a message, if it can; keys decide, so clients have no order."""
         self.offer(client)
 
     @property
@@ -218,7 +218,7 @@ class KeySelector(TagSelector):
         return None
 
     def delivered(self, client: Client, delivery: Delivery) -> None:
-        """Note that a message was sent to the client, and queue the next one of its key."""
+        """Record that a message was sent to the client, and queue the next one of its key."""
         ranges = self._ranges.get(client.tag)
         if ranges is not None and client in ranges:
             ranges.record_dispatch(client)
@@ -227,7 +227,7 @@ class KeySelector(TagSelector):
             self._settle(queue)
 
     def release(self, delivery: Delivery) -> None:
-        """Note that a message is neither at its client nor waiting for a delay."""
+        """Record that a message is neither at its client nor waiting for a delay."""
         queue = self._queue_of(delivery)
         if queue is None:
             return

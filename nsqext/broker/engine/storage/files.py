@@ -52,12 +52,12 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file as a whole; a reader sees the old content or the new one, never a part.
+    """Replace a file atomically: a reader sees either the old or the new content.
 
     Args:
         path: the file.
         data: the new content.
-        sync: wait until the medium has it, under its name.
+        sync: wait until content and name are on disk.
     """
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:

@@ -161,7 +161,7 @@ def _fin(session: Session, command: Command) -> None:
 
 
 def _req(session: Session, command: Command) -> None:
-    """Run REQ; a success is not answered."""
+    """Run REQ; no response is sent on success."""
     words = command.words
     channel, subscriber = _acknowledged(session, words, 3)
     delay = parse_delay(words[2], f"REQ could not parse timeout {decode(words[2])}") / 1000

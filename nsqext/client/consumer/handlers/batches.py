@@ -274,7 +274,7 @@ class BatchCollector:
         return []
 
     async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
-        """Wait for further messages; returns False if it is not worth to wait longer."""
+        """Wait for further messages; return False if it is not worth to wait longer."""
         patience, now, messages = self._request_more(), _clock(), self._queue.messages
         pause = deadline - now
         if messages:

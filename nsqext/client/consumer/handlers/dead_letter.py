@@ -66,7 +66,7 @@ class DeadLetterTopic:
             await anyio.sleep_forever()
 
     async def publish(self, message: Message, error: Exception | None) -> None:
-        """Publish a message; returns when it is stored.
+        """Publish a message; return when it is stored.
 
         Raises:
             InvalidState: the message is a dead letter of this topic: it would be published, rejected and published for

@@ -21,7 +21,7 @@ _DRAIN_LOOK = 0.01
 
 
 def touch_due(messages: Iterable[Message], now: float) -> int:
-    """Touch the messages of which half the timeout has passed; returns how many.
+    """Touch the messages of which half the timeout has passed; return how many.
 
     To be called several times within half of the shortest timeout (a second). A message is touched until the longest
     time that its server grants (``max_msg_timeout``) is used up.

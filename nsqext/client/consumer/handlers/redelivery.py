@@ -91,15 +91,15 @@ class PartitionOrder:
         self._unseen = 0  # messages behind the frontier that may be redelivered out of order
 
     def subscribe(self, owner: Owner, now: float) -> bool:
-        """Begin with another subscription.
+        """Continue with a new subscription.
 
         Args:
             owner: the subscription.
             now: the time.
 
         Returns:
-            Whether the messages of earlier subscriptions are to be forgotten, rather than expected again: the channel
-            was moved, or the server keeps the order itself.
+            Whether the messages of earlier subscriptions must be dropped instead of expected again, because the
+            channel was moved, or the server keeps the order itself.
         """
         previous, self.owner = self.owner, owner
         first = previous is None
@@ -126,11 +126,11 @@ class PartitionOrder:
         return False
 
     def note_ready(self, ready: int) -> None:
-        """Note how many messages the server may have in flight."""
+        """Record how many messages the server may have in flight."""
         self.most_ready = max(self.most_ready, ready)
 
     def finish(self, message: Message) -> None:
-        """Note that FIN was sent.
+        """Record that FIN was sent.
 
         FIN is not acknowledged, but the server had read all of them except for the last RDY ones: it would not have
         sent the messages that followed. So these are remembered.
@@ -159,7 +159,7 @@ class PartitionOrder:
         self.early = {at: message for at, message in self.early.items() if not is_lost(message)}
 
     def receive(self, message: Message) -> list[Message]:
-        """Take in a message that is not known; returns the messages whose turn it is, in order."""
+        """Take in a message that is not known; return the messages whose turn it is, in order."""
         offset, end = message.offset, message.offset + message.size
         if offset < 0:
             self._settling = False
@@ -195,7 +195,7 @@ class PartitionOrder:
         return self._settling or self._unseen > 0 or bool(self.early) or self._frontier < self._last_end
 
     def end_gap(self) -> list[Message]:
-        """Wait for unseen messages no longer; returns the early ones in order."""
+        """Wait for unseen messages no longer; return the early ones in order."""
         early = [self.early[offset] for offset in sorted(self.early)]
         self.early.clear()
         self._frontier, self._unseen, self.gap_due, self._settling = self._last_end, 0, None, False
@@ -212,7 +212,7 @@ class PartitionOrder:
                 del unfinished[message.id]
 
     def note_returned(self, message: Message) -> int:
-        """Note that a message is requeued without being handled, which is no attempt; returns how often it was."""
+        """Record that a message is requeued without being handled, which is no attempt; return how often it was."""
         times = self.returned[message.id] = self.returned.get(message.id, 0) + 1
         if times == 1:
             self.returned_bytes += len(message.body)

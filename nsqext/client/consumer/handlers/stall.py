@@ -33,7 +33,7 @@ class StallWatch:
         self._slow: list[tuple[float, str]] = []
 
     def took(self, messages: Sequence[Message], seconds: float) -> None:
-        """Note how long the handler of one message, or of a batch, took."""
+        """Record how long the handler of one message, or of a batch, took."""
         if self._limit and seconds > self._limit / 2:
             self._slow.append((seconds, _names(messages)))
 

@@ -41,7 +41,7 @@ class MessageHandler:
 
     Attributes:
         function: the function.
-        auto_finish: whether a message is finished when it returns; otherwise the program finishes it at any time.
+        auto_finish: whether a message is finished when it returns; otherwise the program finishes it later.
     """
 
     function: Handler
@@ -117,7 +117,7 @@ class Workers:
         return running
 
     async def wait(self) -> None:
-        """Wait until all have ended; stop their queues first."""
+        """Wait until all workers have ended; the caller must have stopped their queues."""
         while self._busy:
             self._ended = anyio.Event()
             await self._ended.wait()
@@ -189,7 +189,7 @@ class Workers:
             slot.message = None
 
     async def _unpack(self, message: Message) -> bool:
-        """Decompress a body as soon as the budget allows it; returns False if the message expired meanwhile."""
+        """Decompress a body as soon as the budget allows it; return False if the message expired meanwhile."""
         while message.budget is not None and not message.try_unpack():
             self._flush()
             await message.budget.wait()

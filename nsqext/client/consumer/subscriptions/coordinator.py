@@ -89,7 +89,7 @@ class SubscriptionGroup:
         self._wake_timer()
 
     def remove(self, subscription: Subscription) -> bool:
-        """Remove a subscription that ended; returns whether it had been added."""
+        """Remove a subscription that ended; return whether it had been added."""
         added = subscription in self.live
         if added:
             del self.live[subscription]
@@ -107,7 +107,7 @@ class SubscriptionGroup:
     # RDY
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
-        """Note the messages of one read."""
+        """Record the messages of one read."""
         self._received_at = now
         if self._idle:
             self._idle = False
@@ -129,7 +129,7 @@ class SubscriptionGroup:
             self._wake_timer()
 
     def _note_backoffs(self) -> bool:
-        """Report changed backoff levels; returns whether any backoff is active."""
+        """Report changed backoff levels; return whether any backoff is active."""
         active = self.backoff.level > 0
         for subscription in self.live:
             backoff = subscription.backoff
@@ -147,7 +147,7 @@ class SubscriptionGroup:
     # Sending
 
     def needs_flush(self, subscription: Subscription) -> None:
-        """Note that a subscription has commands to send; they are sent at the end of this turn of the event loop."""
+        """Record that a subscription has commands to send; they are sent at the end of this turn of the event loop."""
         self._unsent.append(subscription)
         self._flush_due.set()
 
@@ -199,8 +199,8 @@ class SubscriptionGroup:
     def _pause(self, now: float) -> float:
         """Return the seconds until the next tick.
 
-        A consumer that finishes its messages at once is busy for a tick longer: otherwise each read would wake the
-        timer.
+        A consumer that finishes its messages immediately counts as busy for one more tick, so that not every read
+        wakes the timer.
         """
         busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
         self._idle = not (busy or self._flow.takes_turns or any(backoff.level for backoff in self._backoffs()))

@@ -137,12 +137,12 @@ class RdyDistributor(Generic[K]):
             self._exhausted.pop(found, None)
 
     def widen(self, held: int) -> bool:
-        """Exempt messages that wait for their key, up to ``max_in_flight`` of them; returns whether this changes."""
+        """Exempt messages that wait for their key, up to ``max_in_flight`` of them; return whether this changes."""
         extra, self._extra = self._extra, min(held, self.max_in_flight)
         return extra != self._extra
 
     def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
-        """Note the messages of one read; returns whether the counts change.
+        """Record the messages of one read; return whether the counts change.
 
         Args:
             member: the connection.
@@ -172,7 +172,7 @@ class RdyDistributor(Generic[K]):
         return changed
 
     def grow(self) -> bool:
-        """Double the windows that were exhausted, because a handler or the caller waits; returns whether any was."""
+        """Double the windows that were exhausted, because a handler or the caller waits; return whether any was."""
         if not self._exhausted:
             return False
         for member in self._exhausted:

@@ -150,7 +150,7 @@ class PartitionReader:
         return bool(self.pending) or self._rdy is not None
 
     def set_ready(self, count: int) -> bool:
-        """Set the RDY count, to be sent by the next `flush`; returns whether it changed."""
+        """Set the RDY count, to be sent by the next `flush`; return whether it changed."""
         if count == self.ready:
             return False
         self.ready = self._rdy = count

@@ -48,7 +48,7 @@ class ChannelSeeker:
 
         Raises:
             InvalidSetting: the original NSQ has no start positions.
-            PartitionUnavailable: the node cannot be asked whether it has the channel.
+            PartitionUnavailable: the request whether the channel exists failed.
         """
         start = self._options.start_of(assignment.partition)
         if assignment.start_applied or start is None:
@@ -76,7 +76,7 @@ class ChannelSeeker:
                 assignment.moved.set()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
-        """Move the channel to a position; returns when this is done at all partitions.
+        """Move the channel to a position; return when this is done at all partitions.
 
         Of concurrent calls the last one wins, and all return then. Cancellation does not revoke the move.
 

@@ -311,7 +311,7 @@ class Subscriber:
             logger.warning("lookup failed: %s", failure, extra={"topic": self._topic})
 
     async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
-        """Subscribe and read until the connection ends; returns why."""
+        """Subscribe and read until the connection ends; return why."""
         spec, group = self._spec, self._group
         request = SubscribeRequest(
             self._topic, spec.channel, assignment.partition, address, view.meta, spec.tag, self._options

@@ -46,10 +46,10 @@ class SubscriptionMonitor(Protocol):
     unpack_budget: UnpackBudget
 
     def received(self, subscription: Subscription, count: int, size: int, now: float) -> None:
-        """Note the number and the bytes of the messages of one read, after they were queued."""
+        """Record the number and the bytes of the messages of one read, after they were queued."""
 
     def needs_flush(self, subscription: Subscription) -> None:
-        """Note that commands are pending."""
+        """Record that commands are pending."""
 
     def rebalance(self) -> None:
         """Distribute RDY again, because the state of a backoff changed."""

@@ -200,7 +200,7 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
     parameter receives the body, decoded by its annotation.
 
     Raises:
-        InvalidSetting: a parameter cannot be filled.
+        InvalidSetting: a parameter has no known source.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -214,10 +214,10 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
 
 
 def message_handler(function: Callable[..., Awaitable[object]], failure: FailureOptions) -> Handler:
-    """Return what a consumer calls with a message: the handler itself, or what calls it by its annotations.
+    """Return a handler of messages: the function itself, or a wrapper that passes the annotated arguments.
 
     Raises:
-        InvalidSetting: a parameter cannot be filled.
+        InvalidSetting: a parameter has no known source.
     """
     plan = plan_call(function)
     return function if plan is None else plan.handler(failure)

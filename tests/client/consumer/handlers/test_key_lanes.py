@@ -35,16 +35,16 @@ class Owner:
         self.clock = Clock()
 
     def finish(self, message: Message) -> None:
-        """Note a FIN."""
+        """Record a FIN."""
         self.commands.append(("FIN", message.body))
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Note a REQ."""
+        """Record a REQ."""
         self.commands.append(("REQ", message.body))
         self.delays[message.body] = delay
 
     def touch(self, message: Message) -> None:
-        """Note a TOUCH."""
+        """Record a TOUCH."""
         if message.received < self.horizon:
             raise MessageNotInFlight("gone")
         self.commands.append(("TOUCH", message.body))

@@ -91,7 +91,8 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
     """Return the data of a response, with or without the ``status_code`` envelope.
 
     Raises:
-        TopicNotFound: the topic is unknown.: the node offers the topic to consumers only.
+        TopicNotFound: the topic is unknown.
+        TopicNotReady: the node offers the topic to consumers only.
         NotLookupd: the response is not one of nsqlookupd or nsqd.
         LookupFailed: any other refusal.
     """

@@ -63,7 +63,7 @@ class MessageQueue:
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait for the next call of `put`, `wake` or `stop`; without waiting if there was one since."""
+        """Wait for the next call of `put`, `wake` or `stop`; return immediately if there was one since."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         await self._wake.wait()

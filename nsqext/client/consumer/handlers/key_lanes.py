@@ -458,7 +458,7 @@ class KeyLanes:
         """Wait for nothing of a partition any more."""
         place = order.owner
         logger.warning(
-            "%d messages of %s wait for earlier ones of their keys, which were not redelivered: they are handled first",
+            "%d messages of %s wait for a redelivery of earlier ones of their keys: that order is given up",
             len(order.returned),
             "" if place is None else place.topic,
             extra={} if place is None else {"topic": place.topic, "partition": place.partition},

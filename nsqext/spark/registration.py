@@ -24,8 +24,17 @@ from nsqext.errors import InvalidState
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
-__all__ = ("WorkerVersions", "check_pyspark", "check_workers", "driver_python", "register", "root_cause")
+__all__ = (
+    "WorkerVersions",
+    "check_pyspark",
+    "check_workers",
+    "default_source",
+    "driver_python",
+    "register",
+    "root_cause",
+)
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -88,6 +97,34 @@ def check_pyspark(version: str) -> None:
         raise InvalidState(
             f"PySpark is version {version}", hint="nsqext needs 4.2 or later: pip install 'nsqext[spark]'"
         )
+
+
+def default_source() -> type[DataSource]:
+    """Return the class that Spark finds; with a PySpark that is too old, one that says so when it is used.
+
+    An error at import would keep Spark from finding any other source in Python.
+    """
+    try:
+        check_pyspark(pyspark.__version__)
+    except InvalidState as error:
+        return _unsupported(error)
+    from nsqext.spark.source import NsqDataSource
+
+    return NsqDataSource
+
+
+def _unsupported(error: InvalidState) -> type[DataSource]:
+    from pyspark.sql.datasource import DataSource
+
+    class Unsupported(DataSource):
+        def __init__(self, options: dict[str, str]) -> None:
+            raise error
+
+        @classmethod
+        def name(cls) -> str:
+            return "nsqext"
+
+    return Unsupported
 
 
 def _numbers(version: str) -> tuple[int, ...]:

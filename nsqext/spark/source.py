@@ -14,6 +14,7 @@ from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
 from nsqext.spark.options import TABLE_OPTION, SinkOptions, SourceOptions, columns_of, is_option
+from nsqext.spark.py_files import share_with_streams
 from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class NsqDataSource(DataSource):
     Spark creates instances in several processes. It finds this class through the module ``pyspark_nsqext``; with
     `nsqext.spark.register` it also checks the Python workers.
     """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        share_with_streams()
 
     @classmethod
     def name(cls) -> str:

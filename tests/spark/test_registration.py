@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from nsqext._version import __version__
 from nsqext.errors import InvalidState
 from nsqext.spark import register, registration, root_cause
-from nsqext.spark.registration import check_pyspark, check_workers, driver_python
+from nsqext.spark.registration import check_pyspark, check_workers, default_source, driver_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,6 +88,14 @@ def bare(tmp_path: Path) -> str:
 def test_an_old_pyspark_is_refused(version: str) -> None:
     with pytest.raises(InvalidState, match=f"PySpark is version {version}: nsqext needs 4.2"):
         check_pyspark(version)
+
+
+def test_an_old_pyspark_finds_a_format_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.1.4")
+    source = default_source()
+    assert source.name() == "nsqext"
+    with pytest.raises(InvalidState, match=r"PySpark is version 4\.1\.4"):
+        source({})
 
 
 def test_a_new_pyspark_is_fine() -> None:

@@ -26,6 +26,7 @@ __all__ = (
     "Reader",
     "Setting",
     "load",
+    "settings_as_text",
     "settings_of",
     "unknown_setting",
 )
@@ -229,6 +230,22 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name.startswith(PREFIX) and not name.startswith(_OTHERS) and name != f"{PREFIX}URL"
     }
+
+
+def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the settings of a URL and the environment as text, without addresses, for a process that reads them later.
+
+    Args:
+        url: see `load`.
+        environ: the environment; the one of the process by default.
+
+    Raises:
+        InvalidSetting: a URL that cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    url = url or environ.get(f"{PREFIX}URL")
+    found = _from_environment(environ) | (_from_url(url, ()) if url else {})
+    return {name: text for name, text in found.items() if name not in _ADDRESSES}
 
 
 class _Collector:

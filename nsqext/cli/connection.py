@@ -110,6 +110,12 @@ class Connection:
             raise _UNKNOWN_PLACE
         return found
 
+    def texts(self, *groups: str) -> dict[str, str]:
+        """Return the settings whose names begin so as text, from the URL and the environment."""
+        from nsqext.settings import settings_as_text
+
+        return {name: text for name, text in settings_as_text(self.url).items() if name.startswith(groups)}
+
     def lookupd(self) -> Any:
         """Return the lookup addresses.
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from nsqext.cli.command import examples, perform
-from nsqext.cli.connection import Lookupd, Url, lookup_addresses
-from nsqext.cli.output import show
+from nsqext.cli.connection import Connection, connected
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.spark.cluster.admin import Admin
@@ -37,15 +36,15 @@ class Action(StrEnum):
 
 
 @examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query")
+@connected
 def run(
+    connection: Connection,
     subject: Annotated[Subject, typer.Argument(help="Anchor channels of streaming queries.")],
     action: Annotated[Action, typer.Argument(help="list or delete.")],
     topic: Annotated[str, typer.Argument(help="The topic.")],
     channel: Annotated[
         str | None, typer.Option(help="The option channel of the query. (list: default all channels)")
     ] = None,
-    lookupd: Lookupd = None,
-    url: Url = None,
 ) -> None:
     """List the channels of a topic that have no consumers, or delete the anchor channel of a query that has ended.
 
@@ -54,14 +53,15 @@ def run(
     """
     if action is Action.DELETE and channel is None:
         raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
-    config = ClientConfig(tuple(map(str, parse_lookup_addresses(lookup_addresses(url, lookupd)))), timeout=_TIMEOUT)
+    lookupd = tuple(map(str, parse_lookup_addresses(connection.lookupd())))
+    config = ClientConfig(lookupd, connection.texts("connection_", "lookup_"), timeout=_TIMEOUT)
 
     async def act() -> None:
         async with Admin(config) as admin:
             found = await _anchors(admin, topic, channel)
             if action is Action.LIST:
                 for (partition, name), stats in sorted(found.items()):
-                    await _show(admin, topic, partition, name, stats)
+                    await _show(connection, admin, topic, partition, name, stats)
                 return
             if channel is None or not found:
                 raise InvalidState(f"the channel {channel} does not exist", topic=topic)
@@ -74,7 +74,7 @@ def run(
                     )
             for partition, name in sorted(found):
                 await admin.delete_anchor(topic, partition, name)
-                show(
+                connection.show(
                     {"topic": topic, "partition": partition, "channel": name, "deleted": True},
                     f"channel {name} of {topic}, partition {partition} is deleted",
                 )
@@ -99,12 +99,14 @@ async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tup
     return found
 
 
-async def _show(admin: Admin, topic: str, partition: int, name: str, stats: ChannelStats) -> None:
+async def _show(
+    connection: Connection, admin: Admin, topic: str, partition: int, name: str, stats: ChannelStats
+) -> None:
     position = await admin.position(topic, partition, name)
     if position is None:
         return
     behind = max(stats.messages - position.count, 0)
-    show(
+    connection.show(
         {
             "topic": topic,
             "partition": partition,

@@ -150,3 +150,5 @@ def test_anchor_channels_of_spark(cluster: Cluster, topic: str) -> None:
     assert lines("spark", "anchors", "list", topic, *words) == []
     unnamed = run("spark", "anchors", "delete", topic, *words)
     assert b"use --channel NAME" in unnamed.stderr
+    bounded = run("spark", "anchors", "list", topic, "--url", f"nsq://{address}?lookup_max_answer_size=10")
+    assert (bounded.returncode, b"longer than 10 bytes" in bounded.stderr) == (2, True)  # settings of the URL apply

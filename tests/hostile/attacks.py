@@ -26,6 +26,8 @@ __all__ = ("ATTACKS", "Attack", "Bounds", "Result", "honest_cluster", "run")
 
 _ROOT = Path(__file__).parents[2]
 _MIB = 1 << 20
+_CONSUMED = {"consume_honest": "target", "consume_headers": "headers"}
+"""Topics of honest servers, by the scenario that consumes from them."""
 
 
 @frozen
@@ -139,7 +141,7 @@ ATTACKS: tuple[Attack, ...] = (
         block=1.0,
         wait=3.0,
     ),
-    _client("header-bombs", "consume_honest", "a handler reads headers of 40 KB with 5,000 names"),
+    _client("header-bombs", "consume_headers", "a handler reads headers of 40 KB with 5,000 names"),
     _broker("chunked-bodies", "chunked HTTP bodies of 400 MB"),
     _broker("unread-replies", "a client publishes and does not read the replies"),
     # unfinished messages of a partition take 256 MiB of memory at most, the output of a connection 4 MiB
@@ -213,7 +215,7 @@ def run(attack: Attack, cluster: Cluster, seconds: float) -> Result:
     """
     if attack.side == "broker":
         return anyio.run(_attack_broker, attack, seconds)
-    if attack.scenario == "consume_honest":
+    if attack.scenario in _CONSUMED:
         return _attack_consumer(attack, cluster, seconds)
     with _program("servers", attack.name) as attacker, _program("victim") as victim:
         usage = _watch_client(victim, attack, cluster, seconds, f"127.0.0.1:{_read(attacker)}")
@@ -236,7 +238,7 @@ def _attack_consumer(attack: Attack, cluster: Cluster, seconds: float) -> Result
         headers = {COMPRESS_HEADER: "1", SIZE_HEADER: str(size)}
         messages = [OutgoingMessage(gzip.compress(bytes(size)), headers=headers)] * 20
     with Producer(cluster.lookupd) as producer:
-        producer.publish_many("target", messages)
+        producer.publish_many(_CONSUMED[attack.scenario], messages)
     with _program("victim") as victim:
         usage = _watch_client(victim, attack, cluster, seconds, "")
     sent = sum(len(message.body) + len(str(message.headers)) for message in messages)
@@ -272,5 +274,6 @@ def honest_cluster() -> Iterator[Cluster]:
     """Run the honest servers that clients under attack use beside the hostile ones."""
     with Cluster(nodes=1) as cluster:
         cluster.create_topic(HONEST_TOPIC, channels=["default"])
-        cluster.create_topic("target", extend=True, channels=["default"])
+        for topic in _CONSUMED.values():
+            cluster.create_topic(topic, extend=True, channels=["default"])
         yield cluster

@@ -100,13 +100,23 @@ async def consume(hostile: str, lookupd: str) -> None:
 
 async def consume_honest(hostile: str, lookupd: str) -> None:
     """Consume what hostile producers published to an honest node."""
-    consumer = Consumer(TARGET, "default", lookupd=lookupd, concurrency=4, options=ConsumerOptions(close_timeout=0.5))
+    await _consume(TARGET, lookupd)
+
+
+async def consume_headers(hostile: str, lookupd: str) -> None:
+    """Consume messages with large headers from an honest node."""
+    await _consume("headers", lookupd)
+
+
+async def _consume(topic: str, lookupd: str) -> None:
+    consumer = Consumer(topic, "default", lookupd=lookupd, concurrency=4, options=ConsumerOptions(close_timeout=0.5))
     consumer.handler(_handle)
     await consumer.run(signals=False)
 
 
 SCENARIOS: dict[str, Callable[[str, str], Awaitable[None]]] = {
-    one.__name__: one for one in (publish, publish_deflated, publish_large, look_up, consume, consume_honest)
+    one.__name__: one
+    for one in (publish, publish_deflated, publish_large, look_up, consume, consume_honest, consume_headers)
 }
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
+
+from attrs import evolve
 
 from nsqext import DeliveryUnknown, PublishFailed, Receipt
+from nsqext.testing.simulation import Fault
 from tests.simulation.history import Delivery
 from tests.soak.__main__ import Run
 from tests.soak.clusters import EmbeddedProcess
 from tests.soak.records import Record, Recorder, SoakHistory
-from tests.soak.soak_round import ALL, KEYED, TOPICS, make_plan
+from tests.soak.soak_round import ALL, KEYED, TOPICS, Soak, make_plan
 
 SHORT = {
     "steady": ([], ["lanes", "ordered", "key_failover"]),
@@ -41,6 +48,30 @@ def test_a_plan_is_drawn_from_its_seed() -> None:
     assert plans[0] != plans[2]
     kinds = {fault.kind for seed in range(20) for fault in make_plan(seed, ("kill",), 40.0, 1.0, 0.1, clients).faults}
     assert kinds == {"kill", "client_kill", "client_stop", "client_cut"}
+
+
+class _Node:
+    """A cluster that notes how long its fault lasted."""
+
+    def __init__(self) -> None:
+        self.lasted = 0.0
+
+    def begin(self, fault: Fault, topics: Sequence[str]) -> Callable[[], None]:
+        """Begin a fault."""
+        began = time.monotonic()
+
+        def end() -> None:
+            self.lasted = time.monotonic() - began
+
+        return end
+
+
+def test_the_last_fault_lasts_as_long_as_it_was_drawn(tmp_path: Path) -> None:
+    """Faults ended with the time in which they begin: a node started again before another one led."""
+    node = _Node()
+    plan = evolve(make_plan(1, ("kill",), 1.0, 1.0, 0.1, ["steady"]), faults=(Fault("kill", 0.0, 0.2, "n1", 0.5),))
+    Soak(cast("Any", node), plan, tmp_path, {}, 0.05, 1.0, {})._inject(Counter())
+    assert node.lasted >= 0.2
 
 
 def _recorded(path: Path) -> tuple[Recorder, Record, SoakHistory]:

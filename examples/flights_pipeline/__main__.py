@@ -89,11 +89,12 @@ def show(report: Report, console: Console) -> None:
         table.add_row(what, f"[{'red' if count else 'green'}]{count:,}[/]", "")
     console.print(table)
     console.print(f"picture: {report.picture}", highlight=False, soft_wrap=True)
-    console.print("[green]figures equal, all is well[/]" if report.good else "[red]something is wrong[/]")
+    good, bad = "figures equal, nothing lost or altered", "figures differ, or messages were lost or altered"
+    console.print(f"[green]{good}[/]" if report.good else f"[red]{bad}[/]")
 
 
 def main() -> int:
-    """Run the pipeline; returns 0 if all is well."""
+    """Run the pipeline; returns 0 if the figures are equal and nothing was lost or altered."""
     given = arguments()
     console = Console()
     try:

@@ -124,7 +124,7 @@ class ClusterFaults:
 
     def _add(self, name: str, rule: Rule) -> None:
         if rule.direction not in ("in", "out"):
-            raise InvalidSetting(f"direction={rule.direction!r} is not known", hint='use "in" or "out"')
+            raise InvalidSetting(f"direction={rule.direction!r} is unknown", hint='use "in" or "out"')
         self._run(lambda runtime: runtime.node(name).member.node.faults.add(rule))
 
     def drop(self, name: str, direction: Direction, *, size: int | None = None, peer: str | None = None) -> None:

@@ -65,7 +65,7 @@ Json = Annotated[
 ]
 
 _UNKNOWN_PLACE = InvalidSetting(
-    "the address of the servers is not known", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
+    "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
 )
 
 
@@ -240,7 +240,5 @@ def lookup_addresses(url: str | None, lookupd: str | None, usual: Sequence[str] 
 
     found: Sequence[str] = load_producer(url, {"lookupd": lookupd} if lookupd else {}).lookupd or usual
     if not found:
-        raise InvalidSetting(
-            "the address of lookup is not known", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD"
-        )
+        raise InvalidSetting("the address of lookup is unknown", hint="give --lookupd or --url, or set NSQEXT_LOOKUPD")
     return found

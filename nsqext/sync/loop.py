@@ -79,7 +79,9 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
     if portal is None:
         raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")
     if portal in shared_loop.left_behind:
-        raise InvalidState(f"the {what} was opened before this process was forked", hint="make a new one in the child")
+        raise InvalidState(
+            f"the {what} was opened before this process was forked", hint="create a new one in the child"
+        )
     try:
         future: Future[T] = portal.start_task_soon(function, *args)
     except RuntimeError as error:

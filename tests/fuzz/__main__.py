@@ -1,4 +1,4 @@
-"""Fuzz every reader of foreign bytes and print a table: ``python -m tests.fuzz --seconds 60``."""
+"""Fuzz every parser of untrusted bytes and print a table: ``python -m tests.fuzz --seconds 60``."""
 
 from __future__ import annotations
 

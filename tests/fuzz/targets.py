@@ -1,4 +1,4 @@
-"""What is fuzzed: a function of bytes for each reader of foreign bytes, which raises only when a promise is broken.
+"""What is fuzzed: a function of bytes for each parser of untrusted bytes, which raises only when a promise is broken.
 
 A target catches the errors that its subject documents. Whatever else it raises is a finding, and so is an input that
 takes too long or too much memory.
@@ -68,7 +68,7 @@ _UNPACKED = 1 << 20
 
 @frozen
 class Target:
-    """One reader of foreign bytes.
+    """One parser of untrusted bytes.
 
     Attributes:
         run: gives it an input; raises what is a finding.

@@ -89,7 +89,7 @@ def test_the_table_shows_rates_and_success() -> None:
     text = console.export_text()
     assert "│ flights published                          │  5,000 │   10,000 │" in text
     assert "│ messages read by the streams               │ 10,000 │    1,000 │" in text
-    assert text.endswith("figures equal, all is well\n")
+    assert text.endswith("figures equal, nothing lost or altered\n")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_whatever_is_wrong_makes_the_run_a_failure(report: Report) -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     show(report, console)
     assert not report.good
-    assert console.export_text().endswith("something is wrong\n")
+    assert console.export_text().endswith("figures differ, or messages were lost or altered\n")
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

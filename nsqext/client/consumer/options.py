@@ -115,7 +115,7 @@ class FailureOptions:
     def __attrs_post_init__(self) -> None:
         _check_times(self, "requeue_delay", "max_requeue_delay")
         if self.max_requeue_delay > _DAYS:
-            raise InvalidSetting(f"max_requeue_delay={self.max_requeue_delay!r} is longer than servers take (3 days)")
+            raise InvalidSetting(f"max_requeue_delay={self.max_requeue_delay!r} is longer than servers accept (3 days)")
         if not 0 <= self.jitter < 1:
             raise InvalidSetting(f"jitter={self.jitter!r} is not within 0..1 (1 excluded)")
         for name in ("max_attempts", "report_attempts"):
@@ -297,7 +297,7 @@ class ConsumerOptions:
         if timeout is not None:
             _check_times(self, "output_buffer_timeout")
             if timeout > 1:
-                raise InvalidSetting(f"output_buffer_timeout={timeout!r} is longer than servers take (1 s)")
+                raise InvalidSetting(f"output_buffer_timeout={timeout!r} is longer than servers accept (1 s)")
         if size is None:
             return
         if isinstance(size, bool) or not isinstance(size, int) or not 64 <= size <= 65536:

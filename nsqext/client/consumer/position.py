@@ -159,7 +159,7 @@ async def _request(method: str, address: Address, path: str, params: dict[str, s
         status, answer = await http.fetch(address, path, params, method, body)
     except LookupFailed as error:
         raise PartitionUnavailable(
-            f"{path} got no answer: {error.message}", node=error.node, hint="is the node's HTTP side up?"
+            f"no response to {path}: {error.message}", node=error.node, hint="is the node's HTTP side up?"
         ) from error
     finally:
         await http.aclose()

@@ -357,7 +357,7 @@ async def test_a_type_refused_by_one_partition_is_set_on_no_partition() -> None:
         for topic, dispatch, text in (
             ("t", "key_failover", "channel ch of topic t is ordered and cannot become key_failover"),
             ("o", "key_failover", "channel ch of topic o is ordered and cannot become key_failover"),
-            ("t", "odd", "dispatch type odd is not known, use shared or key_failover"),
+            ("t", "odd", "dispatch type odd is unknown, use shared or key_failover"),
             ("no", "key_failover", "Key not found"),
         ):
             answer = await client.post(f"/channel/create?topic={topic}&channel=ch&dispatch={dispatch}")

@@ -108,7 +108,7 @@ async def test_http_refusals() -> None:
     _consume(node, dispatch="shared")
     for arguments, text in (
         ("dispatch=key_failover", "channel ch of topic t is dispatched by shared, not key_failover"),
-        ("dispatch=exclusive", "dispatch type exclusive is not known, use shared or key_failover"),
+        ("dispatch=exclusive", "dispatch type exclusive is unknown, use shared or key_failover"),
     ):
         answer = await _http(node, "POST", f"/channel/create?topic=t&channel=ch&{arguments}")
         assert (answer.status_code, answer.json()) == (400, {"message": text})

@@ -116,15 +116,15 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("pub", "orders", "x"), "the address of the servers is not known: give --lookupd"),
-        (("tail", "orders"), "the address of the servers is not known: give --lookupd"),
+        (("pub", "orders", "x"), "the address of the servers is unknown: give --lookupd"),
+        (("tail", "orders"), "the address of the servers is unknown: give --lookupd"),
         (("broker", "--data-path", "/dev/null/x"), "/dev/null/x"),
         (("broker", "--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("pub", "orders", "x", "--header", "user", "--nsqd", "h:1"), "is not NAME=VALUE"),
         (("pub", "orders", "--partition", "1", "--nsqd", "h:1"), "--partition and --delay need messages as arguments"),
         (("pub", "orders", "x", "--url", "nsq://h?colour=red"), "unknown setting 'colour'"),
         (("tail", "orders", "--nsqd", "h:1", "--start", "nowhere"), "write earliest"),
-        (("lookup",), "the address of the servers is not known"),
+        (("lookup",), "the address of the servers is unknown"),
         (("topic", "list", "--nsqd", "h:1"), "needs the lookup service, not nsqd"),
         (("topic", "list", "--url", "nsq://h", "--context", "a"), "both --url and --context"),
         (("topic", "list", "--context", "a"), "there is no context 'a'"),

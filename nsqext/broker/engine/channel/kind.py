@@ -46,5 +46,5 @@ def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> Ch
     if not dispatch:
         return None
     if dispatch not in DISPATCH_TYPES:
-        raise Refusal(f"dispatch type {dispatch} is not known, use {' or '.join(DISPATCH_TYPES)}")
+        raise Refusal(f"dispatch type {dispatch} is unknown, use {' or '.join(DISPATCH_TYPES)}")
     return ChannelKind(dispatch, (dispatch == KEY_FAILOVER and key_header) or KEY_HEADER, fixed)

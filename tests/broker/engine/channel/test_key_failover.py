@@ -268,7 +268,7 @@ def test_a_subscriber_of_another_type_is_refused() -> None:
         admit(bench.partition, "fixed", make_kind("shared"))
     with pytest.raises(Refusal, match="not key_failover with keys in user"):
         admit(bench.partition, "fixed", make_kind("key_failover", "user"))
-    with pytest.raises(Refusal, match=r"^dispatch type exclusive is not known, use shared or key_failover$"):
+    with pytest.raises(Refusal, match=r"^dispatch type exclusive is unknown, use shared or key_failover$"):
         make_kind("exclusive")
 
 

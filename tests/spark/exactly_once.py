@@ -1,9 +1,10 @@
 """Kills a streaming query repeatedly, and compares its output: ``python -m tests.spark.exactly_once --kills 10``.
 
-A driver streams topics of all kinds into Parquet, while messages are published and nodes are killed and leaders moved
-at random. The whole driver (Python, Java, workers) is ended by kill -9 at random moments and started again. At the end
-every message must be in the output once. A second query counts the messages of a topic by windows and publishes the
-counts to another topic: at the end each window must be there with its count, once after `nsqext.spark.dedupe`.
+A driver streams topics of all kinds into Parquet (Delta with ``--delta``), while messages are published and nodes are
+killed and leaders moved at random. The whole driver (Python, Java, workers) is ended by kill -9 at random moments and
+started again. At the end every message must be in the output once. A second query counts the messages of a topic by
+windows and publishes the counts to another topic: at the end each window must be there with its count, once after
+`nsqext.spark.dedupe`.
 """
 
 from __future__ import annotations
@@ -153,11 +154,13 @@ class Driver:
         folder: where it keeps everything.
         options: of the source.
         counts: topics ``source`` and ``target`` of the query that counts, and ``lookupd``; empty without it.
+        delta: Maven coordinate of Delta, to write that instead of Parquet.
     """
 
     folder: Path
     options: dict[str, str]
     counts: dict[str, str] = field(factory=dict)
+    delta: str = ""
 
     def start(self, mode: str) -> subprocess.Popen[bytes]:
         """Start it, in a session of its own: everything that it starts can be found by that."""
@@ -166,7 +169,7 @@ class Driver:
             "PYTHONPATH": str(ROOT),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        given = (json.dumps(self.options), json.dumps(self.counts))
+        given = (json.dumps(self.options), json.dumps(self.counts), self.delta)
         command = [sys.executable, "-m", _DRIVER, mode, str(self.folder), *given]
         with (self.folder / "driver.log").open("ab") as log:
             return subprocess.Popen(
@@ -248,6 +251,7 @@ def run(
     finish: Callable[[Driver], None] = Driver.finish,
     *,
     count: bool = False,
+    delta: str = "",
 ) -> Result:
     """Publish, cause faults, kill; then compare.
 
@@ -258,6 +262,7 @@ def run(
         servers: the cluster.
         finish: reads to the end when all is quiet.
         count: also count the messages of a topic, and publish the counts.
+        delta: Maven coordinate of Delta, to write that instead of Parquet.
     """
     began, chance = time.monotonic(), random.Random(seed)
     extend = servers.make_topic("extend", 1, extend=True, replicas=3)
@@ -276,6 +281,7 @@ def run(
             "readTimeoutMs": "90000",  # a new leader has to be found within that, on a busy machine too
         }
         | _SMALL,
+        delta=delta,
     )
     if count:
         target = servers.make_topic("counts", extend=True, replicas=3)
@@ -362,11 +368,17 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="kept, with the driver's log; a temporary one without it")
+    parser.add_argument(
+        "--delta",
+        default="",
+        metavar="COORDINATE",
+        help="write Delta instead of Parquet, for example io.delta:delta-spark_4.2_2.13:4.4.0 with PySpark 4.2",
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, running_servers() as servers:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        result = run(given.kills, given.seed, folder, servers, count=True)
+        result = run(given.kills, given.seed, folder, servers, count=not given.delta, delta=given.delta)
     for name, number in result.numbers.items():
         say(f"{name:32} {number:>10}")
     for problem in result.wrong:

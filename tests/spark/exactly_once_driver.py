@@ -1,7 +1,7 @@
 """The program that is killed: streaming queries, in a process (and a Java) of its own.
 
-One query writes topics to Parquet. Another one counts the messages of a topic by windows, and publishes each window to
-a topic as soon as it is complete.
+One query writes topics to Parquet or Delta. Another one counts the messages of a topic by windows, and publishes each
+window to a topic as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -28,15 +28,21 @@ WINDOW = 50
 COLUMNS = ("topic", "partition", "offset", "message_id", "value")
 
 
-def open_session(folder: Path) -> SparkSession:
-    """Return a session that knows the format."""
+def open_session(folder: Path, delta: str) -> SparkSession:
+    """Return a session that knows the format, and Delta if there is a Maven coordinate of it."""
     from pyspark.sql import SparkSession
 
     from nsqext.spark import register
 
+    builder = SparkSession.builder.master("local[2, 2]")
+    if delta:
+        builder = (
+            builder.config("spark.jars.packages", delta)
+            .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+            .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        )
     session: SparkSession = (
-        SparkSession.builder.master("local[2, 2]")
-        .appName("exactly once")
+        builder.appName("exactly once")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "768m")
         .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
@@ -51,16 +57,13 @@ def open_session(folder: Path) -> SparkSession:
     return session
 
 
-def start(session: SparkSession, folder: Path, options: dict[str, str], **trigger: Any) -> StreamingQuery:
+def start(
+    session: SparkSession, folder: Path, options: dict[str, str], kind: str = "parquet", **trigger: Any
+) -> StreamingQuery:
     """Start the query, with the checkpoint of its predecessors."""
     rows = session.readStream.format("nsqext").options(**options).load().select(*COLUMNS)
-    return (
-        rows.writeStream.format("parquet")
-        .option("path", str(folder / "rows"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(**trigger)
-        .start()
-    )
+    writer = rows.writeStream.format(kind).option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.trigger(**trigger).start(str(folder / "rows"))
 
 
 def start_counts(session: SparkSession, folder: Path, counts: Mapping[str, str], **trigger: Any) -> StreamingQuery:
@@ -86,25 +89,27 @@ def start_counts(session: SparkSession, folder: Path, counts: Mapping[str, str],
     )
 
 
-def main(mode: str, folder: Path, options: dict[str, str], counts: dict[str, str]) -> None:
+def main(mode: str, folder: Path, options: dict[str, str], counts: dict[str, str], delta: str) -> None:
     """Run until killed, or (``finish``) to the end of the topics, and write down which rows exist."""
-    session = open_session(folder)
+    session, kind = open_session(folder, delta), "delta" if delta else "parquet"
     if mode == "run":
-        start(session, folder, options, processingTime="0 seconds")
+        start(session, folder, options, kind, processingTime="0 seconds")
         if counts:
             start_counts(session, folder, counts, processingTime="0 seconds")
         session.streams.awaitAnyTermination()
         return
-    finish(session, folder, options, counts)
+    finish(session, folder, options, counts, kind)
     session.stop()
 
 
-def finish(session: SparkSession, folder: Path, options: dict[str, str], counts: dict[str, str]) -> None:
+def finish(
+    session: SparkSession, folder: Path, options: dict[str, str], counts: dict[str, str], kind: str = "parquet"
+) -> None:
     """Read to the end, and write down which rows exist, as Spark sees them."""
-    start(session, folder, options, availableNow=True).awaitTermination()
+    start(session, folder, options, kind, availableNow=True).awaitTermination()
     if counts:
         finish_counts(session, folder, counts)
-    rows = session.read.parquet(str(folder / "rows")).select(*COLUMNS).collect()
+    rows = session.read.format(kind).load(str(folder / "rows")).select(*COLUMNS).collect()
     found = [[row.topic, row.partition, row.offset, row.message_id.hex(), row.value.decode()] for row in rows]
     (folder / "found.json").write_text(json.dumps(found))
 
@@ -122,4 +127,4 @@ def finish_counts(session: SparkSession, folder: Path, counts: dict[str, str]) -
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5])

@@ -1,0 +1,66 @@
+"""A stream that is merged into a Delta table is exactly once, though its driver is killed between merge and commit.
+
+Runs where ``NSQEXT_TEST_DELTA_PACKAGE`` names the Maven package of Delta for the installed PySpark, for example
+``io.delta:delta-spark_4.2_2.13:4.4.0`` with PySpark 4.2; Spark downloads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.conftest import ROOT, java_version
+
+if TYPE_CHECKING:
+    from tests.support.spark_cluster import Servers
+
+PACKAGE = os.environ.get("NSQEXT_TEST_DELTA_PACKAGE", "")
+_ROWS = 600
+
+pytestmark = [
+    pytest.mark.skipif(not PACKAGE, reason="NSQEXT_TEST_DELTA_PACKAGE does not name a Maven package of Delta"),
+    pytest.mark.skipif(java_version() < 17, reason="Java 17 is missing"),
+    pytest.mark.timeout(400),
+]
+
+
+def run(folder: Path, options: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the stream to its end, or to its death."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.spark.delta_merge", str(folder), json.dumps(options | {"package": PACKAGE})],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=350,
+        start_new_session=True,
+    )
+
+
+def test_each_message_is_in_the_table_once_after_a_kill(servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("delta", 2)
+    bodies = [[b"%d-%d" % (partition, number) for number in range(_ROWS)] for partition in range(2)]
+    for partition in range(2):
+        servers.publish(topic, bodies[partition], partition)
+    start = json.dumps({topic: dict.fromkeys(("0", "1"), servers.first)})
+    options = servers.options | {"subscribe": topic, "channel": "delta", "startingOffsets": start}
+    options["maxOffsetsPerTrigger"] = "400"
+    killed = run(tmp_path, options | {"die_in": "1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-5000:]
+    assert sorted(path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")) == ["0"]
+    done = run(tmp_path, options)
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = sorted(json.loads((tmp_path / "found.json").read_text()))
+    assert found == [
+        [partition, servers.first + number, body.decode()]
+        for partition in range(2)
+        for number, body in enumerate(bodies[partition])
+    ]

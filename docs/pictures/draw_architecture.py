@@ -23,12 +23,13 @@ _LAYERS = (
     ("client",),
     ("lookup", "transport"),
     ("protocol", "dispatch"),
-    ("settings", "errors", "types"),
+    ("arguments", "settings", "errors", "types"),
 )
 """The layers, highest first; a package that is not listed belongs to the highest."""
 _ROLES = {
     "admin": "topics, channels",
     "app": "handlers of a service",
+    "arguments": "checks of calls",
     "broker": "in-process cluster",
     "cli": "commands",
     "client": "producer, consumer",

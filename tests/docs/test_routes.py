@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 
@@ -38,7 +39,11 @@ def _routes_of(generation: str, patch: pytest.MonkeyPatch) -> dict[str, set[tupl
         return Starlette(routes=routes, **others)
 
     patch.setattr(web, "Starlette", make)
-    with Cluster(nodes=1, generation=generation):
+    with Cluster(nodes=1, generation=generation) as cluster:
+        (node,) = cluster.nodes.values()
+        assert (
+            httpx.get(f"http://{node.http}/ping", trust_env=False).text == "OK"
+        )  # the first request makes the application
         return served
 
 

@@ -44,7 +44,7 @@ def test_names_and_parameters_equal_those_of_the_asynchronous_classes(blocking: 
         assert parameters(getattr(blocking, name)) == parameters(method), name
     internal = {"finish_now", "requeue_now", "unpack", "end", "backoff", "header", "received", "owner", "version"}
     internal |= {"delivered", "renew", "replace_body", "wait"}
-    internal |= {"budget", "mark_answered", "try_unpack", "with_unpacked_body"}
+    internal |= {"budget", "counted", "mark_answered", "try_unpack", "with_unpacked_body"}
     internal |= {"aclose"} if hasattr(blocking, "close") else set()
     missing = {name for name in dir(original) if not name.startswith("_")} - set(dir(blocking)) - internal
     assert missing == set()

@@ -123,7 +123,7 @@ class _Source:
     """Last answer of one lookup node."""
 
     leaders: dict[int, PartitionLeader] = field(factory=dict)
-    nodes: dict[Address, NodeInfo] = field(factory=dict)
+    nodes: tuple[NodeInfo, ...] = ()
     answered: int = 0
 
 
@@ -198,12 +198,18 @@ class PartitionMapMerger:
         dropped: set[Address] = set()
         for answer in telling:
             source = self._sources[answer.source]
-            before, source.nodes = source.nodes, {node.tcp: node for node in answer.nodes}
-            dropped |= before.keys() - source.nodes.keys()
+            if source.nodes != answer.nodes:
+                dropped |= {node.tcp for node in source.nodes} - {node.tcp for node in answer.nodes}
+                # most lookup nodes list the same nodes: one tuple serves all of them
+                source.nodes = next((one for one in self._node_lists() if one == answer.nodes), answer.nodes)
         answered = {answer.source for answer in telling}
         for address, source in self._sources.items():
             if dropped and address not in answered:
-                source.nodes = {key: node for key, node in source.nodes.items() if key not in dropped}
+                source.nodes = tuple(node for node in source.nodes if node.tcp not in dropped)
+
+    def _node_lists(self) -> list[tuple[NodeInfo, ...]]:
+        """Return the lists of nodes of all lookup nodes, each object once."""
+        return list({id(source.nodes): source.nodes for source in self._sources.values()}.values())
 
     def _elect(self, partition: int, found: Sequence[LookupAnswer]) -> None:
         candidates = [
@@ -234,12 +240,7 @@ class PartitionMapMerger:
     def _make_map(self, meta: TopicMeta, unlisted: frozenset[int]) -> PartitionMap:
         leaders = {partition: self._leaders[partition].node for partition in sorted(self._leaders)}
         led = {node.tcp for node in leaders.values()}
-        nodes = {
-            address: node
-            for source in self._sources.values()
-            for address, node in source.nodes.items()
-            if address not in led
-        }
+        nodes = {node.tcp: node for listed in self._node_lists() for node in listed if node.tcp not in led}
         everyone = (*leaders.values(), *nodes.values())
         return PartitionMap(
             topic=self.current.topic,

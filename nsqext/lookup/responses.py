@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -19,11 +20,15 @@ _SHOWN = 120
 """Bytes of an unexpected response that an error quotes."""
 _MAX_CHANNELS = 10_000
 """Channels of a topic that are read; they are only listed to the user."""
+_SHARED_NODES = 4096
+"""Nodes without topics that all responses share, so that many lookup nodes that list the same nodes cost little."""
+_SHARED_TEXT = 512
+"""Longest text of a shared node."""
 _GATEWAY_ERRORS = (502, 503, 504)
 """Status codes of proxies whose server is down."""
 
 
-@frozen
+@frozen(cache_hash=True)
 class NodeInfo:
     """An nsqd as the lookup service describes it.
 
@@ -213,15 +218,20 @@ def read_node(data: Any) -> NodeInfo:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data is not a node.
     """
-    host = data["broadcast_address"]
-    return NodeInfo(
-        tcp=_address(host, data["tcp_port"]),
-        http=_address(host, data["http_port"]) if data.get("http_port") else None,
-        version=str(data.get("version", "")),
-        hostname=str(data.get("hostname", "")),
-        topics=_read_topics(data),
-        tombstoned=tuple(str(name) for name, hidden in _tombstones(data) if hidden),
-    )
+    tcp, http = _address(data["broadcast_address"], data["tcp_port"]), None
+    if data.get("http_port"):
+        http = _address(tcp.host, data["http_port"])
+    version, hostname = str(data.get("version", "")), str(data.get("hostname", ""))
+    topics = _read_topics(data)
+    tombstoned = tuple(str(name) for name, hidden in _tombstones(data) if hidden)
+    if topics or tombstoned or len(tcp.host) + len(version) + len(hostname) > _SHARED_TEXT:
+        return NodeInfo(tcp, http, version, hostname, topics, tombstoned)
+    return _shared_node(tcp, http, version, hostname)
+
+
+@lru_cache(_SHARED_NODES)
+def _shared_node(tcp: Address, http: Address | None, version: str, hostname: str) -> NodeInfo:
+    return NodeInfo(tcp, http, version, hostname)
 
 
 def _tombstones(data: Any) -> Iterable[tuple[Any, Any]]:

@@ -128,7 +128,7 @@ ATTACKS: tuple[Attack, ...] = (
     _client("largest-frames", "publish", "nsqd sends error frames of 16 MB"),
     _client("slow-loris", "publish", "nsqd sends its response to IDENTIFY one byte at a time"),
     _client("nodes-1000", "look_up", "lookup lists 1,000 lookup nodes, and 1,000 nodes for each topic"),
-    _client("nodes-8000", "look_up", "lookup lists 8,000 lookup nodes, and 8,000 nodes for each topic"),
+    _client("nodes-8000", "look_up", "lookup lists 8,000 lookup nodes, and 8,000 nodes for each topic", rss=160.0),
     _client("endless-body", "look_up", "lookup sends a body without end"),
     _client("large-answers", "look_up", "64 lookup nodes send 15 MB each", rss=640.0, block=1.5, wait=5.0),
     _client("slow-answers", "look_up", "lookup responds one byte at a time"),
@@ -143,8 +143,8 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     _client("header-bombs", "consume_headers", "a handler reads headers of 40 KB with 5,000 names"),
     _broker("chunked-bodies", "chunked HTTP bodies of 400 MB"),
-    _broker("unread-replies", "a client publishes and does not read the replies"),
     # unfinished messages of a partition take 256 MiB of memory at most, the output of a connection 4 MiB
+    _broker("unread-replies", "a client publishes and does not read the replies", rss=400.0),
     _broker("tiny-batches", "batches of 5 MB with a million messages of one byte", rss=400.0, block=0.15, wait=1.0),
     _broker(
         "drained-batches", "batches of 440,000 messages, which one consumer drains", rss=400.0, block=0.15, wait=1.0

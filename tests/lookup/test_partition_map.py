@@ -103,6 +103,13 @@ def test_the_same_answers_again_are_no_change() -> None:
     assert table.current is before
 
 
+def test_lookup_nodes_that_list_the_same_nodes_share_the_list() -> None:
+    table = table_of([listing(source, nodes=("n1", "n2")) for source in "abc"])
+    assert len(table._node_lists()) == 1
+    table.merge([listing("a", nodes=("n1", "n3"))])
+    assert table.current.nodes == (tcp("n1"), tcp("n3"))  # "a" removed n2, so b and c do not keep it
+
+
 def test_the_higher_epoch_is_preferred() -> None:
     for answers in ([("a", "n1", 3), ("b", "n2", 4)], [("a", "n2", 4), ("b", "n1", 3)]):
         table = table_of([listing(source, {0: name}, num=1, epoch=epoch) for source, name, epoch in answers])

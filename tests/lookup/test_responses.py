@@ -278,3 +278,13 @@ def test_the_list_of_lookup_nodes_is_capped_and_has_the_leader(count: int) -> No
     nodes = read_lookup_nodes({"lookupdnodes": listed, "lookupdleader": listed[-1]}, SOURCE)
     assert len(nodes) == 64
     assert [node.address.host for node in nodes if node.leader] == [f"l{count - 1}"]
+
+
+def test_lookup_nodes_that_list_the_same_nodes_share_them() -> None:
+    """Memory of 64 lookup nodes that list 1,000 nodes of each topic grew by 300 MiB."""
+    node = {"broadcast_address": "nsqd-1", "tcp_port": 4150, "http_port": 4151, "hostname": "h", "version": "1.3.0"}
+    assert responses.read_node(dict(node)) is responses.read_node(dict(node))
+    assert responses.read_node({**node, "topics": ["orders"]}).topics == {"orders": ()}
+    long = {**node, "hostname": "h" * 1000}
+    assert responses.read_node(long) == responses.read_node(long)
+    assert responses.read_node(long) is not responses.read_node(long)

@@ -196,9 +196,10 @@ class ClientProtocol:
 
     def _receive_error(self, error: ServerError) -> None:
         if isinstance(error, (FinishFailed, RequeueFailed, TouchFailed)):
-            if len(self.notices) < MAX_NOTICES:
+            if self.error is None:
                 self.notices.append(error)
-            elif self.error is None:
+            if len(self.notices) > MAX_NOTICES:
+                self.notices.clear()
                 self.fail(ProtocolError(f"received more than {MAX_NOTICES} rejections of FIN, REQ or TOUCH at once"))
         elif self.pending:
             reply = self.pending.popleft()

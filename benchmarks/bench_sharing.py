@@ -33,7 +33,7 @@ MAX_IN_FLIGHT = 200
 SLOW_HANDLER = 0.02
 SLOW = 150
 JOIN = 0.3
-EMPTIED = 30_000
+EMPTIED = 150_000
 _SETTLE = 0.5
 """Seconds between the last publish and the measurement."""
 

@@ -182,7 +182,8 @@ class Message(RawMessage):
         self.answered: bool = False
         self.budget: UnpackBudget | None = None
         self.counted: InFlightCount = counted
-        self.delivered = self.received = counted.time
+        self.delivered: float = counted.time
+        self.received: float = counted.time
 
     @property
     def topic(self) -> str:

@@ -114,7 +114,7 @@ class Batch(PublishRequest):
         self._bodies.append(body)
         self._headers.append(header)
         self._traces.append(trace_id)
-        self.breaks = self.breaks or bool(header)
+        self.breaks: bool = self.breaks or bool(header)
         self._traced = self._traced or trace_id is not None
 
     def command(self, target: Target) -> bytes:

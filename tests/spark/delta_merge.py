@@ -11,40 +11,20 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, SparkSession
+from tests.spark.exactly_once_driver import open_session
 
-import nsqext.spark
-from tests.support.spark_standalone import JAVA_OPTIONS
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 COLUMNS = ("partition", "offset", "value")
-
-
-def session(package: str, folder: Path) -> SparkSession:
-    """Return a session with Delta."""
-    spark: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.jars.packages", package)
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "768m")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.local.dir", str(folder / "local"))
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    nsqext.spark.register(spark)
-    return spark
 
 
 def main(folder: Path, options: dict[str, str]) -> None:
     """Stream to the end, merging each batch, and write down the rows of the table."""
     die_in = int(options.pop("die_in", "-1"))
-    spark = session(options.pop("package"), folder)
+    spark = open_session(folder, options.pop("package"))
     table = f"delta.`{folder / 'table'}`"
     spark.sql(f"CREATE TABLE IF NOT EXISTS {table} (partition INT, offset BIGINT, value BINARY) USING delta")
 

@@ -78,6 +78,7 @@ class ChannelBatches:
         self._error: NsqError | None = None
         self._wake = anyio.Event()
         self._lag = ChannelLag(options.client, options.topics, options.channel or "")
+        self._consumers: list[Consumer] = []
         self._closing = AsyncExitStack()
 
     def _consumer(self, topic: str) -> Consumer:
@@ -97,12 +98,15 @@ class ChannelBatches:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            consumers = [await stack.enter_async_context(self._consumer(topic)) for topic in self._options.topics]
+            stack.push_async_callback(self._lag.aclose)
+            for topic in self._options.topics:
+                self._consumers.append(await stack.enter_async_context(self._consumer(topic)))
+            # after the receiving tasks have ended: one would keep a message that the server delivers again
+            stack.callback(self._requeue)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            stack.push_async_callback(self._lag.aclose)
             self._closing = stack.pop_all()
-        for consumer in consumers:
+        for consumer in self._consumers:
             tasks.start_soon(self._receive, consumer)
         tasks.start_soon(self._touch)
         return self
@@ -110,13 +114,12 @@ class ChannelBatches:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._requeue()
-        finally:
-            await self._closing.aclose()
+        await self._closing.aclose()
 
     def _requeue(self) -> None:
         """Requeue unfinished messages: the original NSQ would keep them in flight until their timeout."""
+        for consumer in self._consumers:
+            consumer.pause()
         for message in (*(entry.message for entry in self._held), *self._later, *self._received):
             if is_text_id(message.id) and not message.expired:
                 message.requeue_now(0.0, backoff=False)

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read import channel_stream
+from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.channel_stream import NsqChannelReader
 from nsqext.sync import Producer
 
@@ -109,6 +111,26 @@ def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, 
         assert values(restarted.readBetweenOffsets(middle, end)) == []
         again, _ = read_on(restarted, end, 5)
         assert sorted(found + again) == list(range(10))
+    finally:
+        restarted.stop()
+
+
+def test_a_stopped_query_keeps_no_message(original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def close_slowly(lag: ChannelLag) -> None:
+        await anyio.sleep(0.3)
+        await close(lag)
+
+    close = ChannelLag.aclose
+    monkeypatch.setattr(ChannelLag, "aclose", close_slowly)
+    publish(original, topic, 10)
+    source = reader(original, topic)
+    _, end = read_on(source, source.initialOffset(), 10)
+    held = [int(entry.message.body) for entry in source._opened()._batches._held]
+    source.stop()
+    restarted = reader(original, topic)
+    try:
+        again, _ = read_on(restarted, end, len(held))
+        assert sorted(again) == held
     finally:
         restarted.stop()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqext.broker.fault_injection import Direction, Rule
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookup_node import LookupNode
@@ -174,7 +174,7 @@ class ClusterFaults:
             closes: close the connection afterwards; by default as the real server does after this code.
         """
         fatal = code not in _OPEN_ERRORS if closes is None else closes
-        fault = Fault(code, text, fatal=fatal)
+        fault = RequestError(code, text, fatal=fatal)
         self._run(lambda runtime: runtime.node(name).member.node.faults.answer(fault, times, command))
 
     # --- lookup ---------------------------------------------------------------------------------------------------

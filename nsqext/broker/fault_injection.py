@@ -12,7 +12,7 @@ import anyio
 from attrs import define, field
 
 if TYPE_CHECKING:
-    from nsqext.protocol.server.request_error import Fault
+    from nsqext.protocol.server.request_error import RequestError
 
 __all__ = ("Direction", "NodeFaults", "Rule")
 
@@ -41,7 +41,7 @@ class Rule:
 
 @define(eq=False)
 class _Answer:
-    fault: Fault
+    fault: RequestError
     command: str | None
     left: int
 
@@ -105,7 +105,7 @@ class NodeFaults:
         self.rules.append(rule)
         self._update()
 
-    def answer(self, fault: Fault, times: int = 1, command: str | None = None) -> None:
+    def answer(self, fault: RequestError, times: int = 1, command: str | None = None) -> None:
         """Answer the next commands with an error instead of running them.
 
         Args:
@@ -129,7 +129,7 @@ class NodeFaults:
         while self._thawed is not None:
             await self._thawed.wait()
 
-    def command(self, name: str) -> Fault | None:
+    def command(self, name: str) -> RequestError | None:
         """Return the error that answers the next command, and count it; None to run the command."""
         for answer in self._answers:
             if answer.command in (None, name):

@@ -6,7 +6,7 @@ import re
 import sys
 
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 __all__ = (
     "MASK_64",
@@ -97,10 +97,10 @@ def base10(word: bytes, text: str) -> int:
     """Return the number in RDY, REQ and DPUB as the servers parse it: empty is 0, more than 64 bits wrap around.
 
     Raises:
-        Fault: a byte is not a digit; with the given text.
+        RequestError: a byte is not a digit; with the given text.
     """
     if not word:
         return 0
     if not word.isdigit():
-        raise Fault("E_INVALID", text)
+        raise RequestError("E_INVALID", text)
     return wrap(int(word[-64:]))  # 2**64 divides 10**64: the digits before do not count

@@ -17,7 +17,7 @@ from nsqext.errors import ProtocolError
 from nsqext.errors.server import server_error
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 __all__ = (
     "MAGIC",
@@ -188,7 +188,7 @@ class LookupdResponseParser:
 
 
 def encode_response(data: bytes) -> bytes:
-    """Return the bytes of a response; for an error, ``data`` is the text of the `Fault`."""
+    """Return the bytes of a response; for an error, ``data`` is the text of the `RequestError`."""
     return _I32.pack(len(data)) + data
 
 
@@ -240,7 +240,7 @@ class LookupdCommandParser:
         """Return the next complete command; None when more bytes are needed.
 
         Raises:
-            Fault: the command is refused. Send its text with `encode_response`, then close the connection.
+            RequestError: the command is refused. Send its text with `encode_response`, then close the connection.
         """
         if not self._opened and not self._read_magic():
             return None
@@ -249,7 +249,7 @@ class LookupdCommandParser:
         newline = self._buffer.find(b"\n", 0, _MAX_LINE)
         if newline < 0:
             if len(self._buffer) >= _MAX_LINE:
-                raise Fault("E_INVALID", "command line too long")
+                raise RequestError("E_INVALID", "command line too long")
             return None
         line = bytes(self._buffer[:newline]).decode("utf-8", "surrogateescape").strip()
         del self._buffer[: newline + 1]
@@ -259,7 +259,7 @@ class LookupdCommandParser:
         if len(self._buffer) < len(MAGIC):
             return False
         if not self._buffer.startswith(MAGIC):
-            raise Fault("E_BAD_PROTOCOL", None)
+            raise RequestError("E_BAD_PROTOCOL", None)
         del self._buffer[: len(MAGIC)]
         self._opened = True
         return True
@@ -270,18 +270,18 @@ class LookupdCommandParser:
             return LookupdCommand(verb)
         if verb == "IDENTIFY":
             if self.peer is not None:
-                raise Fault("E_INVALID", "cannot IDENTIFY again")
+                raise RequestError("E_INVALID", "cannot IDENTIFY again")
             self._body_expected = True
             return self._read_peer()
         if verb not in ("REGISTER", "UNREGISTER"):
-            raise Fault("E_INVALID", f"invalid command {verb}")
+            raise RequestError("E_INVALID", f"invalid command {verb}")
         if self.peer is None:
-            raise Fault("E_INVALID", "client must IDENTIFY")
+            raise RequestError("E_INVALID", "client must IDENTIFY")
         if not self._partitions:
             return _read_registration(verb, words[1:])
         try:
             return _read_partition_registration(verb, words[1:])
-        except Fault:
+        except RequestError:
             if self.peer.redesigned:
                 raise
             return _read_registration(verb, words[1:])
@@ -291,7 +291,7 @@ class LookupdCommandParser:
             return None
         size: int = _I32.unpack_from(self._buffer)[0]
         if not 0 <= size <= self._max_body_size:
-            raise Fault("E_BAD_BODY", "IDENTIFY failed to read body")
+            raise RequestError("E_BAD_BODY", "IDENTIFY failed to read body")
         if len(self._buffer) < 4 + size:
             return None
         body = bytes(self._buffer[4 : 4 + size])
@@ -303,7 +303,7 @@ class LookupdCommandParser:
 
 def _read_registration(verb: str, words: list[str]) -> LookupdCommand:
     if not words:
-        raise Fault("E_INVALID", f"{verb} insufficient number of params")
+        raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     topic, channel = words[0], words[1] if len(words) > 1 else ""
     _check_names(verb, topic, channel)
     return LookupdCommand(verb, topic, channel)
@@ -311,28 +311,28 @@ def _read_registration(verb: str, words: list[str]) -> LookupdCommand:
 
 def _read_partition_registration(verb: str, words: list[str]) -> LookupdCommand:
     if len(words) < 2:
-        raise Fault("E_INVALID", f"{verb} insufficient number of params")
+        raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     topic, number, channel = words[0], words[1], words[2] if len(words) > 2 else ""
     _check_names(verb, topic, channel)
     partition = int(number) if _INTEGER.fullmatch(number) else -1
     if not (0 <= partition < _MAX_PARTITIONS or partition == NO_PARTITION):
-        raise Fault("E_BAD_PARTITIONID", f"{verb} partition id '{number}' is not valid")
+        raise RequestError("E_BAD_PARTITIONID", f"{verb} partition id '{number}' is not valid")
     return LookupdCommand(verb, topic, channel, partition)
 
 
 def _check_names(verb: str, topic: str, channel: str) -> None:
     if not is_valid_topic(topic):
-        raise Fault("E_BAD_TOPIC", f"{verb} topic name '{topic}' is not valid")
+        raise RequestError("E_BAD_TOPIC", f"{verb} topic name '{topic}' is not valid")
     if channel and not is_valid_channel(channel):
-        raise Fault("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
+        raise RequestError("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
 
 
 def _decode_identify(body: bytes) -> PeerInfo:
     try:
         fields: dict[str, Any] = read_fields(body, _SCHEMA)
     except UnreadableFields as error:
-        raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+        raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     peer = PeerInfo(**fields)
     if not (peer.broadcast_address and peer.tcp_port and peer.http_port and peer.version):
-        raise Fault("E_BAD_BODY", "IDENTIFY missing fields")
+        raise RequestError("E_BAD_BODY", "IDENTIFY missing fields")
     return peer

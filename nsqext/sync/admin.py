@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Never, Self
 
 from nsqext.admin import Admin as AsyncAdmin
-from nsqext.sync.loop import Opened
+from nsqext.sync.loop import BlockingClient
 
 if TYPE_CHECKING:
     from nsqext.admin import NodeStatus, StoredMessage, TopicInfo, TopicStats
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ("Admin",)
 
 
-class Admin(Opened):
+class Admin(BlockingClient):
     """Lists and changes topics, channels and nodes; methods, results and errors are those of `nsqext.Admin`.
 
     Args:

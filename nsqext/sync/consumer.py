@@ -18,7 +18,7 @@ from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.tasks import takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.sync.loop import Opened, shared_loop
+from nsqext.sync.loop import BlockingClient, shared_loop
 from nsqext.sync.message import Message, MessageBatch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ B = TypeVar("B", bound=Callable[[MessageBatch], object])
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Consumer(Opened):
+class Consumer(BlockingClient):
     """Consumes one or several topics through a channel; see `nsqext.Consumer`.
 
     Either give it a handler and `run` it, or use it as a context manager and iterate over it.
@@ -107,7 +107,7 @@ class Consumer(Opened):
     def of(cls, consumer: AsyncConsumer) -> Self:
         """Return a blocking consumer that consumes through an asynchronous one that is not open."""
         made = cls.__new__(cls)
-        Opened.__init__(made)
+        BlockingClient.__init__(made)
         made._consumer = consumer
         made._fetched = {}
         return made

@@ -14,7 +14,7 @@ from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from nsqext.errors import InvalidState
 
-__all__ = ("Opened", "call", "call_now", "shared_loop")
+__all__ = ("BlockingClient", "call", "call_now", "shared_loop")
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]
     return call(portal, what, run)
 
 
-class Opened:
+class BlockingClient:
     """Something whose asynchronous context manager is entered from blocking code."""
 
     _what = "object"

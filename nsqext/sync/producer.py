@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from nsqext.client.producer.producer import Producer as AsyncProducer
-from nsqext.sync.loop import Opened
+from nsqext.sync.loop import BlockingClient
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("Batcher", "Producer")
 
 
-class Producer(Opened):
+class Producer(BlockingClient):
     """Publishes messages to the leaders of their partitions; see `nsqext.Producer`.
 
     Use it as a context manager; leaving the block waits for pending publishes and closes the connections. One
@@ -65,7 +65,7 @@ class Producer(Opened):
     def of(cls, producer: AsyncProducer) -> Self:
         """Return a blocking producer that publishes through an asynchronous one that is not open."""
         made = cls.__new__(cls)
-        Opened.__init__(made)
+        BlockingClient.__init__(made)
         made._producer = producer
         return made
 
@@ -182,7 +182,7 @@ class Producer(Opened):
         return Batcher(self._run_now(functools.partial(make, topic)), self._portal)
 
 
-class Batcher(Opened):
+class Batcher(BlockingClient):
     """Takes messages one by one and publishes them in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
 
     _what = "batcher"

@@ -19,7 +19,7 @@ from nsqext.protocol.messages import RawMessage, decode_into, encode_message
 from nsqext.protocol.record import decode_record, encode_record, raw_size
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.trace_reply import decode_trace_reply, encode_trace_reply
 from tests.captures import Conversation, Step, conversation, conversations, disk_records
 from tests.support.command_reader import OpenRules, read_commands, write_command
@@ -80,7 +80,7 @@ def test_every_command_is_read_by_the_server_role_and_written_alike_by_the_clien
             line = re.sub(rb"k_\w+", b"T", original.partition(b"\n")[0])
             if line not in _ODD_LINES:
                 assert write_command(command) == original
-        assert reading.fault is not None or reading.rest == b""
+        assert reading.error is not None or reading.rest == b""
 
 
 @pytest.mark.parametrize("recorded", ALL)
@@ -89,17 +89,17 @@ def test_a_body_that_the_server_refused_is_refused_with_the_same_frame(recorded:
         sent = _joined(steps, "send")
         if not sent.startswith(_MAGIC):
             continue
-        fault = read_commands([sent[4:]]).fault
-        if fault is not None:
+        error = read_commands([sent[4:]]).error
+        if error is not None:
             frames = [step.data for step in steps if step.what == "recv" and step.data]
-            assert fault.frame() == frames[-1]
-            assert fault.fatal
+            assert error.frame() == frames[-1]
+            assert error.fatal
             assert steps[-1].what == "closed"
 
 
 def test_wrong_magic_is_answered_without_a_trailing_blank() -> None:
     replies = [step.data for step in conversation("bad_magic").steps if step.what == "recv" and step.data]
-    assert set(replies) == {Fault("E_BAD_PROTOCOL", None).frame()}
+    assert set(replies) == {RequestError("E_BAD_PROTOCOL", None).frame()}
 
 
 def _exchanges(steps: list[Step]) -> list[tuple[bytes, tuple[int, bytes]]]:
@@ -126,7 +126,7 @@ def test_every_publish_has_the_recorded_outcome(name: str, extend: bool) -> None
             if b"PUB" in sent[:5]:
                 outcomes += 1
                 items = _publish(sent, extend)
-                if isinstance(items, Fault):
+                if isinstance(items, RequestError):
                     assert (kind, answer) == (FrameType.ERROR, str(items).encode())
                 elif sent.startswith(b"MPUB_TRACE") or items[0].traced:
                     _check_trace(answer, sent, items, extend)
@@ -135,19 +135,19 @@ def test_every_publish_has_the_recorded_outcome(name: str, extend: bool) -> None
     assert outcomes
 
 
-def _publish(sent: bytes, extend: bool) -> list[PublishItem] | Fault:
+def _publish(sent: bytes, extend: bool) -> list[PublishItem] | RequestError:
     rules = OpenRules(extend=extend)
     reading = read_commands([sent], rules)
-    if reading.fault is not None:
-        return reading.fault
+    if reading.error is not None:
+        return reading.error
     (command,) = reading.commands
     if command.items is not None:
         return command.items
     assert command.body is not None
     try:
         return parse_publish(command.words[0], command.body, rules.limits, Target(command.words[1].decode(), extend))
-    except Fault as fault:
-        return fault
+    except RequestError as error:
+        return error
 
 
 def _check_trace(answer: bytes, sent: bytes, items: list[PublishItem], extend: bool) -> None:
@@ -167,7 +167,7 @@ def _identifies() -> list[tuple[str, bytes, tuple[int, bytes]]]:
         for one in conversations()
         for steps in one.connections().values()
         for sent, answer in _exchanges(steps)
-        if sent.startswith(b"IDENTIFY\n") and read_commands([sent]).fault is None
+        if sent.startswith(b"IDENTIFY\n") and read_commands([sent]).error is None
         for body in (sent[13:],)
     ]
 
@@ -183,8 +183,8 @@ def test_the_server_role_answers_every_identify_as_recorded() -> None:
         try:
             negotiate(body, limits, settings)
             ours = FrameType.RESPONSE, identify_reply(settings, limits)
-        except Fault as fault:
-            ours = FrameType.ERROR, str(fault).encode()
+        except RequestError as error:
+            ours = FrameType.ERROR, str(error).encode()
         if kind == FrameType.RESPONSE and answer != b"OK":
             assert (ours[0], json.loads(ours[1])) == (kind, json.loads(answer)), name
             assert list(json.loads(ours[1])) == list(json.loads(answer))

@@ -9,7 +9,7 @@ import pytest
 from attrs import define
 
 from nsqext.broker.nsqd.publish_commands import commit
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def test_a_publish_is_not_acknowledged_when_the_leader_changed_before_the_
     committed: list[object] = []
     partition = SimpleNamespace(commit=committed.append)
     hosted = SimpleNamespace(partition=partition, epoch=2, replicate=None, waiting=0, failed=0)
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         await commit(*cast("tuple[object, object, object]", (node, hosted, Record())), epoch=1, code="E_PUB_FAILED")  # type: ignore[arg-type]
     assert caught.value.code == "E_FAILED_ON_NOT_WRITABLE"
     assert (committed, hosted.waiting, hosted.failed, node.publish_failed) == ([], 0, 1, 1)

@@ -179,7 +179,7 @@ async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatc
     async def sleep(seconds: float) -> None:
         pauses.append(round(seconds, 6))
 
-    monkeypatch.setattr("nsqext.middleware.ready._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
     monkeypatch.setattr(anyio, "sleep", sleep)
     limit = RateLimit(10, burst=2)
     message = make_message(RecordingOwner())
@@ -194,7 +194,7 @@ async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatc
 
 async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("nsqext.middleware.ready._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
     handled: list[int] = []
     unique = Deduplicate(2, seconds=10)
 
@@ -312,12 +312,12 @@ async def test_a_middleware_for_single_messages_fails_loudly_with_a_batch() -> N
 
 async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pauses = 100.0, list[float]()
-    monkeypatch.setattr("nsqext.middleware.ready._clock", lambda: now)
+    monkeypatch.setattr("nsqext.middleware.builtin._clock", lambda: now)
 
     async def sleep(seconds: float) -> None:
         pauses.append(round(seconds, 3))
 
-    monkeypatch.setattr("nsqext.middleware.ready.anyio.sleep", sleep)
+    monkeypatch.setattr("nsqext.middleware.builtin.anyio.sleep", sleep)
     limit = RateLimit(10)
     for count in (5, 1, 2):
         await call_batch(limit, make_batch(*range(count)))

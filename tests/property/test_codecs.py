@@ -23,7 +23,7 @@ from nsqext.protocol.names import is_valid_tag, is_valid_topic
 from nsqext.protocol.record import Record, decode_record, encode_record
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, Target, parse_publish
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.trace_reply import decode_trace_reply, encode_trace_reply
 from tests.support.commands import multi_body
 from tests.support.strategies import (
@@ -37,14 +37,14 @@ from tests.support.strategies import (
 
 
 @given(st.sampled_from(sorted(PUBLISH_VERBS)), st.data(), st.booleans(), st.booleans())
-def test_any_body_is_messages_or_a_fault(verb: bytes, data: st.DataObject, extend: bool, lenient: bool) -> None:
+def test_any_body_is_messages_or_an_error(verb: bytes, data: st.DataObject, extend: bool, lenient: bool) -> None:
     header = commands.ext_body(b'{"##trace_id":"1"}', b"x")
     good = multi_body([header, b"\x00\x00x"]) if verb.startswith(b"M") else header
     body = data.draw(st.binary(max_size=80) | damaged(good))
     try:
         items = parse_publish(verb, body, SMALL, Target("t", extend, lenient))
-    except Fault as fault:
-        assert fault.frame()
+    except RequestError as error:
+        assert error.frame()
     else:
         assert items
         assert all(item.body and 0 <= item.trace_id < 1 << 64 for item in items)
@@ -84,7 +84,7 @@ def test_messages_survive_a_round_trip(message: RawMessage, shape: tuple[bool, b
 
 
 @given(st.data(), _messages(), _SHAPES)
-def test_any_bytes_are_a_message_or_a_fault_of_the_peer(
+def test_any_bytes_are_a_message_or_an_error_of_the_peer(
     data: st.DataObject, message: RawMessage, shape: tuple[bool, bool]
 ) -> None:
     stream = data.draw(st.binary(max_size=80) | damaged(encode_message(message, *shape)))
@@ -119,7 +119,7 @@ def test_any_bytes_are_a_record_or_torn(data: st.DataObject, header: bytes, vers
 
 
 @given(st.binary(max_size=60) | JSON.map(str).map(str.encode) | st.just(b"OK"))
-def test_any_bytes_answer_identify_or_are_a_fault_of_the_peer(data: bytes) -> None:
+def test_any_bytes_answer_identify_or_are_an_error_of_the_peer(data: bytes) -> None:
     try:
         granted = Negotiated.decode(data)
     except ProtocolError:
@@ -144,9 +144,9 @@ def test_any_identify_is_granted_or_refused(data: st.DataObject, asked: dict[str
     try:
         negotiate(body, limits, settings)
         reply = identify_reply(settings, limits)
-    except Fault as fault:
-        assert fault.code in ("E_BAD_BODY", "E_IDENTIFY_FAILED")
-        assert fault.fatal
+    except RequestError as error:
+        assert error.code in ("E_BAD_BODY", "E_IDENTIFY_FAILED")
+        assert error.fatal
         return
     granted = Negotiated.decode(reply)
     assert granted.max_rdy_count == 2500

@@ -18,7 +18,7 @@ from nsqext.protocol.record import decode_record
 from nsqext.protocol.server.command_parser import MAX_LINE
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.server.publish_bodies import BatchReader, Target
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.command_reader import OpenRules, read_commands, write_command
 from tests.support.strategies import (
     COMMANDS,
@@ -58,7 +58,7 @@ def test_one_frame_at_a_time_gives_the_same_frames(data: st.DataObject, frames: 
 @given(st.data(), st.lists(COMMANDS, max_size=8))
 def test_commands_of_the_client_role_are_parsed_by_the_server_role(data: st.DataObject, written: list[bytes]) -> None:
     reading = read_commands(data.draw(pieces_of(b"".join(written))))
-    assert reading.fault is None
+    assert reading.error is None
     assert reading.rest == b""
     assert [write_command(command) for command in reading.commands] == written
 
@@ -74,14 +74,14 @@ def test_commands_do_not_depend_on_the_pieces(data: st.DataObject, written: list
     whole = read_commands([stream], OpenRules(SMALL), raw_ids=raw_ids)
     cut = read_commands(data.draw(pieces_of(stream)), OpenRules(SMALL), raw_ids=raw_ids)
     assert cut.commands == whole.commands
-    assert str(cut.fault) == str(whole.fault)
+    assert str(cut.error) == str(whole.error)
 
 
 # Hostile bytes
 
 
 @given(st.data(), hostile(b"\x00\x00\x00\x06\x00\x00\x00\x00OK", b"HTTP/1.1", b"\x00\x00\x00", b"\x7f\xff\xff\xff"))
-def test_any_bytes_are_frames_or_a_fault_of_the_peer(data: st.DataObject, stream: bytes) -> None:
+def test_any_bytes_are_frames_or_an_error_of_the_peer(data: st.DataObject, stream: bytes) -> None:
     parser, arrived, handed_out = FrameParser(), 0, 0
     for piece in data.draw(pieces_of(stream)):
         arrived += len(piece)
@@ -127,14 +127,14 @@ def test_any_bytes_leave_the_client_role_in_order(
     hostile(b"PUB t\n\x00\x00\x00\x03", b"MPUB t\n\x00\x00\x00\x30\x00\x00\x00\x02", b"\n\r\n", b"REQ ", b"IDENTIFY\n"),
     st.booleans(),
 )
-def test_any_bytes_are_commands_or_a_fault(stream: bytes, raw_ids: bool) -> None:
+def test_any_bytes_are_commands_or_an_error(stream: bytes, raw_ids: bool) -> None:
     reading = read_commands([stream], OpenRules(SMALL), raw_ids=raw_ids)
     assert all(command.words for command in reading.commands)
     assert sum(reading.sizes) <= len(stream)
 
 
 @given(st.data(), hostile(b"  V1PING\n", b"  V1IDENTIFY\n\x00\x00\x00\x02{}", b"  V1"))
-def test_any_bytes_are_commands_of_a_node_or_a_fault(data: st.DataObject, stream: bytes) -> None:
+def test_any_bytes_are_commands_of_a_node_or_an_error(data: st.DataObject, stream: bytes) -> None:
     outcomes = []
     for pieces in ([stream], data.draw(pieces_of(stream))):
         parser, found = LookupdCommandParser(), list[object]()
@@ -143,14 +143,14 @@ def test_any_bytes_are_commands_of_a_node_or_a_fault(data: st.DataObject, stream
                 parser.receive(piece)
                 while (command := parser.next_command()) is not None:
                     found.append(command)
-        except Fault as fault:
-            found.append(str(fault))
+        except RequestError as error:
+            found.append(str(error))
         outcomes.append(found)
     assert outcomes[0] == outcomes[1]
 
 
 @given(st.data(), hostile(b"\x00\x00\x00\x02OK"))
-def test_any_bytes_are_answers_of_lookup_or_a_fault_of_the_peer(data: st.DataObject, stream: bytes) -> None:
+def test_any_bytes_are_answers_of_lookup_or_an_error_of_the_peer(data: st.DataObject, stream: bytes) -> None:
     parser = LookupdResponseParser(max_size=50)
     found = [reply for piece in data.draw(pieces_of(stream)) for reply in parser.feed(piece)]
     assert sum(4 + len(reply) for reply in found) <= len(stream)

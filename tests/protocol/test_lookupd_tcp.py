@@ -20,7 +20,7 @@ from nsqext.protocol.lookupd_tcp import (
     register,
     unregister,
 )
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 _PEER = PeerInfo("10.0.0.1", 4150, 4151, "1.3.0", "host", "zone", "region")
 _NEW_PEER = PeerInfo("10.0.0.1", 4150, 4151, "0.3.7-HA.1.9.9")
@@ -43,7 +43,7 @@ def _parser(*, partitions: bool = False, identified: bool = True) -> LookupdComm
 def _refused(data: bytes, *, partitions: bool = False, identified: bool = True) -> str:
     parser = _parser(partitions=partitions, identified=identified)
     parser.receive(data)
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         parser.next_command()
     assert caught.value.fatal
     return str(caught.value)
@@ -121,7 +121,7 @@ def test_other_magic_bytes_are_refused() -> None:
     parser.receive(b"  V")
     assert parser.next_command() is None
     parser.receive(b"2")
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         parser.next_command()
     assert encode_response(str(caught.value).encode()) == b"\x00\x00\x00\x0eE_BAD_PROTOCOL"
 
@@ -165,7 +165,7 @@ def test_an_nsqd_of_the_original_generation_may_leave_out_the_partition() -> Non
     parser = LookupdCommandParser(partitions=True)
     parser.receive(MAGIC + identify(_NEW_PEER) + register("t", "c"))
     parser.next_command()
-    with pytest.raises(Fault, match="E_BAD_PARTITIONID REGISTER partition id 'c' is not valid"):
+    with pytest.raises(RequestError, match="E_BAD_PARTITIONID REGISTER partition id 'c' is not valid"):
         parser.next_command()
 
 

@@ -16,7 +16,7 @@ from nsqext.protocol.server.publish_bodies import (
     check_publish_size,
     check_room,
 )
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import internal_create_topic, multi_body, trace_body
 
 __all__ = ("OpenRules", "Reading", "read_commands", "write_command")
@@ -40,9 +40,9 @@ class OpenRules:
         verb = words[0]
         if verb not in PUBLISH_VERBS:
             if size > self.limits.max_body_size:
-                raise Fault("E_BAD_BODY", f"{verb.decode()} body too big {size} > {self.limits.max_body_size}")
+                raise RequestError("E_BAD_BODY", f"{verb.decode()} body too big {size} > {self.limits.max_body_size}")
             if size <= 0:
-                raise Fault("E_BAD_BODY", f"{verb.decode()} invalid body size {size}")
+                raise RequestError("E_BAD_BODY", f"{verb.decode()} invalid body size {size}")
             return None
         check_publish_size(verb, size, self.limits)
         check_room(verb, size)
@@ -51,22 +51,22 @@ class OpenRules:
 
 
 class Reading:
-    """Result of parsing a stream: commands with their lengths in bytes, and the fault that ended it."""
+    """Result of parsing a stream: commands with their lengths in bytes, and the error that ended it."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.sizes: list[int] = []
-        self.fault: Fault | None = None
+        self.error: RequestError | None = None
         self.rest = b""
 
 
 def read_commands(pieces: Iterable[bytes], rules: OpenRules | None = None, *, raw_ids: bool = True) -> Reading:
-    """Parse a stream of commands that is received in pieces, up to the first fault."""
+    """Parse a stream of commands that is received in pieces, up to the first error."""
     parser = CommandParser(rules or OpenRules(), raw_ids=raw_ids)
     reading = Reading()
     for piece in pieces:
         parser.receive(piece)
-        if reading.fault is not None:
+        if reading.error is not None:
             continue
         try:
             while True:
@@ -76,8 +76,8 @@ def read_commands(pieces: Iterable[bytes], rules: OpenRules | None = None, *, ra
                     break
                 reading.commands.append(command)
                 reading.sizes.append(before - parser.buffered)
-        except Fault as fault:
-            reading.fault = fault
+        except RequestError as error:
+            reading.error = error
     reading.rest = parser.take_rest()
     return reading
 

@@ -12,7 +12,7 @@ from attrs import define, field
 from nsqext.broker.engine.channel_types import set_kind
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.partition import Stored
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import PartitionState
@@ -199,15 +199,15 @@ class ReplicaSet:
         """Return when every in-sync replica has the entries.
 
         Raises:
-            Fault: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the outcome is unknown.
+            RequestError: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority; the outcome is unknown.
             Refusal: a replica cannot write the entries to its disk; the outcome is unknown.
         """
         epoch = self.state.epoch
         if self.state.leader not in self.hosts:  # the topic was deleted meanwhile
-            raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+            raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
         while not self.push(stored):
             if self._refused:
                 raise Refusal(self._refused)
             await self.wait()
             if self.state.epoch != epoch or self.state.resigned:
-                raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+                raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)

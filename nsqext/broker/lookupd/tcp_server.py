@@ -12,7 +12,7 @@ from attrs import asdict, define, field
 from nsqext.broker.listeners import peer_name
 from nsqext.broker.lookupd.registry import RegisteredNode, Registration, Registry
 from nsqext.protocol.lookupd_tcp import LookupdCommand, LookupdCommandParser, PeerInfo, encode_response
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -62,9 +62,9 @@ class LookupSession:
                 if command is None:
                     break
                 response = self._execute(command)
-            except Fault as fault:
+            except RequestError as error:
                 self.closing = True
-                response = str(fault).encode("utf-8", "surrogateescape")
+                response = str(error).encode("utf-8", "surrogateescape")
             responses.append(encode_response(response))
         return b"".join(responses)
 

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import Stored
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Hosted
@@ -35,7 +35,7 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
     Args:
         hosted: the partition.
         items: the messages.
-        put: stores a part of the messages. If it raises `Fault` or `Refusal`, no message of the batch is stored.
+        put: stores a part of the messages. If it raises `RequestError` or `Refusal`, no message of the batch is stored.
     """
     while hosted.storing is not None:
         await hosted.storing.wait()
@@ -46,7 +46,7 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
             if parts:
                 await checkpoint()
             parts.append(put(items[start : start + _PART]))
-    except (Fault, Refusal):
+    except (RequestError, Refusal):
         if parts:
             hosted.partition.rollback(parts[0])
         raise

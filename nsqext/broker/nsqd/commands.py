@@ -15,7 +15,7 @@ from nsqext.protocol.frames import OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 from nsqext.types import TopicMeta
 
@@ -59,9 +59,9 @@ def nop(_: Session, __: Command) -> None:
 
 def _auth(session: Session, command: Command) -> Awaitable[None] | None:
     if session.authorizations is not None:
-        raise Fault("E_INVALID", "AUTH Already set")
+        raise RequestError("E_INVALID", "AUTH Already set")
     if not session.node.limits.auth:
-        raise Fault("E_AUTH_DISABLED", "AUTH Disabled")
+        raise RequestError("E_AUTH_DISABLED", "AUTH Disabled")
     return session.log_in(command.body or b"")
 
 
@@ -69,24 +69,24 @@ def _create_topic(session: Session, command: Command) -> None:
     """Run INTERNAL_CREATE_TOPIC, which a node of a cluster refuses (captured: standalone_create_topic)."""
     words = command.words
     if len(words) < 3:
-        raise Fault("E_INVALID", "CREATE_TOPIC insufficient number of parameters")
+        raise RequestError("E_INVALID", "CREATE_TOPIC insufficient number of parameters")
     topic = decode(words[1])
     if not is_valid_topic(topic):
-        raise Fault("E_BAD_TOPIC", f"topic name {quote(topic)} is not valid")
+        raise RequestError("E_BAD_TOPIC", f"topic name {quote(topic)} is not valid")
     try:
         partition = parse_int(decode(words[2]))
     except ValueError as error:
-        raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+        raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
     session.check_auth("CREATE_TOPIC", topic, "")
     if partition < 0:
-        raise Fault("E_BAD_PARTITION", "partition should not less than 0")
+        raise RequestError("E_BAD_PARTITION", "partition should not less than 0")
     try:
         extend = len(words) > 3 and parse_bool(decode(words[3]))
     except ValueError as error:
-        raise Fault("E_BAD_EXT", f"topic ext is not valid: {error}") from None
+        raise RequestError("E_BAD_EXT", f"topic ext is not valid: {error}") from None
     if session.node.options.clustered:
         text = "CREATE_TOPIC is not allowed here while cluster feature enabled."
-        raise Fault("E_CREATE_TOPIC_FAILED", text, fatal=False)
+        raise RequestError("E_CREATE_TOPIC_FAILED", text, fatal=False)
     session.node.host(topic, partition, TopicMeta(partition_num=partition + 1, replica=1, extend_support=extend))
     session.node.on_topic_created(topic)
     session.answer(OK)

@@ -15,7 +15,7 @@ from nsqext.broker.nsqd.subscriber import SessionSubscriber
 from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.connection_state import State, check_state
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -50,7 +50,7 @@ def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
         try:
             start = StartPosition.parse(decode(words[4]))
         except Refusal as refusal:
-            raise Fault("E_INVALID", refusal.text) from None
+            raise RequestError("E_INVALID", refusal.text) from None
     return _sub(session, words, Mode(detail=True, start=start))
 
 
@@ -79,7 +79,7 @@ def _sub(session: Session, words: list[bytes], mode: Mode) -> Awaitable[None] | 
 def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     hosted = _check_hosted(session, place, ordered=mode.ordered)
     if mode.ordered and session.settings.sample_rate:
-        raise Fault("E_INVALID", "order consume is not allowed while sample rate is not 0")
+        raise RequestError("E_INVALID", "order consume is not allowed while sample rate is not 0")
     channel = _channel(session, hosted, place.channel)
     extend = session.sending.extend_support and hosted.partition.extend
     if not hosted.partition.extend:
@@ -89,8 +89,8 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
         channel.subscribe(subscriber, ordered=mode.ordered, start=mode.start)
     except Refusal as refusal:
         if refusal.text == _DISABLED:
-            raise Fault("E_FAILED_ON_NOT_WRITABLE") from None
-        raise Fault("E_INVALID", refusal.text) from None
+            raise RequestError("E_FAILED_ON_NOT_WRITABLE") from None
+        raise RequestError("E_INVALID", refusal.text) from None
     session.hosted, session.channel, session.subscriber = hosted, channel, subscriber
     subscriber.client = channel.clients[session.id]
     session.state = State.SUBSCRIBED
@@ -105,7 +105,7 @@ def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
     try:
         return admit(hosted.partition, name, make_kind(settings.dispatch, settings.key_header))
     except Refusal as refusal:
-        raise Fault("E_INVALID", refusal.text) from None
+        raise RequestError("E_INVALID", refusal.text) from None
 
 
 class _Place(NamedTuple):
@@ -118,18 +118,18 @@ def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
     """Run the checks of SUB that both generations share; return topic and channel.
 
     Raises:
-        Fault: wrong state, heartbeats disabled, a missing parameter, or an invalid name.
+        RequestError: wrong state, heartbeats disabled, a missing parameter, or an invalid name.
     """
     check_state("SUB", session.state)
     if not session.settings.heartbeat_interval:
-        raise Fault("E_INVALID", "cannot SUB with heartbeats disabled")
+        raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
     if len(words) < 3:
-        raise Fault("E_INVALID", "SUB insufficient number of parameters")
+        raise RequestError("E_INVALID", "SUB insufficient number of parameters")
     topic, channel = decode(words[1]), decode(words[2])
     if not is_valid_topic(topic):
-        raise Fault("E_BAD_TOPIC", f"SUB topic name {quote(topic)} is not valid")
+        raise RequestError("E_BAD_TOPIC", f"SUB topic name {quote(topic)} is not valid")
     if not is_valid_channel(channel):
-        raise Fault("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
+        raise RequestError("E_BAD_CHANNEL", f"SUB channel name {quote(channel)} is not valid")
     return topic, channel
 
 
@@ -141,27 +141,27 @@ def _check_words(session: Session, words: list[bytes]) -> _Place:
     try:
         return _Place(topic, channel, parse_int(decode(words[3])))
     except ValueError as error:
-        raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+        raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
 
 
 def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
     hosted = session.node.find(place.topic, place.partition)
     if hosted is None:
-        raise Fault("E_TOPIC_NOT_EXIST")
+        raise RequestError("E_TOPIC_NOT_EXIST")
     if hosted.partition.ordered and not ordered:
-        raise Fault("E_SUB_ORDER_IS_MUST", "this topic is configured only allow ordered sub")
+        raise RequestError("E_SUB_ORDER_IS_MUST", "this topic is configured only allow ordered sub")
     extend = session.settings.extend_support
     if hosted.partition.extend and not extend and not session.node.switches.allow_sub_ext_compatible:
-        raise Fault("E_SUB_EXTEND_NEED", "this topic is extended and should identify as extend support.")
+        raise RequestError("E_SUB_EXTEND_NEED", "this topic is extended and should identify as extend support.")
     if extend and not hosted.partition.extend:
         text = "this topic is not extended and should not identify as extend support."
-        raise Fault("E_SUB_EXTEND_FORBIDDON", text)
+        raise RequestError("E_SUB_EXTEND_FORBIDDON", text)
     if not hosted.leader:
-        raise Fault("E_FAILED_ON_NOT_LEADER")
+        raise RequestError("E_FAILED_ON_NOT_LEADER")
     if not hosted.writable:
-        raise Fault("E_FAILED_ON_NOT_WRITABLE")
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE")
     if not hosted.auto_create_channels and place.channel not in hosted.partition.channels:
-        raise Fault("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
+        raise RequestError("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
     return hosted
 
 
@@ -174,7 +174,7 @@ def rdy(session: Session, command: Command) -> None:
     count = base10(words[1], f"RDY could not parse count {decode(words[1])}") if len(words) > 1 else 1
     largest = session.node.limits.max_rdy_count
     if not 0 <= count <= largest:
-        raise Fault("E_INVALID", f"RDY count {count} out of range 0-{largest}")
+        raise RequestError("E_INVALID", f"RDY count {count} out of range 0-{largest}")
     session.set_ready(count)
 
 
@@ -182,7 +182,7 @@ def _subscribed(session: Session, verb: str) -> tuple[Channel, Subscriber]:
     channel, subscriber = session.channel, session.subscriber
     if channel is None or subscriber is None:
         check_state(verb, session.state)
-        raise Fault("E_INVALID", "No channel")
+        raise RequestError("E_INVALID", "No channel")
     return channel, subscriber
 
 
@@ -192,18 +192,18 @@ def fin(session: Session, command: Command) -> None:
     full_id = command.words[1]
     internal_id: int = _ID.unpack_from(full_id)[0]
     if internal_id <= 0:
-        raise Fault("E_INVALID", "Invalid Message ID")
+        raise RequestError("E_INVALID", "Invalid Message ID")
     hosted = session.hosted
     if hosted is None or not hosted.leader:
-        raise Fault("E_FAILED_ON_NOT_LEADER")
+        raise RequestError("E_FAILED_ON_NOT_LEADER")
     if not hosted.writable:
-        raise Fault("E_FAILED_ON_NOT_WRITABLE")
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE")
     try:
         channel.finish(subscriber, internal_id)
     except Refusal as refusal:
         kind = "ErrType:7 ErrCode:0 : " if session.node.options.clustered else ""
         text = f"FIN {byte_list(full_id)} failed {kind}{refusal.text}"
-        raise Fault("E_FIN_FAILED", text, fatal=False) from None
+        raise RequestError("E_FIN_FAILED", text, fatal=False) from None
 
 
 def req(session: Session, command: Command) -> None:
@@ -211,7 +211,7 @@ def req(session: Session, command: Command) -> None:
     channel, subscriber = _subscribed(session, "REQ")
     words = command.words
     if len(words) < 3:
-        raise Fault("E_INVALID", "REQ insufficient number of params")
+        raise RequestError("E_INVALID", "REQ insufficient number of params")
     full_id = words[1]
     millis = base10(words[2], f"REQ could not parse timeout {decode(full_id)}, {decode(words[2])}")
     # the real server counts nanoseconds in 64 bits: a delay beyond that wraps around
@@ -219,7 +219,7 @@ def req(session: Session, command: Command) -> None:
     try:
         channel.requeue(subscriber, _ID.unpack_from(full_id)[0], delay)
     except Refusal as refusal:
-        raise Fault("E_REQ_FAILED", f"REQ {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
+        raise RequestError("E_REQ_FAILED", f"REQ {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 
 
 def touch(session: Session, command: Command) -> None:
@@ -227,11 +227,11 @@ def touch(session: Session, command: Command) -> None:
     channel, subscriber = _subscribed(session, "TOUCH")
     full_id = command.words[1]
     if len(full_id) != 16:
-        raise Fault("E_INVALID", "Invalid Message ID")
+        raise RequestError("E_INVALID", "Invalid Message ID")
     try:
         channel.touch(subscriber, _ID.unpack_from(full_id)[0])
     except Refusal as refusal:
-        raise Fault("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
+        raise RequestError("E_TOUCH_FAILED", f"TOUCH {byte_list(full_id)} failed {refusal.text}", fatal=False) from None
 
 
 def cls(session: Session, _: Command) -> Awaitable[None] | None:

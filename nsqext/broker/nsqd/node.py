@@ -48,7 +48,7 @@ class Hosted:
         writable: the in-sync replicas are a majority.
         epoch: grows with every change of the leader.
         replicate: returns when every in-sync replica has stored the entries; None when the leader is the only one.
-            Raises `Fault` when the set of replicas changed, `Refusal` when a replica's disk is full.
+            Raises `RequestError` when the set of replicas changed, `Refusal` when a replica's disk is full.
         auto_create_channels: SUB creates an unknown channel.
         waiting: bytes of publishes that wait for replicas.
         storing: set when the large batch that is being stored is complete; None while there is no such batch.

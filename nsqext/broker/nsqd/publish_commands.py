@@ -13,7 +13,7 @@ from nsqext.broker.nsqd.batch_store import Deferred, is_large, store_in_parts
 from nsqext.protocol.frames import OK
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.server.publish_bodies import PublishItem, parse_publish
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.trace_reply import encode_trace_reply
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _RECORD_HEAD = 26
 
 
 def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
-    """Raise the fault for a publish that this node refuses; it is never fatal (captured: not_leader_write).
+    """Raise the error for a publish that this node refuses; it is never fatal (captured: not_leader_write).
 
     Args:
         node: the node.
@@ -39,11 +39,11 @@ def refuse_write(node: Node, hosted: Hosted, code: str) -> None:
         code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a node that drains.
     """
     if node.exiting:
-        raise Fault(code, "exiting", fatal=False)
+        raise RequestError(code, "exiting", fatal=False)
     if not node.may_write(hosted):
-        raise Fault("E_FAILED_ON_NOT_LEADER", "", fatal=False)
+        raise RequestError("E_FAILED_ON_NOT_LEADER", "", fatal=False)
     if not hosted.writable:
-        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
 
 
 def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> Stored:
@@ -59,7 +59,7 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
             [NewMessage(item.body, item.trace_id, item.header, item.version) for item in items]
         )
     except Refusal as refusal:
-        raise Fault(code, refusal.text, fatal=False) from None
+        raise RequestError(code, refusal.text, fatal=False) from None
     hosted.traffic.note([len(item.body) for item in items], node.options.wall())
     return stored
 
@@ -77,12 +77,12 @@ def _check_sizes(node: Node, hosted: Hosted, items: Sequence[PublishItem], code:
             node.publish_failed += 1
             hosted.partition.skip_ids(len(items))
             text = f"ErrType:7 ErrCode:0 : invalid message write size ({size}) maxMsgSize={longest}"
-            raise Fault(code, text, fatal=False)
+            raise RequestError(code, text, fatal=False)
 
 
 def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None]]:
     if hosted.replicate is None or hosted.epoch != epoch:
-        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
     return hosted.replicate
 
 
@@ -97,8 +97,8 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
         code: ``E_PUB_FAILED`` or ``E_MPUB_FAILED``, for a replica whose disk is full.
 
     Raises:
-        Fault: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``. The entries may
-            survive in either case.
+        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority, or ``code``. The entries
+            may survive in either case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size
@@ -108,11 +108,11 @@ async def commit(node: Node, hosted: Hosted, stored: Stored, epoch: int, code: s
                 await _replicator(hosted, epoch)(part)
                 if stored.parts:
                     await checkpoint()
-        except (Fault, Refusal) as error:
+        except (RequestError, Refusal) as error:
             hosted.failed += 1
             node.publish_failed += 1
             if isinstance(error, Refusal):
-                raise Fault(code, error.text, fatal=False) from None
+                raise RequestError(code, error.text, fatal=False) from None
             raise
         finally:
             hosted.waiting -= size
@@ -140,7 +140,7 @@ def _put(
     session: Session, hosted: Hosted | None, items: list[PublishItem], code: str, *, traced: bool, trace_id: int
 ) -> Awaitable[None] | None:
     if hosted is None:
-        raise Fault("E_TOPIC_NOT_EXIST")
+        raise RequestError("E_TOPIC_NOT_EXIST")
     if session.rules.stale_auth:
         session.rules.stale_auth = False
         again = partial(_put, session, hosted, items, code, traced=traced, trace_id=trace_id)
@@ -158,8 +158,8 @@ async def _put_in_parts(
     try:
         stored = await store_in_parts(hosted, items, lambda part: store(session.node, hosted, part, code))
         waiting = _answer(session, hosted, stored, epoch, code, traced=traced, trace_id=trace_id)
-    except Fault as fault:
-        session.refuse(fault)
+    except RequestError as error:
+        session.refuse(error)
     else:
         if waiting is not None:
             await waiting
@@ -182,7 +182,7 @@ async def _commit_and_answer(
 ) -> None:
     try:
         await commit(session.node, hosted, stored, epoch, code)
-    except Fault as fault:
-        session.refuse(fault)
+    except RequestError as error:
+        session.refuse(error)
     else:
         session.answer(answer)

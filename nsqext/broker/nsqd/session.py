@@ -22,7 +22,7 @@ from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.server.command_parser import Command, CommandParser
 from nsqext.protocol.server.connection_state import State
 from nsqext.protocol.server.negotiate import ClientSettings
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ __all__ = ("Dialect", "Handler", "Session")
 _log = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
-"""Runs a command; return what has to be awaited before the next one, and raises `Fault`."""
+"""Runs a command; return what has to be awaited before the next one, and raises `RequestError`."""
 
 _CONSUMER_BUFFER = 4096
 _TURN = 256  # commands that one connection runs before the other connections have their turn
@@ -152,7 +152,7 @@ class Session:
         self._magic = None
         _log.info("CLIENT(%s): desired protocol magic %r", self.peer, data[: len(MAGIC_V2)].decode("latin-1"))
         if not data.startswith(MAGIC_V2):
-            self.refuse(Fault("E_BAD_PROTOCOL", None))
+            self.refuse(RequestError("E_BAD_PROTOCOL", None))
         elif 0 < self.node.switches.max_connections < len(self.node.sessions):
             self.write(_TOO_MANY)
             self.closing = True
@@ -191,8 +191,8 @@ class Session:
                 if handler is None:
                     rules.refuse_unknown(words)
                 waiting = handler(self, command)
-            except Fault as fault:
-                self.refuse(fault)
+            except RequestError as error:
+                self.refuse(error)
             self.heard = self.clock()
         self._waiting = waiting is not None
         return waiting
@@ -203,8 +203,8 @@ class Session:
             return
         try:
             self._parser.check_end()
-        except Fault as fault:
-            self.refuse(fault)
+        except RequestError as error:
+            self.refuse(error)
 
     def waited(self) -> None:
         """Record that what `step` returned has been awaited."""
@@ -243,11 +243,11 @@ class Session:
         self.answer(data)
         self.output.end_segment()
 
-    def refuse(self, fault: Fault) -> None:
-        """Send an error, and close the connection after it when it is fatal; a fault without a code closes silently."""
-        if fault.code:
-            self.write(fault.frame())
-        if fault.fatal:
+    def refuse(self, error: RequestError) -> None:
+        """Send an error, and close the connection after it when it is fatal; one without a code closes silently."""
+        if error.code:
+            self.write(error.frame())
+        if error.fatal:
             self.closing = True
             self.mark()
 
@@ -315,10 +315,10 @@ class Session:
         """Run AUTH: ask the auth server for the client's authorizations, and answer."""
         found = await query_auth(self.node.options, secret, self.peer, tls=self.settings.tls)
         if found is None:
-            self.refuse(Fault("E_AUTH_FAILED", "AUTH failed"))
+            self.refuse(RequestError("E_AUTH_FAILED", "AUTH failed"))
         elif not found.grants:
             word = "no" if self.node.options.original else "No"
-            self.refuse(Fault("E_UNAUTHORIZED", f"AUTH {word} authorizations found"))
+            self.refuse(RequestError("E_UNAUTHORIZED", f"AUTH {word} authorizations found"))
         else:
             self.authorizations = found
             self.answer(found.reply())
@@ -335,23 +335,23 @@ class Session:
             False when the authorizations have expired: then `recheck_auth` has to be awaited.
 
         Raises:
-            Fault: the client is not allowed to.
+            RequestError: the client is not allowed to.
         """
         if not self.node.limits.auth:
             return True
         found = self.authorizations
         if found is None:
-            raise Fault("E_AUTH_FIRST", f"AUTH required before {command}")
+            raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
         if found.expires < self.clock():
             return False
         if not found.allows(topic, channel):
-            raise Fault("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
+            raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
         return True
 
     async def recheck_auth(
         self, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
     ) -> None:
-        """Ask the auth server again, check, and run the rest of a command; a fault is sent as its answer.
+        """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer.
 
         Args:
             command: name of the command, for the error.
@@ -363,8 +363,8 @@ class Session:
             await self._renew_authorizations()
             self.check_auth(command, topic, channel)
             waiting = run()
-        except Fault as fault:
-            self.refuse(fault)
+        except RequestError as error:
+            self.refuse(error)
         else:
             if waiting is not None:
                 await waiting
@@ -373,7 +373,7 @@ class Session:
         secret = self.authorizations.secret if self.authorizations else b""
         found = await query_auth(self.node.options, secret, self.peer, tls=self.settings.tls)
         if found is None:
-            raise Fault("E_AUTH_FAILED", "AUTH failed")
+            raise RequestError("E_AUTH_FAILED", "AUTH failed")
         self.authorizations = found if found.grants else None
 
     # --- time and end ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from nsqext.broker.go_format import decode, parse_int, word_lists
 from nsqext.protocol.server.connection_state import State, check_state
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target, check_publish_size, check_room
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Hosted, Node
@@ -24,7 +24,7 @@ class AuthorizedClient(Protocol):
     state: State
 
     def check_auth(self, command: str, topic: str, channel: str) -> bool:
-        """Return False when the authorizations have expired; raises `Fault` when they do not allow the command."""
+        """Return whether the authorizations are valid; raise `RequestError` when they do not allow the command."""
 
 
 class CommandValidator:
@@ -53,12 +53,12 @@ class CommandValidator:
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         """Refuse a command that this generation does not have."""
-        raise Fault("E_INVALID", f"invalid command {word_lists(words)}")
+        raise RequestError("E_INVALID", f"invalid command {word_lists(words)}")
 
     def check_tls(self, words: list[bytes]) -> None:
         """Refuse a command that needs TLS before the handshake is complete."""
         if self.tls_missing and words[0] != b"IDENTIFY":
-            raise Fault("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
+            raise RequestError("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
 
     def check_line(self, words: list[bytes]) -> None:
         """Check the words of a command with a body."""
@@ -70,20 +70,20 @@ class CommandValidator:
             return
         check_state(verb.decode(), self._client.state)
         if verb == b"AUTH" and len(words) != 1:
-            raise Fault("E_INVALID", "AUTH invalid number of parameters")
+            raise RequestError("E_INVALID", "AUTH invalid number of parameters")
 
     def _check_publish(self, words: list[bytes]) -> None:
         if words[0] == b"DPUB":
-            raise Fault("E_INVALID", f"invalid command {word_lists(words)}")
+            raise RequestError("E_INVALID", f"invalid command {word_lists(words)}")
         if len(words) < 2:
-            raise Fault("E_INVALID", "insufficient number of parameters")
+            raise RequestError("E_INVALID", "insufficient number of parameters")
         self._partition = -1
         # with more than three words the partition is not looked at (captured: pub_extra_params)
         if len(words) == 3:
             try:
                 self._partition = parse_int(decode(words[2]))
             except ValueError as error:
-                raise Fault("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
+                raise RequestError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from None
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         """Check the announced size, and choose how the body is read."""
@@ -94,9 +94,9 @@ class CommandValidator:
         name, largest = verb.decode(), self._limits.max_body_size
         # captured: identify_errors
         if size > largest:
-            raise Fault("E_BAD_BODY", f"{name} body too big {size} > {largest}")
+            raise RequestError("E_BAD_BODY", f"{name} body too big {size} > {largest}")
         if size <= 0:
-            raise Fault("E_BAD_BODY", f"{name} invalid body size {size}")
+            raise RequestError("E_BAD_BODY", f"{name} invalid body size {size}")
         return None
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
@@ -106,10 +106,10 @@ class CommandValidator:
         small = words[0] in _SMALL
         name = f"{words[0].decode()} " if small else ""
         if not sized:
-            raise Fault("E_BAD_BODY", f"{name}failed to read body size")
+            raise RequestError("E_BAD_BODY", f"{name}failed to read body size")
         if small:
-            raise Fault("E_BAD_BODY", f"{name}failed to read body")
-        raise Fault("E_BAD_MESSAGE", "failed to read message body")
+            raise RequestError("E_BAD_BODY", f"{name}failed to read body")
+        raise RequestError("E_BAD_MESSAGE", "failed to read message body")
 
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
         """Find the partition of a publish, and choose how the body is read."""
@@ -117,14 +117,14 @@ class CommandValidator:
         topic = decode(words[1])
         hosted = self._node.find(topic, self._partition)
         if hosted is None:
-            raise Fault("E_TOPIC_NOT_EXIST")
+            raise RequestError("E_TOPIC_NOT_EXIST")
         if self._partition == -1 and hosted.partition.ordered:
-            raise Fault("E_BAD_PARTITION", "topic partition is not valid for multi partition: -1")
+            raise RequestError("E_BAD_PARTITION", "topic partition is not valid for multi partition: -1")
         self.stale_auth = not self._client.check_auth("PUB", topic, "")
         check_room(verb, size)
         waiting = hosted.waiting + size
         if waiting > self._node.switches.max_pub_waiting:
-            raise Fault("E_PUB_TOO_MUCH_WAITING", f"pub too much waiting in the queue: {waiting}")
+            raise RequestError("E_PUB_TOO_MUCH_WAITING", f"pub too much waiting in the queue: {waiting}")
         self.hosted = hosted
         self.target = Target(topic, hosted.partition.extend, self._node.switches.allow_ext_compatible)
         return BatchReader(verb, self._limits, self.target) if verb in BATCH_VERBS else None

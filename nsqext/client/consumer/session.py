@@ -13,8 +13,8 @@ from nsqext.client.consumer.handlers.batches import BatchCollector, BatchHandler
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
-from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
 from nsqext.client.events import ClientEvents
 from nsqext.client.tasks import BackgroundTasks

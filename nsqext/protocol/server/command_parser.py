@@ -11,7 +11,7 @@ from struct import Struct
 from typing import NamedTuple, Protocol
 
 from nsqext.protocol.server.publish_bodies import PUBLISH_VERBS, BatchReader, PublishItem
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 __all__ = ("BODY_VERBS", "MAX_LINE", "BodyRules", "Command", "CommandParser")
 
@@ -39,7 +39,7 @@ class Command(NamedTuple):
 
 
 class BodyRules(Protocol):
-    """Checks of a command with a body while it is being received; each raises `Fault` to refuse it."""
+    """Checks of a command with a body while it is being received; each raises `RequestError` to refuse it."""
 
     def check_line(self, words: list[bytes]) -> None:
         """Check the words of a command before its size is read."""
@@ -100,7 +100,7 @@ class CommandParser:
         """Check the state at the end of the stream.
 
         Raises:
-            Fault: a body is cut off.
+            RequestError: a body is cut off.
         """
         if self._words is not None:
             self._rules.check_end(self._words, self._batch, sized=self._size is not None)
@@ -109,7 +109,7 @@ class CommandParser:
         """Return the next command, or None when more bytes are needed.
 
         Raises:
-            Fault: the rules refuse the command; or its line is too long; then without a code, and the server
+            RequestError: the rules refuse the command; or its line is too long; then without a code, and the server
                 closes the connection without an error frame.
         """
         if len(self._buffer) < self._need:
@@ -149,7 +149,7 @@ class CommandParser:
     def _take_batch(self, words: list[bytes], batch: BatchReader) -> Command | None:
         try:
             complete = batch.read(self._buffer, self._position)
-        except Fault:
+        except RequestError:
             self._words = self._size = self._batch = None
             raise
         finally:
@@ -181,7 +181,7 @@ class CommandParser:
     def _find_newline(self, start: int) -> int:
         newline = self._buffer.find(b"\n", start, self._position + MAX_LINE)
         if newline < 0 and len(self._buffer) - self._position >= MAX_LINE:
-            raise Fault("", "command line too long")
+            raise RequestError("", "command line too long")
         return newline
 
     def _take_touch(self) -> list[bytes] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 __all__ = ("AFTER", "TAKEN", "State", "check_state")
 
@@ -43,4 +43,4 @@ def check_state(verb: str, state: State) -> None:
     taken = TAKEN.get(verb)
     if taken is not None and state not in taken:
         name = "SUB" if verb in _SUBS else verb
-        raise Fault("E_INVALID", f"cannot {name} in current state")
+        raise RequestError("E_INVALID", f"cannot {name} in current state")

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from nsqext.protocol.go_structs import UnreadableFields, read_fields
 from nsqext.protocol.identify import DISPATCH_TYPES
 from nsqext.protocol.names import MAX_TAG_BYTES
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 __all__ = ("ClientSettings", "Generation", "ServerLimits", "identify_reply", "negotiate")
 
@@ -131,14 +131,14 @@ def _decode(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     try:
         return read_fields(body, _SCHEMAS[limits.generation])
     except UnreadableFields as error:
-        raise Fault("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+        raise RequestError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
 
 
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
     """Apply the JSON body of IDENTIFY to a connection's settings, in the order in which servers check it.
 
     Raises:
-        Fault: with the server's text (captured: identify_bounds, identify_malformed); always fatal.
+        RequestError: with the server's text (captured: identify_bounds, identify_malformed); always fatal.
     """
     data = _decode(body, limits)
     settings.raw = data
@@ -156,11 +156,11 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
         _buffer_timeout(settings, limits, 10 if 0 < timeout < 10 else timeout)
     rate = data.get("sample_rate", 0)
     if not 0 <= rate <= 99:
-        raise Fault("E_BAD_BODY", f"IDENTIFY sample rate ({rate}) is invalid")
+        raise RequestError("E_BAD_BODY", f"IDENTIFY sample rate ({rate}) is invalid")
     settings.sample_rate = rate
     timeout = data.get("msg_timeout", 0)
     if timeout and not 1000 <= timeout <= limits.max_msg_timeout * 1000:
-        raise Fault("E_BAD_BODY", f"IDENTIFY msg timeout ({timeout}) is invalid")
+        raise RequestError("E_BAD_BODY", f"IDENTIFY msg timeout ({timeout}) is invalid")
     if timeout:
         settings.msg_timeout = timeout / 1000
     if limits.generation == "ha":
@@ -176,7 +176,7 @@ def _heartbeat(settings: ClientSettings, limits: ServerLimits, value: int) -> No
         settings.heartbeat_interval = 0.0
     elif value:
         if not 1000 <= value <= limits.max_heartbeat_interval * 1000:
-            raise Fault("E_BAD_BODY", f"IDENTIFY heartbeat interval ({value}) is invalid")
+            raise RequestError("E_BAD_BODY", f"IDENTIFY heartbeat interval ({value}) is invalid")
         settings.heartbeat_interval = value / 1000
 
 
@@ -190,7 +190,7 @@ def _buffer_size(settings: ClientSettings, limits: ServerLimits, value: int) -> 
         settings.output_buffer_size = largest
     elif value:
         if not 64 <= value <= largest:
-            raise Fault("E_BAD_BODY", f"IDENTIFY output buffer size ({value}) is invalid")
+            raise RequestError("E_BAD_BODY", f"IDENTIFY output buffer size ({value}) is invalid")
         settings.output_buffer_size = value
 
 
@@ -199,21 +199,21 @@ def _buffer_timeout(settings: ClientSettings, limits: ServerLimits, value: int) 
         settings.output_buffer_timeout = 0.0
     elif value:
         if not limits.min_output_buffer_timeout * 1000 <= value <= limits.max_output_buffer_timeout * 1000:
-            raise Fault("E_BAD_BODY", f"IDENTIFY output buffer timeout ({value}) is invalid")
+            raise RequestError("E_BAD_BODY", f"IDENTIFY output buffer timeout ({value}) is invalid")
         settings.output_buffer_timeout = value / 1000
 
 
 def _tag(settings: ClientSettings, tag: str) -> None:
     size = len(tag.encode())
     if size > MAX_TAG_BYTES:
-        raise Fault("E_BAD_BODY", f"IDENTIFY invalid tag len {size}, exceed limit {MAX_TAG_BYTES}")
+        raise RequestError("E_BAD_BODY", f"IDENTIFY invalid tag len {size}, exceed limit {MAX_TAG_BYTES}")
     settings.desired_tag = tag or settings.desired_tag
 
 
 def _dispatch(settings: ClientSettings, dispatch: str, key_header: str) -> None:
     """Set the dispatch type; the real server does not know it and ignores both members."""
     if dispatch and dispatch not in DISPATCH_TYPES:
-        raise Fault("E_BAD_BODY", f"IDENTIFY dispatch ({dispatch}) is invalid")
+        raise RequestError("E_BAD_BODY", f"IDENTIFY dispatch ({dispatch}) is invalid")
     settings.dispatch, settings.key_header = dispatch, key_header
 
 
@@ -228,7 +228,7 @@ def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]
     else:
         settings.deflate_level = min(max(level, -1), limits.max_deflate_level) if settings.deflate else 0
     if settings.deflate and settings.snappy:
-        raise Fault("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+        raise RequestError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
 
 
 def identify_reply(settings: ClientSettings, limits: ServerLimits, extra: dict[str, Any] | None = None) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.headers import RESERVED_PREFIX, TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ServerLimits
@@ -81,7 +81,7 @@ def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
     """Check the announced size of a publish command, before its body.
 
     Raises:
-        Fault: E_BAD_BODY or E_BAD_MESSAGE with the server's text (captured: pub_errors).
+        RequestError: E_BAD_BODY or E_BAD_MESSAGE with the server's text (captured: pub_errors).
     """
     batch = verb in BATCH_VERBS
     largest = limits.max_body_size if batch else limits.max_msg_size
@@ -94,8 +94,8 @@ def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
         name, what = f"{verb.decode()} ", "body" if batch else "message body"
         code = "E_BAD_BODY" if batch else "E_BAD_MESSAGE"
     if size <= 0:
-        raise Fault(code, f"{name}invalid {what} size {size}")
-    raise Fault(code, f"{name}{'body' if batch else 'message'} too big {size} > {largest}")
+        raise RequestError(code, f"{name}invalid {what} size {size}")
+    raise RequestError(code, f"{name}{'body' if batch else 'message'} too big {size} > {largest}")
 
 
 def check_room(verb: bytes, size: int) -> None:
@@ -104,12 +104,12 @@ def check_room(verb: bytes, size: int) -> None:
     The server does so after it has found the topic, and before it reads the body (captured: pub_trace, pub_ext_errors).
 
     Raises:
-        Fault: E_BAD_BODY.
+        RequestError: E_BAD_BODY.
     """
     if verb == b"PUB_TRACE" and size <= _TRACE_SIZE:
-        raise Fault("E_BAD_BODY", f"invalid body size {size} with trace id enabled")
+        raise RequestError("E_BAD_BODY", f"invalid body size {size} with trace id enabled")
     if verb == b"PUB_EXT" and size <= _LENGTH_SIZE:
-        raise Fault("E_BAD_BODY", f"invalid body size {size} with ext json header enabled")
+        raise RequestError("E_BAD_BODY", f"invalid body size {size} with ext json header enabled")
 
 
 def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target) -> list[PublishItem]:
@@ -122,7 +122,7 @@ def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target
         target: the topic.
 
     Raises:
-        Fault: refused, with the server's text; some errors are not fatal.
+        RequestError: refused, with the server's text; some errors are not fatal.
     """
     check_publish_size(verb, len(body), limits)
     if verb in BATCH_VERBS:
@@ -142,7 +142,7 @@ def _cut_header(body: bytes) -> bytes:
     """Return the header of an ext body; its length is checked."""
     stop = _LENGTH_SIZE + _U16.unpack_from(body)[0] if len(body) >= _LENGTH_SIZE else _LENGTH_SIZE
     if len(body) <= stop:
-        raise Fault("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
+        raise RequestError("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
     return body[_LENGTH_SIZE:stop]
 
 
@@ -151,21 +151,21 @@ def _read(header: bytes) -> tuple[int | None, bool]:
     try:
         members = read_header(header, TRACE_ID_HEADER)
     except UnreadableHeader as error:
-        raise Fault("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
+        raise RequestError("E_INVALID_JSON_HEADER", f"fail to parse json header:{error}", fatal=False) from error
     internal = all(name.startswith(RESERVED_PREFIX) or name == "zan_test" for name in members)
     if TRACE_ID_HEADER not in members:
         return None, internal
     trace = members[TRACE_ID_HEADER]
     if not isinstance(trace, str):
-        raise Fault("INVALID_TRACE_ID", "passin trace id should be string", fatal=False)
+        raise RequestError("INVALID_TRACE_ID", "passin trace id should be string", fatal=False)
     number = int(trace.lstrip("0") or "0") if _NUMBER.fullmatch(trace) else 1 << 64
     if number >= 1 << 64:
-        raise Fault("INVALID_TRACE_ID", "invalid trace id", fatal=False)
+        raise RequestError("INVALID_TRACE_ID", "invalid trace id", fatal=False)
     return number, internal
 
 
-def _not_supported(target: Target) -> Fault:
-    return Fault("E_EXT_NOT_SUPPORT", f"ext content not supported in topic {target.topic}", fatal=False)
+def _not_supported(target: Target) -> RequestError:
+    return RequestError("E_EXT_NOT_SUPPORT", f"ext content not supported in topic {target.topic}", fatal=False)
 
 
 def _single_ext(body: bytes, target: Target) -> PublishItem:
@@ -229,7 +229,7 @@ class BatchReader:
             position: start of the part that is not parsed yet.
 
         Raises:
-            Fault: the count or an item is refused, with the server's text.
+            RequestError: the count or an item is refused, with the server's text.
         """
         self.position = position
         with memoryview(data) as view:
@@ -244,11 +244,11 @@ class BatchReader:
     def check_end(self) -> None:
         """Raise the error of a batch that is cut off."""
         if self._left < 0:
-            raise Fault("E_BAD_BODY", "MPUB failed to read message count")
+            raise RequestError("E_BAD_BODY", "MPUB failed to read message count")
         if self._left and self.need == 4:
-            raise Fault("E_BAD_MESSAGE", f"MPUB failed to read message({len(self.items)}) body size")
+            raise RequestError("E_BAD_MESSAGE", f"MPUB failed to read message({len(self.items)}) body size")
         if self._left:
-            raise Fault("E_BAD_MESSAGE", "MPUB failed to read message body")
+            raise RequestError("E_BAD_MESSAGE", "MPUB failed to read message body")
 
     def _has(self, view: memoryview, size: int) -> bool:
         self.need = size
@@ -258,7 +258,7 @@ class BatchReader:
         count: int = _I32.unpack_from(view, self.position)[0]
         self.position += 4
         if not 0 < count <= (self._limits.max_body_size - 4) // 5:
-            raise Fault("E_BAD_BODY", f"MPUB invalid message count {count}")
+            raise RequestError("E_BAD_BODY", f"MPUB invalid message count {count}")
         self._left = count
 
     def _take_item(self, view: memoryview) -> bool:
@@ -270,7 +270,7 @@ class BatchReader:
             self._refuse(size)
         # servers trust the count; the sum is bounded so that a client cannot fill the memory
         if self._taken + size > self._limits.max_body_size:
-            raise Fault("E_BAD_BODY", f"body too big {self._taken + size} > {self._limits.max_body_size}")
+            raise RequestError("E_BAD_BODY", f"body too big {self._taken + size} > {self._limits.max_body_size}")
         if not self._has(view, 4 + size):
             return False
         start = self.position + 4
@@ -285,10 +285,10 @@ class BatchReader:
             self.items.append(PublishItem(body[_TRACE_SIZE:], _U64.unpack_from(body)[0]))
         else:
             text = f"MPUB invalid message({len(self.items)}) body size {size} for tracing"
-            raise Fault("E_BAD_MESSAGE", text)
+            raise RequestError("E_BAD_MESSAGE", text)
         return True
 
     def _refuse(self, size: int) -> None:
         if size <= 0:
-            raise Fault("E_BAD_MESSAGE", f"MPUB invalid message({len(self.items)}) body size {size}")
-        raise Fault("E_BAD_MESSAGE", f"MPUB message too big {size} > {self._limits.max_msg_size}")
+            raise RequestError("E_BAD_MESSAGE", f"MPUB invalid message({len(self.items)}) body size {size}")
+        raise RequestError("E_BAD_MESSAGE", f"MPUB message too big {size} > {self._limits.max_msg_size}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from nsqext.protocol.frames import FrameType, encode_frame
 
-__all__ = ("Fault",)
+__all__ = ("RequestError",)
 
 
-class Fault(Exception):
+class RequestError(Exception):
     """An error that is sent to the client as an error frame.
 
     Attributes:

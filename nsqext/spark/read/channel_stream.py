@@ -28,7 +28,7 @@ from nsqext.spark.cluster import portal
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.frames import from_messages
-from nsqext.sync.loop import Opened
+from nsqext.sync.loop import BlockingClient
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -194,7 +194,7 @@ class ChannelBatches:
             self._held.popleft().message.finish_now()
 
 
-class _Channel(Opened):
+class _Channel(BlockingClient):
     """`ChannelBatches` for blocking code."""
 
     _what = "channel"

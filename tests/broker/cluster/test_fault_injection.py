@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.broker.clock import Clock
 from nsqext.broker.fault_injection import NodeFaults, Rule
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 FRAME = (12).to_bytes(4, "big") + b"\0\0\0\0" + b"12345678"
 
@@ -71,7 +71,7 @@ def test_answers_are_counted_and_chosen_by_command() -> None:
     faults = NodeFaults()
     seen: list[bool] = []
     faults.on_change(lambda: seen.append(faults.active))
-    fault = Fault("E_PUB_FAILED", "broken", fatal=False)
+    fault = RequestError("E_PUB_FAILED", "broken", fatal=False)
     faults.answer(fault, 2, "PUB")
     assert [faults.command(name) for name in ("SUB", "PUB", "PUB", "PUB")] == [None, fault, fault, None]
     assert seen == [True, False]
@@ -82,7 +82,7 @@ def test_heal_removes_all_faults() -> None:
     faults.freeze()
     faults.refuse()
     faults.add(Rule("drop", "in"))
-    faults.answer(Fault("E_PUB_FAILED", "", fatal=False), 9)
+    faults.answer(RequestError("E_PUB_FAILED", "", fatal=False), 9)
     faults.heal()
     assert (faults.active, faults.frozen, faults.refusing, faults.rules, faults.command("PUB")) == (
         False,

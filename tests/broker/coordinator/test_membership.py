@@ -14,7 +14,7 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.replication import mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.partition import NewMessage, Partition
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign
         leader = create(coordinator, 2)
         other = coordinator.replica_sets["t", 0].state.replicas[1]
         kill(coordinator, other)
-        with pytest.raises(Fault) as error:
+        with pytest.raises(RequestError) as error:
             await publish(coordinator, b"one")
         assert (error.value.code, error.value.fatal) == ("E_FAILED_ON_NOT_WRITABLE", False)
         assert (hosted(coordinator, leader).leader, coordinator.replica_sets["t", 0].state.leader) == (False, leader)
@@ -267,8 +267,8 @@ async def test_a_deleted_topic_fails_waiting_publishes() -> None:
         async def try_to_publish() -> None:
             try:
                 await publish(coordinator, b"one")
-            except Fault as fault:
-                outcome.append(fault.code)
+            except RequestError as error:
+                outcome.append(error.code)
 
         async with anyio.create_task_group() as group:
             group.start_soon(try_to_publish)

@@ -11,7 +11,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, counted, hosted, publish, running, until
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -49,7 +49,7 @@ class Schedule:
             body = b"%d" % self.sent
             try:
                 await publish(self.coordinator, body)
-            except Fault:
+            except RequestError:
                 continue
             self.acknowledged.append(body)
             await anyio.sleep(0.0002)

@@ -13,7 +13,7 @@ from nsqext.broker.http.metrics import Metric, render_metrics
 from nsqext.broker.nsqd.http.go_json import write_json
 from nsqext.broker.nsqd.http.routes import application
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ async def test_a_failed_replica_set_is_an_error_over_http_too() -> None:
     hosted = host(node)
 
     async def replicate(_: object) -> None:
-        raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
 
     hosted.replicate = replicate
     assert (await _Web(node).post("/pub?topic=t", b"x", v1=True)).json() == {"message": "E_FAILED_ON_NOT_WRITABLE"}

@@ -22,7 +22,7 @@ from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.commands import identify
 from nsqext.protocol.frames import HEARTBEAT, FrameParser
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.nsqd_sessions import host, sized
 
@@ -214,7 +214,7 @@ async def test_a_replica_set_that_falls_apart_only_fails_the_publish() -> None:
     async with _running() as running:
 
         async def replicate(_: Any) -> None:
-            raise Fault("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+            raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
 
         running.node.hosted["t", 0].replicate = replicate
         peer = await running.connect()

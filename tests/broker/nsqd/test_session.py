@@ -18,7 +18,7 @@ from nsqext.errors import NsqError
 from nsqext.protocol.frames import HEARTBEAT, FrameParser, FrameType, encode_frame
 from nsqext.protocol.layers import DeflateLayer
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.trace_reply import decode_trace_reply
 from tests.support.commands import multi_body, trace_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
@@ -412,7 +412,7 @@ def test_an_injected_error_is_answered_instead_of_running_the_command() -> None:
     node = Node("n1", NodeOptions(), faults)
     hosted = host(node)
     client = Client(node)
-    faults.answer(Fault("E_PUB_FAILED", "broken", fatal=False), 1, "PUB")
+    faults.answer(RequestError("E_PUB_FAILED", "broken", fatal=False), 1, "PUB")
     assert client.ask(sized("PUB t 0", b"x")) == "!E_PUB_FAILED broken"
     assert client.ask(sized("PUB t 0", b"x")) == "OK"
     assert hosted.partition.log.end_count == 1

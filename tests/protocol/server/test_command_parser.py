@@ -6,7 +6,7 @@ import pytest
 
 from nsqext.protocol.client import commands
 from nsqext.protocol.server.command_parser import MAX_LINE, Command, CommandParser
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.command_reader import OpenRules, read_commands
 from tests.support.commands import multi_body
 
@@ -15,7 +15,7 @@ _ID = b"\n FIN\r\nREQ \x00\x80\xff\n\n"
 
 def _words(data: bytes, *, raw_ids: bool = True) -> list[list[bytes]]:
     reading = read_commands([data], raw_ids=raw_ids)
-    assert reading.fault is None
+    assert reading.error is None
     return [command.words for command in reading.commands]
 
 
@@ -90,18 +90,18 @@ def test_a_batch_is_cut_by_its_items_not_by_its_size() -> None:
 def test_a_line_is_refused_before_its_size_is_received() -> None:
     class Rules(OpenRules):
         def check_line(self, words: list[bytes]) -> None:
-            raise Fault("E_INVALID", "no")
+            raise RequestError("E_INVALID", "no")
 
     parser = CommandParser(Rules())
     parser.receive(b"PUB t\n")
-    with pytest.raises(Fault, match="E_INVALID no"):
+    with pytest.raises(RequestError, match="E_INVALID no"):
         parser.next_command()
 
 
 def test_a_size_is_refused_before_its_body_is_received() -> None:
     parser = CommandParser(OpenRules())
     parser.receive(b"PUB t\n\x7f\xff\xff\xff")
-    with pytest.raises(Fault, match="E_BAD_MESSAGE message too big 2147483647 > 1048576"):
+    with pytest.raises(RequestError, match="E_BAD_MESSAGE message too big 2147483647 > 1048576"):
         parser.next_command()
 
 
@@ -109,7 +109,7 @@ def test_behind_a_refused_item_the_rest_of_the_batch_stays_in_the_stream() -> No
     body = multi_body([commands.ext_body(b"{}", b"a"), b"\x00\x00PING\n"])
     parser = CommandParser(OpenRules(extend=False))
     parser.receive(commands.sized(b"MPUB_EXT t\n", body))
-    with pytest.raises(Fault, match="E_EXT_NOT_SUPPORT") as caught:
+    with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT") as caught:
         parser.next_command()
     assert not caught.value.fatal
     command = parser.next_command()
@@ -121,15 +121,15 @@ def test_behind_a_refused_item_the_rest_of_the_batch_stays_in_the_stream() -> No
 def test_an_endless_line_ends_the_connection_silently(start: bytes, piece: int) -> None:
     data = start + b"x" * (MAX_LINE * 2)
     reading = read_commands([data[at : at + piece] for at in range(0, MAX_LINE + 2000, piece)])
-    assert reading.fault is not None
-    assert reading.fault.code == ""
+    assert reading.error is not None
+    assert reading.error.code == ""
     assert not reading.commands
 
 
 def test_a_line_may_take_all_of_the_servers_buffer() -> None:
     line = b"x" * (MAX_LINE - 1) + b"\n"
     assert _words(line) == [[line[:-1]]]
-    assert read_commands([b"x" + line]).fault is not None
+    assert read_commands([b"x" + line]).error is not None
 
 
 def test_remaining_bytes_belong_to_the_next_layer() -> None:

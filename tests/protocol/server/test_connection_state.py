@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.protocol.server.connection_state import AFTER, State, check_state
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_commands_and_states(verb: str, taken: set[State]) -> None:
         if state in taken:
             check_state(verb, state)
         else:
-            with pytest.raises(Fault) as caught:
+            with pytest.raises(RequestError) as caught:
                 check_state(verb, state)
             name = "SUB" if verb.startswith("SUB") else verb
             assert str(caught.value) == f"E_INVALID cannot {name} in current state"

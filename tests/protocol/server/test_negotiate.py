@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 _HA = ServerLimits()
 _NSQ = ServerLimits.original()
@@ -132,23 +132,23 @@ def test_settings_granted_by_the_original_server(members: dict[str, Any], name: 
     ],
 )
 def test_refused_settings(limits: ServerLimits, members: dict[str, Any], text: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         _identify(limits, **members)
     assert str(caught.value) == f"E_BAD_BODY IDENTIFY {text}"
     assert caught.value.fatal
 
 
-def test_the_first_fault_in_the_servers_order_is_answered() -> None:
+def test_the_first_error_in_the_servers_order_is_answered() -> None:
     bad = {"output_buffer_size": 1, "output_buffer_timeout": 99999, "sample_rate": 100, "msg_timeout": 1}
-    with pytest.raises(Fault, match="output buffer size"):
+    with pytest.raises(RequestError, match="output buffer size"):
         _identify(_HA, **bad)
-    with pytest.raises(Fault, match="output buffer timeout"):
+    with pytest.raises(RequestError, match="output buffer timeout"):
         _identify(_NSQ, **bad)
 
 
 @pytest.mark.parametrize("limits", [_HA, _NSQ])
 def test_two_compressions_are_one_too_many(limits: ServerLimits) -> None:
-    with pytest.raises(Fault, match="E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"):
+    with pytest.raises(RequestError, match="E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"):
         _identify(limits, snappy=True, deflate=True)
     assert _identify(ServerLimits(snappy=False), snappy=True, deflate=True).deflate
 

@@ -16,7 +16,7 @@ from nsqext.protocol.server.publish_bodies import (
     check_room,
     parse_publish,
 )
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import multi_body, trace_body
 
 _HA = ServerLimits()
@@ -72,7 +72,7 @@ def test_batches() -> None:
     ],
 )  # fmt: skip
 def test_headers_that_the_server_refuses_leave_the_connection_open(verb: bytes, body: bytes, text: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         parse_publish(verb, body, _HA, _EXTEND)
     assert str(caught.value) == text
     assert not caught.value.fatal
@@ -90,20 +90,20 @@ def test_headers_on_a_plain_topic(verb: bytes) -> None:
         return parse_publish(verb, multi_body([body]) if verb == b"MPUB_EXT" else body, _HA, target)[0]
 
     for header in (b"{}", b'{"##trace_id":"1"}', b'{"k":"v"}'):
-        with pytest.raises(Fault, match="E_EXT_NOT_SUPPORT ext content not supported in topic t"):
+        with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT ext content not supported in topic t"):
             publish(header, _PLAIN)
     internal = publish(b'{"##trace_id":"1","##client_dispatch_tag":"a","zan_test":true}', _LENIENT)
     assert internal == PublishItem(b"x", 1, traced=verb == b"PUB_EXT")
     assert publish(b"[1]", _LENIENT) == PublishItem(b"x")
-    with pytest.raises(Fault, match="E_EXT_NOT_SUPPORT") as caught:
+    with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT") as caught:
         publish(b'{"##trace_id":"1","k":"v"}', _LENIENT)
     assert not caught.value.fatal
 
 
 def test_a_single_publish_reads_the_header_before_it_asks_for_the_topic_and_a_batch_after() -> None:
-    with pytest.raises(Fault, match="E_INVALID_JSON_HEADER"):
+    with pytest.raises(RequestError, match="E_INVALID_JSON_HEADER"):
         parse_publish(b"PUB_EXT", ext_body(b"{", b"x"), _HA, _PLAIN)
-    with pytest.raises(Fault, match="E_EXT_NOT_SUPPORT"):
+    with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT"):
         parse_publish(b"MPUB_EXT", multi_body([ext_body(b"{", b"x")]), _HA, _PLAIN)
 
 
@@ -133,7 +133,7 @@ def test_a_single_publish_reads_the_header_before_it_asks_for_the_topic_and_a_ba
     ],
 )
 def test_framing_that_the_server_refuses_ends_the_connection(verb: bytes, body: bytes, text: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         parse_publish(verb, body, _SMALL, _EXTEND)
     assert str(caught.value) == text
     assert caught.value.fatal
@@ -150,7 +150,7 @@ def test_framing_that_the_server_refuses_ends_the_connection(verb: bytes, body: 
     ],
 )
 def test_the_original_server_names_the_command(verb: bytes, size: int, text: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RequestError) as caught:
         check_publish_size(verb, size, _NSQ)
     assert str(caught.value) == text
 
@@ -181,6 +181,6 @@ def test_a_count_that_lies_cannot_fill_the_memory() -> None:
     limits = ServerLimits(max_msg_size=1000, max_body_size=2000)
     reader = BatchReader(b"MPUB", limits, _PLAIN)
     item = pack(">i", 900) + bytes(900)
-    with pytest.raises(Fault, match="E_BAD_BODY body too big"):
+    with pytest.raises(RequestError, match="E_BAD_BODY body too big"):
         reader.read(pack(">i", 399) + item * 3, 0)
     assert len(reader.items) == 2

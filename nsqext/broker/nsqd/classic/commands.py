@@ -17,7 +17,7 @@ from nsqext.broker.nsqd.session import Dialect
 from nsqext.broker.nsqd.subscriber import MESSAGE_HEAD, MESSAGE_TYPE, SessionSubscriber
 from nsqext.protocol.frames import OK
 from nsqext.protocol.server.connection_state import State, check_state
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
@@ -63,9 +63,9 @@ class ClassicSubscriber(SessionSubscriber):
 
 def _auth(session: Session, command: Command) -> Awaitable[None] | None:
     if session.authorizations is not None:
-        raise Fault("E_INVALID", "AUTH already set")
+        raise RequestError("E_INVALID", "AUTH already set")
     if not session.node.limits.auth:
-        raise Fault("E_AUTH_DISABLED", "AUTH disabled")
+        raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
     return session.log_in(command.body or b"")
 
 
@@ -105,8 +105,8 @@ async def _put_in_parts(session: Session, verb: str, hosted: Hosted, messages: l
         _answer(session, hosted, stored)
 
 
-def _not_stored(verb: str, refusal: Refusal) -> Fault:
-    return Fault(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}")
+def _not_stored(verb: str, refusal: Refusal) -> RequestError:
+    return RequestError(f"E_{verb}_FAILED", f"{verb} failed {refusal.text}")
 
 
 def _answer(session: Session, hosted: Hosted, stored: Stored) -> None:
@@ -131,7 +131,7 @@ def _subscribe(session: Session, topic: str, name: str) -> None:
     try:
         channel.subscribe(subscriber)
     except Refusal as refusal:
-        raise Fault("E_SUB_FAILED", f"SUB failed {refusal.text}") from None
+        raise RequestError("E_SUB_FAILED", f"SUB failed {refusal.text}") from None
     session.hosted, session.channel, session.subscriber = hosted, channel, subscriber
     subscriber.client = channel.clients[session.id]
     session.state = State.SUBSCRIBED
@@ -143,11 +143,11 @@ def _acknowledged(session: Session, words: list[bytes], needed: int) -> tuple[Ch
     verb = words[0].decode()
     check_state(verb, session.state)
     if len(words) < needed:
-        raise Fault("E_INVALID", f"{verb} insufficient number of params")
+        raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     if len(words[1]) != _ID_SIZE:
-        raise Fault("E_INVALID", "invalid message ID")
+        raise RequestError("E_INVALID", "invalid message ID")
     if session.channel is None or session.subscriber is None:
-        raise Fault("E_INVALID", f"cannot {verb} in current state")
+        raise RequestError("E_INVALID", f"cannot {verb} in current state")
     return session.channel, session.subscriber
 
 
@@ -181,9 +181,9 @@ def _touch(session: Session, command: Command) -> None:
         raise _failed(command.words, refusal) from None
 
 
-def _failed(words: list[bytes], refusal: Refusal) -> Fault:
+def _failed(words: list[bytes], refusal: Refusal) -> RequestError:
     verb = words[0].decode()
-    return Fault(f"E_{verb}_FAILED", f"{verb} {decode(words[1])} failed {refusal.text}", fatal=False)
+    return RequestError(f"E_{verb}_FAILED", f"{verb} {decode(words[1])} failed {refusal.text}", fatal=False)
 
 
 _COMMANDS: Mapping[bytes, Handler] = {

@@ -18,7 +18,7 @@ from nsqext.broker.nsqd.http.publish import parse_aside, read_lines
 from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -76,8 +76,8 @@ class _Publisher(RequestArgs):
             try:
                 target = Target(hosted.partition.topic)
                 items = await parse_aside(lambda: parse_publish(b"MPUB", body, limits, target), body)
-            except Fault as fault:
-                raise HttpFault(413, fault.code[2:]) from None
+            except RequestError as error:
+                raise HttpFault(413, error.code[2:]) from None
         else:
             items = await parse_aside(lambda: read_lines(body, limits.max_msg_size, limits.max_body_size), body)
         if items:

@@ -8,7 +8,7 @@ from nsqext.broker.go_format import MASK_64, base10, decode, quote, wrap
 from nsqext.broker.nsqd.validation import CommandValidator
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.publish_bodies import BATCH_VERBS, BatchReader, Target
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 __all__ = ("ClassicValidator", "parse_delay")
 
@@ -30,19 +30,19 @@ class ClassicValidator(CommandValidator):
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         """Refuse a command that this generation does not have."""
-        raise Fault("E_INVALID", f"invalid command {decode(words[0])}")
+        raise RequestError("E_INVALID", f"invalid command {decode(words[0])}")
 
     def _check_publish(self, words: list[bytes]) -> None:
         verb = words[0]
         if verb not in _VERBS:
-            raise Fault("E_INVALID", f"invalid command {decode(verb)}")
+            raise RequestError("E_INVALID", f"invalid command {decode(verb)}")
         name = verb.decode()
         if len(words) < (3 if verb == b"DPUB" else 2):
-            raise Fault("E_INVALID", f"{name} insufficient number of parameters")
+            raise RequestError("E_INVALID", f"{name} insufficient number of parameters")
         self.topic: str = decode(words[1])
         if not is_valid_topic(self.topic):
             again = "E_BAD_TOPIC " if verb == b"MPUB" else ""  # the real server says it twice
-            raise Fault("E_BAD_TOPIC", f"{again}{name} topic name {quote(self.topic)} is not valid")
+            raise RequestError("E_BAD_TOPIC", f"{again}{name} topic name {quote(self.topic)} is not valid")
         self.delay: float = self._delay(words[2]) if verb == b"DPUB" else 0.0
         if verb == b"MPUB":
             self.stale_auth: bool = not self._client.check_auth(name, self.topic, "")
@@ -51,7 +51,7 @@ class ClassicValidator(CommandValidator):
         millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")
         largest = round(self._limits.max_req_timeout * 1000)
         if not 0 <= millis <= largest:
-            raise Fault("E_INVALID", f"DPUB timeout {base10(word, '') & MASK_64} out of range 0-{largest}")
+            raise RequestError("E_INVALID", f"DPUB timeout {base10(word, '') & MASK_64} out of range 0-{largest}")
         return millis / 1000
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
@@ -61,7 +61,7 @@ class ClassicValidator(CommandValidator):
         name = words[0].decode()
         single = words[0] in _SINGLE
         code, what = ("E_BAD_MESSAGE", "message body") if single else ("E_BAD_BODY", "body")
-        raise Fault(code, f"{name} failed to read {what}{'' if sized else ' size'}")
+        raise RequestError(code, f"{name} failed to read {what}{'' if sized else ' size'}")
 
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
         return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None

@@ -17,7 +17,7 @@ from nsqext.broker.nsqd.publish_commands import commit, store
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
-from nsqext.protocol.server.request_error import Fault
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,8 +141,8 @@ class _Publisher(RequestArgs):
             try:
                 target = Target(hosted.partition.topic)
                 items = await parse_aside(lambda: parse_publish(b"MPUB", body, limits, target), body)
-            except Fault as fault:
-                raise HttpFault(413, fault.code[2:]) from None
+            except RequestError as error:
+                raise HttpFault(413, error.code[2:]) from None
         else:
             items = await parse_aside(lambda: read_lines(body, limits.max_msg_size, limits.max_body_size), body)
         self._check_write(hosted)
@@ -164,10 +164,10 @@ class _Publisher(RequestArgs):
             epoch = hosted.epoch
             stored = await store_in_parts(hosted, items, lambda part: store(self.node, hosted, part, "E_PUB_FAILED"))
             await commit(self.node, hosted, stored, epoch, "E_PUB_FAILED")
-        except Fault as fault:
-            if fault.code in (NOT_LEADER, NOT_WRITABLE):
+        except RequestError as error:
+            if error.code in (NOT_LEADER, NOT_WRITABLE):
                 raise HttpFault(400, NOT_WRITABLE) from None
-            raise HttpFault(503, fault.text or fault.code) from None
+            raise HttpFault(503, error.text or error.code) from None
         return stored
 
 

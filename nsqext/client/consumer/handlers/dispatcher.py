@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import MessageHandler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.options import ConsumerOptions, DeadLetterHook
-    from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+    from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError

@@ -17,7 +17,7 @@ from attrs import define, field
 
 from nsqext.client.consumer.handlers.in_flight import touch_due
 from nsqext.client.consumer.handlers.message_queue import MessageQueue
-from nsqext.client.consumer.handlers.redelivery import PartitionOrder, is_lost
+from nsqext.client.consumer.handlers.partition_order import PartitionOrder, is_lost
 from nsqext.errors import InvalidInput, ProtocolError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
-    from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache

@@ -11,7 +11,7 @@ from nsqext import BackoffOptions, Consumer, ConsumerOptions, Message, Producer,
 from nsqext.broker import Cluster
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message

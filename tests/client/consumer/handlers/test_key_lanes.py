@@ -10,7 +10,7 @@ import pytest
 
 from nsqext.client.consumer.handlers import key_lanes
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes, key_reader, lane_number
-from nsqext.client.consumer.handlers.redelivery import is_lost
+from nsqext.client.consumer.handlers.partition_order import is_lost
 from nsqext.client.consumer.message import Message
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.dispatch import position_of

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nsqext import Consumer
-from nsqext.client.consumer.subscriptions.coordinator import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.subscription import Subscription
+from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqext import BackoffOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.errors import InvalidSetting
 
 

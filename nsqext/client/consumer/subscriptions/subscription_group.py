@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.backoff import Backoff
-    from nsqext.client.consumer.subscriptions.flow_control import RdyDistributor
+    from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.events import ClientEvents
 

@@ -26,6 +26,7 @@ from nsqext.errors import (
 
 if TYPE_CHECKING:
     from nsqext import Admin, Consumer, Producer
+    from nsqext.admin import TopicInfo
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.settings import Loaded
 
@@ -171,18 +172,24 @@ class Connection:
         return False  # the consumer raises the error
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
-        """Stop a consumer when its channel has no messages left, neither waiting nor in flight nor deferred."""
-        pause = _FIRST_POLL
+        """Stop a consumer when its channel has no messages left, neither waiting nor in flight nor deferred.
+
+        A new channel is at the end of its queue until the consumer has moved it to the start position, which it does
+        before it counts as connected. The redesigned NSQ moves it after it has responded: so the lag is read twice.
+        """
+        pause, looks = _FIRST_POLL, 0
         async with self.admin() as admin:
-            while True:
-                with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
-                    stats = await admin.stats(consumer.topics[0], consumer.channel)
-                    found = stats.channels.get(consumer.channel)
-                    if found is not None and found.lag == 0 and not stats.unreachable:
-                        consumer.stop()
-                        return
-                await anyio.sleep(pause)
+            while looks < 2:
+                await anyio.sleep(_FIRST_POLL if looks else pause)
                 pause = min(2 * pause, _LONGEST_POLL)
+                drained = False
+                with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
+                    if _consumes_all(consumer, await admin.topic(consumer.topics[0])):
+                        stats = await admin.stats(consumer.topics[0], consumer.channel)
+                        found = stats.channels.get(consumer.channel)
+                        drained = found is not None and found.lag == 0 and not stats.unreachable
+                looks = looks + 1 if drained else 0
+        consumer.stop()
 
     @property
     def for_people(self) -> bool:
@@ -202,6 +209,15 @@ class Connection:
         from rich.console import Console
 
         Console().print(make_table(columns, records, title))
+
+
+def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
+    """Return whether a consumer is connected to all partitions that it is to consume, and these have leaders."""
+    open_connections = consumer.connections
+    if topic.meta is None:
+        return {str(node) for node in topic.nodes} <= {one.node for one in open_connections}
+    wanted = consumer.options.partitions or range(topic.meta.partition_num)
+    return {*wanted} <= {one.partition for one in open_connections} & topic.leaders.keys()
 
 
 def connected(function: Callable[..., object]) -> Callable[..., object]:

@@ -7,17 +7,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+from nsqext import Admin
 from nsqext.broker import Cluster
 from nsqext.cli.arguments import parse_time
+from nsqext.cli.connection import Connection
 from nsqext.cli.messages.pub import read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.cli.output import printable
 from nsqext.errors import InvalidInput, InvalidSetting
 from tests.support.command_line import Terminal, lines, run
+from tests.support.consumers import eventually
+
+if TYPE_CHECKING:
+    from nsqext.admin import TopicInfo
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +189,31 @@ def test_a_filter_without_conditions_passes_everything() -> None:
     assert Filter().takes(record)
     assert not Filter(until="0.000000005").takes(record)
     assert not Filter(header=["a=b"]).takes(record)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_until_end_waits_until_all_partitions_are_consumed(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    describe = Admin.topic
+
+    async def look(admin: Admin, name: str) -> TopicInfo:
+        looks.append(name)
+        return await describe(admin, name)
+
+    monkeypatch.setattr(Admin, "topic", look)
+    connection = Connection(None, {"lookupd": cluster.lookupd[0]})
+    consumer = connection.consumer(topic, "ch")  # empty, and not moved to its start position: not subscribed
+    stops: list[None] = []
+    monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(connection.stop_when_drained, consumer)
+        await eventually(lambda: len(looks) > 2 or bool(stops))
+        assert not stops
+        async with consumer:
+            await eventually(lambda: bool(stops))
 
 
 def test_json_at_a_terminal_has_no_control_characters(cluster: Cluster, topic: str) -> None:

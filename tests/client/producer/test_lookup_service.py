@@ -11,6 +11,7 @@ import pytest
 from nsqext import LookupOptions, OutgoingMessage, Producer
 from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd, TopicNotReady
 from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
+from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, options_of
 
 if TYPE_CHECKING:
@@ -65,18 +66,23 @@ async def test_an_address_that_is_not_a_lookup_service_fails_at_once() -> None:
 
 
 async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> None:
-    """More topics than HTTP connections, so that the last lookups wait longer than the timeout of a request."""
-    options = options_of(timeout=12.0, lookup=LookupOptions(request_timeout=0.8))
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), options=options) as producer:
-            await producer.publish("first", b"x")
-            lookup.delay = 0.3
-            async with anyio.create_task_group() as tasks:
-                for number in range(300):
-                    tasks.start_soon(producer.publish, f"t{number}", b"x")
-            assert producer.statistics().stored == 301
-    assert len(bodies(node)) == 301
+    """More topics than requests at a time, so that the last lookups wait longer than the timeout of a request."""
+    options = options_of(timeout=12.0, lookup=LookupOptions(request_timeout=0.7, max_concurrent=2))
+
+    async def attempt(number: int) -> None:
+        async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
+            lookup.set_leaders({0: node}, num=1)
+            async with Producer(str(lookup), options=options) as producer:
+                await producer.publish("first", b"x")
+                lookup.delay = 0.1
+                async with anyio.create_task_group() as tasks:
+                    for topic in range(16):
+                        tasks.start_soon(producer.publish, f"t{topic}", b"x")
+                assert producer.statistics().stored == 17
+        assert len(bodies(node)) == 17
+        assert sum("topic=t" in question for question in lookup.questions) == 16, "a request was repeated"
+
+    await unless_paused(attempt, 0.2)
 
 
 async def test_a_lookup_service_that_fails_for_a_while_is_waited_for() -> None:

@@ -342,6 +342,8 @@ class Consumer(BlockingClient):
         batch = self._fetched.pop(threading.get_ident(), None)
         if batch is not None and batch.unanswered and self._portal is not None:
             with suppress(InvalidState):
+                # RDY 0 first: otherwise the server delivers them to this consumer again
+                self._run_now(self._consumer.pause)
                 self._run_now(functools.partial(requeue_unanswered, batch))
         self._exit(kind, error, trace)
 

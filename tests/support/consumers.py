@@ -11,6 +11,7 @@ import httpx
 from anyio import create_task_group
 
 from nsqext import BackoffOptions, Consumer, ConsumerOptions, LookupOptions
+from nsqext.protocol.messages import is_text_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -70,7 +71,8 @@ async def tape(peer: Peer, count: int) -> list[str]:
             command = await peer.next()
         name = command.words[0].decode()
         if name in ("FIN", "REQ", "TOUCH"):
-            words.append(f"{name} {int.from_bytes(command.words[1][:8], 'big')}")
+            number = command.words[1]
+            words.append(f"{name} {int(number, 16) if is_text_id(number) else int.from_bytes(number[:8], 'big')}")
         else:
             words.append(b" ".join(command.words).decode())
     return words

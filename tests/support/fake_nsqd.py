@@ -67,10 +67,17 @@ def error(text: str) -> bytes:
 
 
 def message(
-    number: int, body: bytes = b"body", *, attempts: int = 1, trace_id: int = 0, position: bytes = b""
+    number: int,
+    body: bytes = b"body",
+    *,
+    attempts: int = 1,
+    trace_id: int = 0,
+    position: bytes = b"",
+    text_id: bool = False,
 ) -> bytes:
-    """Return a message frame with ``number`` as internal id."""
-    data = pack(">qHQQ", 1_700_000_000_000_000_000 + number, attempts, number, trace_id)
+    """Return a message frame with ``number`` as its id: a binary one, or with ``text_id`` one of the original NSQ."""
+    number_bytes = b"%016x" % number if text_id else pack(">QQ", number, trace_id)
+    data = pack(">qH", 1_700_000_000_000_000_000 + number, attempts) + number_bytes
     return encode_frame(FrameType.MESSAGE, data + position + body)
 
 

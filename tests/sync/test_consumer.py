@@ -13,11 +13,15 @@ import pytest
 import nsqext
 from nsqext import BackoffOptions, ConsumerOptions, FailureOptions, Position, sync
 from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
+from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.errors import InvalidSetting, InvalidState
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nsqext.broker import Cluster
+    from nsqext.client.consumer.message import Message
 
 CALM = ConsumerOptions(
     close_timeout=2.0, backoff=BackoffOptions(mode="off"), failure=FailureOptions(requeue_delay=0.01, jitter=0)
@@ -271,6 +275,22 @@ def test_closing_does_not_wait_for_a_batch_of_the_same_thread(cluster: Cluster, 
     with make(cluster, topic, ConsumerOptions(close_timeout=60.0)) as consumer:
         batch = consumer.fetch(1, 10.0)
     assert batch.unanswered == []
+
+
+def test_the_batch_of_the_thread_that_closes_is_requeued_behind_rdy_0(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[bool] = []
+
+    def requeue(messages: Iterable[Message]) -> None:
+        paused.append(consumer.paused)
+        requeue_unanswered(messages)
+
+    monkeypatch.setattr("nsqext.sync.consumer.requeue_unanswered", requeue)
+    fill(cluster, topic, 1)
+    with make(cluster, topic) as consumer:
+        consumer.fetch(1, 10.0)
+    assert paused == [True], "otherwise the server would send the message to this consumer again"
 
 
 def test_a_batch_handler_runs_in_a_thread(cluster: Cluster, topic: str) -> None:

@@ -151,8 +151,9 @@ class Consumer:
     def topics(self) -> tuple[str, ...]:
         """The names and patterns of the topics; may be changed at any time.
 
-        After ``consumer.topics = "orders.*"``, topics that are not selected any more are left: messages of theirs that
-        are in flight will be delivered again.
+        After ``consumer.topics = "orders.*"``, topics that are not selected any more are left: they deliver no further
+        messages, and their connections are closed when the messages in flight are answered, or after
+        ``options.close_timeout``; unanswered messages are delivered again.
 
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.

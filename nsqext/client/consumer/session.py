@@ -94,7 +94,8 @@ class ConsumerSession:
         self._dead_letters = dead_letters
         self._joined = False
         self._raises = True  # whether an error is raised in the caller: while it opens, and while the caller waits
-        self._given = 0.0
+        self._given_at = 0.0
+        self._last_given: Message | None = None
         self._batches = BatchCollector(self.dispatcher.queue, self.ended.is_set, self.request_more)
 
     async def open(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -143,6 +144,7 @@ class ConsumerSession:
         are requeued at once, because it does not answer them while it waits.
         """
         if self._joined and self.in_event_loop:
+            self._stop_receiving()
             self.dispatcher.held.requeue(anyio.get_current_task().id)
         await self._tasks.aclose()
 
@@ -166,9 +168,7 @@ class ConsumerSession:
 
     async def _drain(self) -> None:
         """Send RDY 0, wait for handlers or cancel them, send answers, requeue what was not handled, send CLS."""
-        self.flow.paused = True
-        self.group.rebalance()
-        self.group.flush()
+        self._stop_receiving()
         self.stop()
         timeout = self._options.close_timeout
         with anyio.move_on_after(timeout) as scope:
@@ -183,8 +183,16 @@ class ConsumerSession:
             # while the connections are open, so that their messages are delivered again at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await self.dispatcher.wait_for_handlers()
+        if self._last_given is not None:
+            self.dispatcher.keep_unstarted((self._last_given,))
         self.dispatcher.requeue_remaining()
         await self.topics.close()
+
+    def _stop_receiving(self) -> None:
+        """Send RDY 0; called before messages are requeued, which the server would otherwise deliver here again."""
+        self.flow.paused = True
+        self.group.rebalance()
+        self.group.flush()
 
     def fail(self, error: NsqError) -> None:
         """End because the consumer cannot continue; the first error is kept.
@@ -232,10 +240,10 @@ class ConsumerSession:
         if not self._joined:
             self._tasks.check()
         queue = self.dispatcher.queue
-        if queue.messages and _clock() - self._given > _SLICE:
+        if queue.messages and _clock() - self._given_at > _SLICE:
             self.flush()
             await checkpoint()
-            self._given = _clock()
+            self._given_at = _clock()
         while True:
             if self.error is not None:
                 raise self.error
@@ -245,7 +253,7 @@ class ConsumerSession:
                 self._raises = True
                 self.flush()
                 await queue.wait()
-                self._given = _clock()
+                self._given_at = _clock()
                 continue
             message = queue.messages[0]
             if message.budget is not None and message.received >= message.owner.horizon and not message.try_unpack():
@@ -254,6 +262,7 @@ class ConsumerSession:
                 continue
             del queue.messages[0]
             if message.received >= message.owner.horizon:
+                self._last_given = message
                 return message
 
     def request_more(self) -> float:

@@ -60,7 +60,7 @@ class Sender:
         pool: connections by node.
 
     Attributes:
-        attempts: scopes of publishes that are not on the fast path.
+        attempts: cancel scopes of publishes that are not on the fast path, and of waits for the lookup service.
         closed: nothing is sent any more.
         counters: what was published.
     """
@@ -84,6 +84,9 @@ class Sender:
         Raises:
             NsqError: see `nsqext.client.producer.producer.Producer.publish`.
         """
+        if self.closed:
+            self.counters.failed += request.count
+            raise PublishFailed("not sent: the producer was closed", topic=request.topic)
         if started is None:
             started = _clock()
         route = self.router.current(request.topic)
@@ -176,18 +179,26 @@ class Sender:
         """
         errors = AttemptErrors()
         left = self.options.timeout if started is None else started + self.options.timeout - _clock()
-        with anyio.move_on_after(max(0.0, left)):
-            while True:
-                try:
-                    return await ask()
-                except (PartitionUnavailable, LookupFailed) as error:
-                    errors.add(error)
-                    waits = isinstance(error, PartitionUnavailable) or self.router.waits_for_lookup(error)
-                if not (retry and waits):
-                    refusal = errors.refusal()
-                    raise refusal from refusal.__cause__
-                await anyio.sleep(self.retry.pause(errors, paced=False))
-        raise errors.given_up(f"within {self.options.timeout:g} s")
+        with anyio.move_on_after(max(0.0, left)) as scope:
+            self.attempts.add(scope)
+            try:
+                while True:
+                    try:
+                        return await ask()
+                    except (PartitionUnavailable, LookupFailed) as error:
+                        errors.add(error)
+                        waits = isinstance(error, PartitionUnavailable) or self.router.waits_for_lookup(error)
+                    if not (retry and waits):
+                        refusal = errors.refusal()
+                        raise refusal from refusal.__cause__
+                    await anyio.sleep(self.retry.pause(errors, paced=False))
+            finally:
+                self.attempts.discard(scope)
+        raise errors.given_up(self.time_over())
+
+    def time_over(self) -> str:
+        """Return why a publish is not attempted again, for the text of its error."""
+        return "before the producer was closed" if self.closed else f"within {self.options.timeout:g} s"
 
     # Batches
 
@@ -319,8 +330,7 @@ class PublishAttempt:
                 return await self._attempt_until_stored(target, failure)
         finally:
             sender.attempts.discard(self._scope)
-        reason = "before the producer was closed" if sender.closed else f"within {sender.options.timeout:g} s"
-        raise self._errors.given_up(reason, self._request.in_doubt)
+        raise self._errors.given_up(sender.time_over(), self._request.in_doubt)
 
     async def _attempt_until_stored(self, target: Target | None, failure: NsqError | None) -> list[Receipt]:
         if failure is not None:

@@ -10,7 +10,7 @@ from anyio import create_task_group, get_running_tasks
 
 from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidInput, InvalidState
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_lookup, scripted_node
 
@@ -142,6 +142,78 @@ async def test_an_ordered_message_is_requeued_by_the_end_of_the_connection() -> 
             consumer.stop()
             assert await tape(peer, 2) == ["RDY 0", "CLS"]
             await peer.answer(b"CLOSE_WAIT")
+
+
+async def test_the_batch_of_the_task_that_closes_is_requeued_behind_rdy_0() -> None:
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, options=QUICK)
+
+        async def fetch() -> None:
+            async with consumer:
+                await consumer.fetch(2)
+
+        tasks.start_soon(fetch)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        await peer.raw(message(1) + message(2))
+        assert await tape(peer, 4) == ["RDY 0", "REQ 1", "REQ 2", "CLS"], "after RDY 2 the server would send them again"
+        await peer.answer(b"CLOSE_WAIT")
+
+
+async def test_the_message_of_a_loop_that_is_left_is_requeued_on_the_original_nsq() -> None:
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=2, options=QUICK)
+
+        async def consume() -> None:
+            with pytest.raises(KeyError):
+                async with consumer:
+                    async for received in consumer:
+                        if received.attempts == 2:
+                            raise KeyError
+                        await received.finish()
+
+        tasks.start_soon(consume)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        await peer.raw(message(1, text_id=True) + message(2, attempts=2, text_id=True))
+        assert sorted(await tape(peer, 3)) == ["FIN 1", "RDY 0", "REQ 2"]
+        assert await tape(peer, 1) == ["CLS"]
+        await peer.answer(b"CLOSE_WAIT")
+
+
+async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_the_original_nsq() -> None:
+    def key(received: Message) -> bytes:
+        if received.attempts == 2:
+            raise KeyError
+        return b"k"
+
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer("t", "ch", nsqd=str(node), max_in_flight=9, options=quick(key=key))
+        handled = anyio.Event()
+
+        @consumer.handler
+        async def handle(received: Message) -> None:
+            handled.set()
+
+        async def run() -> None:
+            with pytest.raises(InvalidInput, match="the key function failed"):
+                await consumer.run(signals=False)
+
+        tasks.start_soon(run)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        await peer.raw(message(1, text_id=True))
+        await handled.wait()
+        await peer.raw(b"".join(message(number, attempts=number, text_id=True) for number in (2, 3)))
+        assert sorted(await tape(peer, 4)) == ["FIN 1", "RDY 0", "REQ 2", "REQ 3"]
+        assert await tape(peer, 1) == ["CLS"]
+        await peer.answer(b"CLOSE_WAIT")
 
 
 @pytest.mark.parametrize("generation", ["nsq", "ha"])

@@ -465,6 +465,57 @@ async def test_requests_cut_off_by_closing_are_not_retried() -> None:
     assert bodies(node) == [b"x", b"late"]
 
 
+async def test_publishes_that_wait_for_their_key_are_not_sent_after_closing() -> None:
+    outcomes: list[NsqError] = []
+
+    async def publish(producer: Producer, body: bytes) -> None:
+        with pytest.raises(NsqError) as caught:
+            await producer.publish("t", body, key="k")
+        outcomes.append(caught.value)
+
+    async with (
+        anyio.create_task_group() as tasks,
+        producing({"PUB": [ok(), None]}, options=options_of(close_timeout=0.05)) as (producer, nodes, _),
+    ):
+        await producer.publish("t", b"x", key="k")
+        tasks.start_soon(publish, producer, b"sent")
+        await until(lambda: len(nodes[0].commands) == 2)
+        tasks.start_soon(publish, producer, b"not sent")
+        await anyio.wait_all_tasks_blocked()
+    assert bodies(nodes[0]) == [b"x", b"sent"]
+    assert [type(outcome) for outcome in outcomes] == [DeliveryUnknown, PublishFailed]
+    assert "not sent: the producer was closed" in str(outcomes[1])
+    assert (producer.statistics().unknown, producer.statistics().failed) == (1, 1)
+
+
+@pytest.mark.parametrize("up", [True, False])
+async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bool) -> None:
+    outcomes: list[object] = []
+
+    async def publish(producer: Producer) -> None:
+        try:
+            outcomes.append(await producer.publish_many("new", [b"x"]))
+        except NsqError as failure:
+            outcomes.append(str(failure))
+
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.refuse(404, "TOPIC_NOT_FOUND")
+        lookup.set_response("/nodes", {"producers": []})
+        async with (
+            anyio.create_task_group() as tasks,
+            Producer(str(lookup), options=options_of(close_timeout=3.0 if up else 0.05)) as producer,
+        ):
+            tasks.start_soon(publish, producer)
+            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 1)
+            tasks.start_soon(producer.aclose)
+            await anyio.wait_all_tasks_blocked()
+            if up:
+                lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+        assert len(node.commands) == up
+    assert len(outcomes) == 1
+    assert isinstance(outcomes[0], list) if up else "before the producer was closed" in str(outcomes[0])
+
+
 async def test_the_error_of_the_block_is_kept() -> None:
     async with bounded(), scripted_node(obey()) as node:
         with pytest.raises(KeyError):

@@ -74,7 +74,7 @@ class MessageDispatcher:
     def dispatch(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
         if self.queue.stopped:
-            self._keep_unstarted(messages)
+            self.keep_unstarted(messages)
         elif self._lanes is not None:
             try:
                 self._lanes.put(messages)
@@ -125,7 +125,10 @@ class MessageDispatcher:
         lanes = self._lanes
         changed = False
         if lanes is not None:
-            lanes.tick(now)
+            try:
+                lanes.tick(now)
+            except InvalidInput as error:
+                self._failed(error)
             changed = self._flow.widen(lanes.waiting)
         if self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
@@ -183,23 +186,26 @@ class MessageDispatcher:
 
     def stop(self) -> None:
         """Dispatch no further message; running handlers continue."""
-        self._keep_unstarted(self.queue.messages)
+        self.keep_unstarted(self.queue.messages)
         self.queue.stop()
         self.unpack_budget.wake()
         if self._lanes is not None:
             self._lanes.stop()
 
-    def _keep_unstarted(self, messages: Iterable[Message]) -> None:
-        """Keep messages that no handler will begin with; the redesigned server redelivers its own by itself."""
+    def keep_unstarted(self, messages: Iterable[Message]) -> None:
+        """Keep messages that will not be handled, for `requeue_remaining`.
+
+        Those of the redesigned NSQ are dropped: it redelivers them when the connection ends.
+        """
         self._unstarted += [message for message in messages if is_text_id(message.id)]
         if self._closing:
             self.requeue_remaining()
 
     def requeue_remaining(self) -> None:
-        """Requeue messages that no handler began with, and those of cancelled handlers.
+        """Requeue the messages that will not be handled, and those of cancelled handlers; call `stop` first.
 
-        The original NSQ would keep the former until their timeouts have passed; the redesigned one redelivers them when
-        the connection ends. On ordered channels all are left to that.
+        The original NSQ redelivers other messages only when they have timed out, the redesigned one when the connection
+        ends. Messages of ordered channels are not requeued, because the end of the connection keeps their order.
         """
         self._closing = True
         for message in self._workers.take_cancelled() if self._workers is not None else ():

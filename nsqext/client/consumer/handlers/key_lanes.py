@@ -222,7 +222,8 @@ class KeyLanes:
         """Take in the messages of one read of a subscription.
 
         Raises:
-            InvalidInput: the key of a message cannot be read; the messages before it are taken in.
+            InvalidInput: the key of a message cannot be read. The messages before it are queued; it and the messages
+                after it are kept for `requeue_remaining`.
         """
         if not messages:
             return
@@ -232,24 +233,41 @@ class KeyLanes:
         woken: dict[MessageQueue, None] = {}
         for message in messages:
             message.owner = owner
-            if order.returned:
-                message.attempts -= order.returned.get(message.id, 0)
-            known = order.unfinished.get(message.id)
-            if known is not None and known.timestamp != message.timestamp:
-                self._forget_replaced(known, message)
-                known = None
-            if known is not None:
-                self._redelivered(known, message)
-            elif order.was_finished(message):
-                logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
-                message.finish_now()
-            else:
-                for ready in order.receive(message):
-                    self._accept(ready, woken)
+        received = iter(messages)
+        try:
+            for message in received:
+                self._put_one(order, message, woken)
+        except InvalidInput:
+            self._unstarted += received
+            raise
         if order.early and order.gap_due is None:
             order.gap_due = self._clock() + (_SETTLE if order.settling else self._gap_wait)
         for lane in woken:
             lane.wake()
+
+    def _put_one(self, order: PartitionOrder, message: Message, woken: dict[MessageQueue, None]) -> None:
+        if order.returned:
+            message.attempts -= order.returned.get(message.id, 0)
+        known = order.unfinished.get(message.id)
+        if known is not None and known.timestamp != message.timestamp:
+            self._forget_replaced(known, message)
+            known = None
+        if known is not None:
+            self._redelivered(known, message)
+        elif order.was_finished(message):
+            logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
+            message.finish_now()
+        else:
+            self._accept_all(order.receive(message), woken)
+
+    def _accept_all(self, messages: list[Message], woken: dict[MessageQueue, None]) -> None:
+        accepted = iter(messages)
+        for message in accepted:
+            try:
+                self._accept(message, woken)
+            except InvalidInput:
+                self._unstarted += (message, *accepted)
+                raise
 
     def _owner(self, owner: Owner) -> KeyLaneOwner:
         name = (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
@@ -484,8 +502,7 @@ class KeyLanes:
                 messages[0],
                 extra={"topic": messages[0].topic, "partition": messages[0].partition},
             )
-        for message in messages:
-            self._accept(message, woken)
+        self._accept_all(messages, woken)
         for lane in woken:
             lane.wake()
 

@@ -69,6 +69,9 @@ _STABLE = 5.0
 _WARNING_INTERVAL = 60.0
 """Seconds between two warnings about failures of one partition."""
 
+_LEAVE_POLL = 0.02
+"""Seconds between two checks whether the messages of a topic that is left were answered."""
+
 _clock = time.monotonic
 
 
@@ -157,6 +160,8 @@ class Subscriber:
             LookupFailed: no lookup address gave a usable answer at first.
             InvalidPartition: the topic does not have a partition of the options.
         """
+        if self.closing:
+            return
         self._unwatch = self._metadata.watch(self._topic, "r", self._view_changed)
         while not self.closing:
             changed = self._changed
@@ -330,6 +335,9 @@ class Subscriber:
             assignment.opened += 1
             subscription.number = assignment.opened
             await self.seeker.move(assignment, subscription, view)
+            if self.closing:
+                await subscription.close()  # the topic was left meanwhile
+                return None
             self._misconfigured = None
             self._connected(assignment, subscription)
             await subscription.read()
@@ -377,17 +385,32 @@ class Subscriber:
 
     # The end
 
+    async def leave(self) -> None:
+        """Request no further messages, wait until those in flight are answered, and close all subscriptions.
+
+        Waits ``close_timeout`` seconds at most. Messages that were not answered by then are redelivered.
+        """
+        self._begin_close()
+        self._group.retire(self._open())
+        with anyio.move_on_after(self._options.close_timeout):
+            while any(one.in_flight for one in self._open()):  # noqa: ASYNC110 - answers are not reported, to keep them cheap
+                await anyio.sleep(_LEAVE_POLL)
+        await self.close()
+
     async def close(self) -> None:
         """Close all subscriptions, concurrently; no further ones are made."""
+        self._begin_close()
+        self._group.flush()
+        async with anyio.create_task_group() as tasks:
+            for subscription in self._open():
+                tasks.start_soon(subscription.close)
+
+    def _begin_close(self) -> None:
         self.closing = True
         self.started.set()
         self._changed.set()
         for assignment in self._assignments.values():
             assignment.moved.set()
-        self._group.flush()
-        async with anyio.create_task_group() as tasks:
-            for subscription in self._open():
-                tasks.start_soon(subscription.close)
 
     def _open(self) -> list[Subscription]:
         return [subscription for subscription in self._live.values() if subscription.live]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from nsqext.client.consumer.message import UnpackBudget
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -103,6 +103,13 @@ class SubscriptionGroup:
         self._flow.remove(subscription)
         self.rebalance()
         return added
+
+    def retire(self, subscriptions: Iterable[Subscription]) -> None:
+        """Request no further messages of subscriptions that are about to be closed."""
+        for subscription in subscriptions:
+            self._flow.remove(subscription)
+            subscription.set_ready(0)
+        self.rebalance()
 
     # RDY
 

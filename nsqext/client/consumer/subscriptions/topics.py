@@ -119,6 +119,7 @@ class TopicSubscriptions:
         self._fail = fail
         self._events = events
         self._subscribers: dict[str, Subscriber] = {}
+        self._leaving: dict[Subscriber, None] = {}
         self._tasks = tasks
         self._changed = anyio.Event()
         self._listed = self._list_failed = False
@@ -209,7 +210,9 @@ class TopicSubscriptions:
 
     def _leave(self, topic: str) -> None:
         logger.info("left %s/%s", topic, self._spec.channel, extra={"topic": topic, "channel": self._spec.channel})
-        self._tasks.start_soon(self._end, self._subscribers.pop(topic))
+        subscriber = self._subscribers.pop(topic)
+        self._leaving[subscriber] = None
+        self._tasks.start_soon(self._end, subscriber)
 
     def _refused(self, topic: str, error: NsqError) -> None:
         """Leave a topic until the next poll; fail if no topic was ever subscribed, because the settings are wrong."""
@@ -228,8 +231,9 @@ class TopicSubscriptions:
             fail(error)
 
     async def _end(self, subscriber: Subscriber) -> None:
-        await subscriber.close()
+        await subscriber.leave()
         subscriber.forget()
+        del self._leaving[subscriber]
 
     async def _wait_started(self) -> None:
         for subscriber in tuple(self._subscribers.values()):
@@ -260,10 +264,10 @@ class TopicSubscriptions:
         self._closing = True
         self._changed.set()
         async with anyio.create_task_group() as tasks:
-            for subscriber in self._subscribers.values():
+            for subscriber in (*self._subscribers.values(), *self._leaving):
                 tasks.start_soon(subscriber.close)
 
     def forget(self) -> None:
         """Stop watching the topics."""
-        for subscriber in self._subscribers.values():
+        for subscriber in (*self._subscribers.values(), *self._leaving):
             subscriber.forget()

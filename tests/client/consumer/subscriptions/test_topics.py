@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio import create_task_group
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,8 @@ from nsqext.broker import Cluster
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, LookupFailed
 from nsqext.protocol.names import is_valid_topic
-from tests.support.consumers import CALM, eventually, quick, running, take
+from tests.support.consumers import CALM, QUICK, eventually, quick, running, take, tape
+from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,8 +216,8 @@ async def test_batches_hold_messages_of_all_topics_in_the_order_of_each(cluster:
 
     @consumer.batch_handler(max_count=40, max_wait=0.5)
     async def handle(batch: MessageBatch) -> None:
-        for message in batch:
-            seen[message.topic].append(message.body)
+        for each in batch:
+            seen[each.topic].append(each.body)
         if sum(map(len, seen.values())) == 40:
             done.set()
 
@@ -241,6 +243,70 @@ async def test_the_topics_may_be_changed_while_it_runs(cluster: Cluster, prefix:
         with pytest.raises(InvalidName):
             consumer.topics = "a/*"
         assert consumer.topics == (second,)
+
+
+@pytest.mark.anyio
+async def test_a_topic_is_left_when_its_messages_in_flight_are_answered() -> None:
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer(["a", "b"], "ch", nsqd=str(node), max_in_flight=4, options=quick(close_timeout=60.0))
+        tasks.start_soon(consumer.start)
+        peers = {}
+        for _ in range(2):
+            peer = await node.accept()
+            peers[(await peer.expect("SUB")).words[1]] = peer
+            await peer.answer()
+            await peer.expect("RDY")
+        peer = peers[b"a"]
+        await peer.raw(message(1, text_id=True) + message(2, text_id=True))
+        received = [await consumer.__anext__() for _ in range(2)]
+        consumer.topics = "b"
+        while (await peer.expect("RDY")).words[1] != b"0":
+            pass
+        for each in received:
+            await each.finish()
+        assert await tape(peer, 3) == ["FIN 1", "FIN 2", "CLS"]
+        await peer.answer(b"CLOSE_WAIT")
+        await peer.expect_end()
+        await eventually(lambda: len(consumer.connections) == 1)
+        await peers[b"b"].close()
+        await consumer.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_topic_that_is_left_is_closed_with_the_consumer() -> None:
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer("a", "ch", nsqd=str(node), max_in_flight=4, options=quick(close_timeout=0.05))
+        tasks.start_soon(consumer.start)
+        peer = await node.accept()
+        await peer.expect("SUB")
+        await peer.answer()
+        await peer.expect("RDY")
+        await peer.raw(message(1, text_id=True))
+        await consumer.__anext__()
+        consumer.topics = "b"
+        await (await node.accept()).expect("SUB")
+        tasks.start_soon(consumer.aclose)
+        assert await tape(peer, 3) == ["RDY 0", "REQ 1", "CLS"]
+        await peer.answer(b"CLOSE_WAIT")
+        await peer.expect_end()
+
+
+@pytest.mark.anyio
+async def test_a_topic_that_is_left_while_it_connects_is_not_consumed() -> None:
+    async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
+        consumer = Consumer("a", "ch", nsqd=str(node), options=QUICK)
+        tasks.start_soon(consumer.start)
+        first = await node.accept()
+        await first.expect("SUB")
+        consumer.topics = "b"
+        second = await node.accept()
+        await second.expect("SUB")
+        await first.answer()
+        assert await tape(first, 1) == ["CLS"]
+        await first.answer(b"CLOSE_WAIT")
+        await first.expect_end()
+        await second.close()
+        await consumer.aclose()
 
 
 @pytest.mark.anyio

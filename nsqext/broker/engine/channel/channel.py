@@ -130,8 +130,8 @@ class Channel:
     def _make_ordered(self) -> None:
         """Become ordered: read again from the acknowledged position.
 
-        The message that was read ahead is delivered before, so a client with RDY above 1 receives the first message
-        twice with the same attempts (captured: sub_ordered_first_reset_duplicate), and one with RDY 1 receives it once.
+        The message that was read ahead is delivered before, and the rewind takes it from its client again, so the client
+        receives it twice with the same attempts, whatever its RDY count (captured: sub_ordered_first_reset_duplicate).
         """
         if not self.ordered:
             self.cursor.ordered = True
@@ -227,8 +227,6 @@ class Channel:
                     return
                 self.read_ahead = None
                 self._deliver(client, delivery)
-                if client.in_flight >= client.window:
-                    self.cursor.cancel_rewind(delivery)
                 selector.offer(client)
         finally:
             self._pumping = False

@@ -259,22 +259,6 @@ class Cursor:
         """Whether the next `take` starts with a rewind."""
         return self._rewind is not None
 
-    def cancel_rewind(self, delivery: Delivery) -> None:
-        """Skip a pending rewind of an ordered channel if only its first unfinished message is in flight.
-
-        Args:
-            delivery: the message that has just been delivered.
-        """
-        if self._rewind is None or not self.ordered or self.requeued or self._overflow:
-            return
-        entry = delivery.entry
-        if len(self.in_flight.table) != 1 or entry.offset != self.acked.offset:
-            return
-        if self._rewind:
-            self.acked.clear()
-        self._rewind = self._read_ahead = None
-        self.offset, self.count = entry.offset + entry.size, entry.count
-
     def _apply_rewind(self, forget: bool) -> None:
         self._rewind = None
         if forget:

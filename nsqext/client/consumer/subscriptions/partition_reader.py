@@ -80,8 +80,7 @@ class PartitionReader:
         self.node: str = str(request.address)
         self.pending: list[bytes] = []
         self.ready: int = 0
-        # an ordered channel sends one message at a time, and its first one twice where RDY is above 1
-        # (captured: sub_ordered_first_reset_duplicate)
+        # an ordered channel sends one message at a time
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
         self.msg_timeout: float = negotiated.msg_timeout
         self.max_msg_timeout: float = negotiated.max_msg_timeout

@@ -130,9 +130,8 @@ class Channel:
     def _make_ordered(self) -> None:
         """Become ordered: read again from the acknowledged position.
 
-        The message that was read ahead is delivered before, and the rewind takes it from its client again. So the client
-        receives it twice with the same attempts, for any RDY count (captured:
-        sub_ordered_first_reset_duplicate).
+        The message that was read ahead is delivered before, and the rewind takes it from its client again. The client
+        receives it twice with the same attempts, for any RDY count (captured: sub_ordered_first_reset_duplicate).
         """
         if not self.ordered:
             self.cursor.ordered = True

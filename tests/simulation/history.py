@@ -108,6 +108,7 @@ class History:
         timeout: of publishes, in seconds.
         settle: seconds after the last fault in which leases end, back-off ends, and clients reconnect.
         paused: seconds for which the machine did nothing.
+        half_open: connections were lost without a sign, and the next request on each of them discovers it.
         close_seconds: longest time that closing a client took.
         left_over: sockets and tasks that existed after everything was closed.
         order_given_up: topic, partition and time of each warning that lanes do not wait for messages any longer.
@@ -127,6 +128,7 @@ class History:
     timeout: float = 30.0
     settle: float = 20.0
     paused: float = 0.0
+    half_open: bool = False
     close_seconds: float = 0.0
     left_over: list[str] = field(factory=list)
     order_given_up: list[tuple[str, int, float]] = field(factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -210,6 +210,18 @@ def test_an_inversion_that_a_warning_announced_is_excused() -> None:
     assert judge(history) == []
 
 
+def test_a_connection_that_was_lost_without_a_sign_makes_one_late_publish_unknown() -> None:
+    """What seed 1009573 showed: an idle producer learns of a half-open connection when it publishes."""
+    history = good()
+    _fail_late(history)
+    history.half_open = True
+    assert judge(history) != []
+    history.on_unknown = "raise"
+    assert judge(history) == []
+    history.publishes[-1].outcome = "failed"
+    assert judge(history) != []
+
+
 class Socket:
     """Stands for a node's end of a connection."""
 
@@ -221,10 +233,11 @@ def message(number: int) -> bytes:
     return (len(content) + 4).to_bytes(4, "big") + b"\x00\x00\x00\x02" + content
 
 
-def watched(*steps: tuple[str, bytes]) -> list[str]:
+def watched(*steps: tuple[str, bytes], times: Sequence[float] = ()) -> list[str]:
     found: list[str] = []
-    watch = RdyWatch({4150}, lambda: 1.0, 60.0, found.append)
-    for direction, data in steps:
+    now = [1.0]
+    watch = RdyWatch({4150}, lambda: now[0], 60.0, found.append)
+    for (direction, data), now[0] in zip(steps, times or [1.0] * len(steps), strict=True):
         getattr(watch, direction)(Socket(), data)
     return found
 
@@ -239,6 +252,14 @@ def test_messages_beyond_rdy_are_found_on_the_wire() -> None:
     assert watched(begin, first, second) == []
     assert watched(begin, first, third, finish, second) == []
     assert len(watched(begin, first, second, third)) == 1
+
+
+def test_a_message_times_out_from_the_time_at_which_its_node_queued_it() -> None:
+    """What seed 1003696 showed: a message left its node 10 ms after its timeout had begun."""
+    begin = ("received", SUBSCRIBED + b"RDY 1\n")
+    first, second = (("sent", message(number)) for number in (1, 2))
+    assert watched(begin, first, second, times=(1.0, 1.01, 61.0)) == []
+    assert len(watched(begin, first, second, times=(1.0, 1.01, 50.0))) == 1
 
 
 def test_bytes_are_parsed_in_any_pieces() -> None:

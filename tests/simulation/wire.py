@@ -15,7 +15,10 @@ _WITH_BODY = (b"IDENTIFY", b"AUTH", b"PUB", b"MPUB")
 _MAGIC = b"  V2"
 _ANSWERS = (b"FIN ", b"REQ ")
 _QUEUED = 10.0
-"""Seconds for which a message may wait in a node's output; a smaller RDY count of that time does not apply to it."""
+"""Seconds for which a message may wait in a node's output.
+
+A smaller RDY count of that time does not apply to it, and its timeout began when it was queued.
+"""
 
 
 class _Connection:
@@ -117,7 +120,8 @@ class RdyWatch:
             del counts[0]
         ready = max(count for _, count in counts)
         if len(in_flight) > ready:
-            for old in [found for found, since in in_flight.items() if now - since >= self._timeout]:
+            late = now - self._timeout + _QUEUED
+            for old in [found for found, since in in_flight.items() if since <= late]:
                 del in_flight[old]
         if len(in_flight) > ready:
             self._report(

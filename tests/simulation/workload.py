@@ -87,6 +87,7 @@ class Schedule:
                 async with world.inject_faults():
                     began = world.now
                     history.paused = sum(fault.seconds for fault in world.faults if fault.kind == "pause")
+                    history.half_open = any(fault.kind == "half_open" for fault in world.faults)
                     history.disturbances += [
                         (began + fault.at, began + fault.at + fault.seconds) for fault in world.faults
                     ]

@@ -228,12 +228,15 @@ def unbounded_waits(history: History) -> Iterator[str]:
             yield f"{publish.body!r}: the publish took {publish.end - publish.begin:.3f} s"
         elif history.healed is None or publish.begin < history.healed + history.settle:
             continue
-        elif publish.outcome == "unknown" and history.half_open and history.on_unknown == "raise":
-            continue
-        elif publish.outcome != "stored":
+        elif publish.outcome != "stored" and not _discovers(publish, history):
             yield f"{publish.body!r}: the publish of {publish.begin:.3f} s, after all faults, failed: {publish.error}"
     if history.close_seconds > _CLOSE:
         yield f"closing took {history.close_seconds:.3f} s"
+
+
+def _discovers(publish: Publish, history: History) -> bool:
+    """Return whether a publish may have been the first request on a connection that was lost without a sign."""
+    return history.half_open and history.on_unknown == "raise" and publish.outcome == "unknown"
 
 
 def late_deliveries(history: History) -> Iterator[str]:

@@ -36,9 +36,8 @@ async def newest_messages(
         ConnectionFailed: a leader does not respond.
         ProtocolError: a response is invalid.
     """
-    found: dict[
-        tuple[int, int], StoredMessage
-    ] = {}  # by offset: for a message in a batch, real servers return the first one of the batch
+    # by partition and offset: for any message of a batch, real servers return the first one
+    found: dict[tuple[int, int], StoredMessage] = {}
     failed: list[NsqError] = []
     limit = anyio.Semaphore(_AT_ONCE)
 

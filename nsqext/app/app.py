@@ -306,7 +306,7 @@ class App(Router):
         await self.aclose()
 
     def stop(self) -> None:
-        """Make the app drain and stop. May be called in handlers; return immediately."""
+        """Make the app drain and stop. Returns immediately; may be called in handlers."""
         self._stopping.set()
 
     def _begin(self) -> None:

@@ -29,7 +29,7 @@
     ├── PublishFailed                    not stored, after all retries
     │   └── BatchFailed                  some messages of a batch were not stored, or their outcome is unknown
     ├── DeliveryUnknown                  sent without a response: stored or not
-    ├── MessageNotInFlight               finish, requeue or touch of a message that timed out or was returned
+    ├── MessageNotInFlight               finish, requeue or touch of a message that timed out or was requeued
     ├── OrderViolation                   an ordered partition delivered an older message
     ├── DataLoss                         messages that should have been read no longer exist
     ├── RangeIncomplete                  a range of messages that was not read to its end in time

@@ -1,7 +1,7 @@
 """Middleware: code around every publish and every handled message.
 
 A `Middleware` is given to `nsqext.App`, `MiddlewareProducer` or `MiddlewareConsumer`; the first one is the outermost.
-Included: `HandlerTimeout`, `RateLimit`, `Deduplicate`, `Decompress`; logs, spans and metrics are in
+Built-in: `HandlerTimeout`, `RateLimit`, `Deduplicate`, `Decompress`; logs, spans and metrics are in
 `nsqext.observability`. Clients without middleware do not load this module.
 """
 

@@ -1,4 +1,4 @@
-"""Included middleware: timeout of handlers, rate limit, deduplication, decompression; for messages and batches."""
+"""Built-in middleware: timeout of handlers, rate limit, deduplication, decompression; for messages and batches."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def raw_size(body: int, header: int, extend: bool, version: int = 0) -> int:
     Args:
         body: bytes of the body.
         header: bytes of the header.
-        extend: the topic is extended.
+        extend: whether the topic supports extend headers.
         version: version of the extend part.
     """
     return RECORD_OVERHEAD + body + ((3 + header if version else 1) if extend else 0)

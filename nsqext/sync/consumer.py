@@ -388,7 +388,7 @@ class Consumer(BlockingClient):
                     return
                 yield MessageBatch(batch, self._opened_portal())
         finally:
-            if self._portal is not None and self._portal not in shared_loop.left_behind:
+            if self._portal is not None and self._portal not in shared_loop.orphaned:
                 with suppress(InvalidState):  # the consumer was closed and has requeued them
                     self._run(batches.aclose)
 

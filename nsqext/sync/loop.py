@@ -23,11 +23,11 @@ class SharedLoop:
     """The event loop of all open objects: started for the first one and ended after the last one.
 
     Attributes:
-        left_behind: ways to loops whose threads stayed in the parent when this process was forked; they never answer.
+        orphaned: portals of event loops that run in the parent of this forked process; they never respond.
     """
 
     def __init__(self) -> None:
-        self.left_behind: tuple[BlockingPortal, ...] = ()
+        self.orphaned: tuple[BlockingPortal, ...] = ()
         self._portal: BlockingPortal | None = None
         self._renew()
         if hasattr(os, "register_at_fork"):
@@ -36,20 +36,20 @@ class SharedLoop:
     def _renew(self) -> None:
         portal, self._portal = self._portal, None
         if portal is not None:
-            self.left_behind = (*self.left_behind, portal)
-            # the cleanup at the end of the interpreter would wait for that thread without end
+            self.orphaned = (*self.orphaned, portal)
+            # the cleanup at the end of the interpreter would wait for its thread forever
             vars(portal)["start_task_soon"] = _refuse
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     @contextmanager
     def entered(self) -> Iterator[BlockingPortal]:
-        """Keep it running."""
+        """Keep the event loop running within the block."""
         provider = self._provider
         portal = self._portal = provider.__enter__()
         try:
             yield portal
         finally:
-            if portal not in self.left_behind:
+            if portal not in self.orphaned:
                 provider.__exit__(None, None, None)
 
 
@@ -65,8 +65,8 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
     """Run a coroutine function in the event loop and return its result.
 
     Args:
-        portal: the way there; None where the object is not open.
-        what: what the object is called.
+        portal: portal of the event loop; None if the object is not open.
+        what: name of the object, for errors.
         function: the function.
         args: its arguments.
 
@@ -74,11 +74,11 @@ def call(portal: BlockingPortal | None, what: str, function: Callable[..., Corou
         InvalidState: the object is not open, this is the event loop's own thread, or a child of the process that
             opened the object.
 
-    Whatever interrupts the waiting thread (Ctrl+C) cancels what it waits for.
+    An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
     """
     if portal is None:
         raise InvalidState(f"the {what} is not open", hint=f"use it inside a 'with' block of the {what}")
-    if portal in shared_loop.left_behind:
+    if portal in shared_loop.orphaned:
         raise InvalidState(
             f"the {what} was opened before this process was forked", hint="create a new one in the child"
         )
@@ -106,7 +106,7 @@ def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]
 
 
 class BlockingClient:
-    """Something whose asynchronous context manager is entered from blocking code."""
+    """A blocking object that opens and calls an asynchronous one in the shared event loop."""
 
     _what = "object"
 
@@ -126,8 +126,8 @@ class BlockingClient:
             self._closing = stack.pop_all()
 
     def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._portal in shared_loop.left_behind:
-            self._closing.pop_all()  # it is the parent's to close
+        if self._portal in shared_loop.orphaned:
+            self._closing.pop_all()  # the parent closes it
         try:
             self._closing.__exit__(kind, error, trace)
         finally:

@@ -29,7 +29,7 @@ __all__ = ("Connection",)
 
 _READ_SIZE = 16384
 _FRESH = 0.02
-"""Seconds after a read during which a connection counts as alive; an older one is checked before it is used."""
+"""Seconds after a read during which a connection counts as alive; later it is checked before a request is sent."""
 _MAX_UNSENT = 16 * 1024 * 1024
 """Bytes of commands without a response (FIN, RDY, NOP, …) that are kept while the server does not read."""
 _LARGE = 65536
@@ -40,7 +40,7 @@ _clock = time.monotonic
 
 
 class Connection:
-    """A connection; `nsqext.transport.handshake.open_connection` makes it.
+    """A connection to nsqd; `nsqext.transport.handshake.open_connection` makes it.
 
     Args:
         sock: connected and non-blocking.
@@ -103,9 +103,9 @@ class Connection:
         self._queued = 0
         """Number of requests in ``_out``."""
         self._rest: bytes | memoryview = b""
-        """What the kernel did not take of the last send; a view, because a large rest is sent in many pieces."""
+        """What the kernel did not accept of the last send; a view, because a large rest is sent in many pieces."""
         self._unsent = 0
-        """Bytes that `write` added to ``_out`` since the kernel took less than was sent."""
+        """Bytes that `write` has queued while ``_rest`` was not empty."""
         self._sent = 0.0
         self._flush_due = False
         self._burst = False
@@ -344,7 +344,7 @@ class Connection:
                 self.fail(ConnectionLost(f"the server does not read: {self._unsent} bytes of commands are unsent"))
 
     def flush(self) -> None:
-        """Send what is queued in one piece, large commands one by one, as far as the kernel takes it."""
+        """Send what is queued in one piece, large commands one by one, as far as the kernel accepts it."""
         out = self._out
         while out and not self._rest and not self.closed:
             if len(out) == 1 or len(out[0]) >= _LARGE:
@@ -365,7 +365,7 @@ class Connection:
             self._send(data, requests)
 
     def _send(self, data: bytes | memoryview, requests: int = 0) -> None:
-        """Send bytes in which ``requests`` commands begin; keep what the kernel does not take."""
+        """Send bytes in which ``requests`` commands begin; keep what the kernel does not accept."""
         try:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -464,7 +464,7 @@ class Connection:
         return await self._read_until(reply)
 
     def finish_handshake(self) -> None:
-        """Start to parse all received frames at once, and to read by the event loop.
+        """Parse all received frames at once from now on, and let the event loop read the socket.
 
         During the handshake frames are parsed one at a time, because a layer may begin after each.
         """
@@ -512,7 +512,7 @@ class Connection:
             anyio.notify_closing(self._sock)
 
     def fail(self, error: NsqError) -> None:
-        """Close the connection because of an error, which all pending requests get as the cause of theirs."""
+        """Close the connection because of an error, which is the cause of the errors of all pending requests."""
         self._fail(error)
 
     def close(self) -> None:

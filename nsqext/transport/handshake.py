@@ -74,7 +74,7 @@ async def open_connection(
 
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
-    """Send a subscribe command and wait until it is granted, before the connection's owner calls ``tick``.
+    """Send a subscribe command and wait for its response; before the owner of the connection calls ``tick``.
 
     Args:
         connection: as `open_connection` returned it.
@@ -102,12 +102,12 @@ async def subscribe(connection: Connection, command: bytes, timeout: float) -> N
 
 
 def _reason(error: NsqError) -> NsqError:
-    """Return why a handshake failed; on a connection that was lost during it nothing was ever published."""
+    """Return the error of a failed handshake; a lost connection, on which nothing was published, is `ConnectionFailed`."""
     if not isinstance(error, (ConnectionLost, RequestTimeout)):
         return error
     if isinstance(error.__cause__, ProtocolError):
         return error.__cause__
-    return ConnectionFailed(f"{error.message}, before it could be used", hint="is this nsqd's TCP port?")
+    return ConnectionFailed(f"{error.message} during the handshake", hint="is this nsqd's TCP port?")
 
 
 async def _negotiate(connection: Connection, options: ConnectionOptions, request: IdentifyRequest) -> Negotiated:

@@ -19,10 +19,10 @@ __all__ = ("ConnectionOptions", "make_tls_context")
 def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | None:
     """Return the context for a setting: a context, a file of CA certificates, or True for the system's certificates.
 
-    None for None and False, without loading ``ssl``, which takes longer than the options do.
+    Returns None for None and False, and does not import ``ssl`` then, because that is slow.
 
     Raises:
-        InvalidSetting: it is nothing of these, or the file cannot be read or holds no certificate.
+        InvalidSetting: it is none of these, or the file cannot be read or contains no certificate.
     """
     if given is None or given is False:
         return None
@@ -50,11 +50,11 @@ class ConnectionOptions:
 
     Attributes:
         connect_timeout: for TCP, TLS, IDENTIFY and AUTH together.
-        request_timeout: without any response to pending requests for so long, the connection is closed.
+        request_timeout: a connection whose pending requests receive no response for this time is closed.
         heartbeat_interval: requested from the server; 1 to 60. After two intervals of silence the connection is lost.
         local_host: address of this host to connect from; None leaves it to the system.
         max_frame_size: largest frame that is accepted.
-        max_decompressed_size: what one read may decompress to, with snappy or deflate; more ends the connection.
+        max_decompressed_size: largest result of decompressing one read (snappy, deflate); more ends the connection.
         tls: True for TLS with the system's certificates, the path of a PEM file of CA certificates, or a context; None
             for plain TCP.
         tls_hostname: name in the server's certificate, if it is not the node's host.

@@ -328,7 +328,7 @@ class Consumer:
         await self._session.close()
 
     def stop(self) -> None:
-        """Make `run` drain and return, or end the iteration. May be called in handlers; return immediately."""
+        """Make `run` drain and return, or end the iteration. Returns immediately; may be called in handlers."""
         self._session.stop()
 
     @property

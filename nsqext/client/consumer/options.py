@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
+from nsqext.client.consumer.handler_signals import MAX_DELAY
 from nsqext.client.producer.options import check_groups
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ("BackoffOptions", "ConsumerOptions", "DeliveryOptions", "FailureOptions", "KeyOf")
 
-_DAYS = 3 * 24 * 3600.0
-
 DeadLetterHook = Callable[["Message", Exception | None], Awaitable[object]]
 
 KeyOf = Callable[["Message"], str | bytes | None]
@@ -49,11 +48,11 @@ def _check_filter(wanted: ExtFilter) -> None:
     if wanted.type == FILTER_MULTI:
         if wanted.key not in ("any", "all") or not wanted.pairs or not all(map(all, wanted.pairs)):
             raise InvalidSetting(
-                f"ext_filter={wanted!r} makes no sense", hint="a filter of type 4 needs key='any' or 'all', and pairs"
+                f"ext_filter={wanted!r} is not a filter", hint="a filter of type 4 needs key='any' or 'all', and pairs"
             )
     elif wanted.type not in (FILTER_EQUAL, FILTER_REGEXP, FILTER_GLOB) or not wanted.key or not wanted.data:
         raise InvalidSetting(
-            f"ext_filter={wanted!r} makes no sense",
+            f"ext_filter={wanted!r} is not a filter",
             hint="it needs a type from 1 to 4, a key, and data",
         )
 
@@ -64,10 +63,10 @@ class BackoffOptions:
 
     Attributes:
         mode: ``consumer``: one failure stops all connections, then one message at a time is requested until
-            handlers succeed again, as the Go clients do; ``connection``: only the connection that delivered the
-            message; ``off``: never.
+            handlers succeed again, as the Go clients do; ``connection``: a failure stops only the connection that
+            delivered the message; ``off``: no backoff.
         base: the first pause is twice this; each further failure doubles it.
-        max_wait: a pause that would be longer is not entered.
+        max_wait: pauses do not grow beyond this.
         jitter: make each pause a random part of itself.
     """
 
@@ -89,19 +88,19 @@ class BackoffOptions:
 
 @frozen
 class FailureOptions:
-    """How messages are handled whose handler raised; times in seconds.
+    """What happens to messages whose handler raised; times in seconds.
 
     Attributes:
         requeue_delay: delay of a requeued message, times its attempts.
         max_requeue_delay: longest such delay.
-        jitter: share of the delay that it is longer or shorter, at random.
-        max_attempts: a message that failed so often is rejected: published to the dead letters, if they are set, and
-            finished. 0 for never.
+        jitter: largest random change of the delay, as a share of it.
+        max_attempts: a message that has failed this many times is rejected: published to the dead letters, if they are
+            set, and finished. 0 for never.
         dead_letter: name of the topic for rejected messages, or a coroutine function of message and error (None if
             the message had more attempts before this consumer received it). When it fails, the message is requeued.
         reject_ordered: reject on ordered channels too, which skips the message; otherwise it blocks its partition.
-        report_attempts: an ordered message is reported whenever this number of attempts (or a multiple) is reached; 0
-            for never.
+        report_attempts: an ordered message that blocks its partition is logged at each multiple of this number of
+            attempts; 0 for never.
     """
 
     requeue_delay: float = 1.0
@@ -114,7 +113,7 @@ class FailureOptions:
 
     def __attrs_post_init__(self) -> None:
         _check_times(self, "requeue_delay", "max_requeue_delay")
-        if self.max_requeue_delay > _DAYS:
+        if self.max_requeue_delay > MAX_DELAY:
             raise InvalidSetting(f"max_requeue_delay={self.max_requeue_delay!r} is longer than servers accept (3 days)")
         if not 0 <= self.jitter < 1:
             raise InvalidSetting(f"jitter={self.jitter!r} is not within 0..1 (1 excluded)")
@@ -127,7 +126,9 @@ class FailureOptions:
         elif self.dead_letter is not None and not callable(self.dead_letter):
             raise InvalidSetting(f"dead_letter={self.dead_letter!r} is neither a topic nor a function")
         if (self.dead_letter is not None or self.reject_ordered) and not self.max_attempts:
-            raise InvalidSetting("nothing is ever given up without max_attempts", hint="set max_attempts")
+            raise InvalidSetting(
+                "dead_letter and reject_ordered have no effect without max_attempts", hint="set max_attempts"
+            )
 
 
 @frozen
@@ -137,15 +138,15 @@ class DeliveryOptions:
     Attributes:
         auto_touch: touch messages that are queued or whose handler runs before they time out, as long as the server
             allows it (its ``max_msg_timeout``, 15 minutes by default).
-        on_lost: the effect of answering a message that is not in flight any more: ``raise`` `MessageNotInFlight`, or
-            ``ignore``.
+        on_lost: for an answer to a message that is not in flight any more: ``raise`` raises `MessageNotInFlight`,
+            ``ignore`` only logs it.
         decompress: restore bodies that the publishing client compressed.
         max_unpacked_bytes: bytes of restored bodies in flight over all connections; a message whose body does not fit
             is handed out when others are answered. One message may be larger (up to 64 MiB); 0 for no limit.
-        block_warning: an event loop that is blocked for longer is reported; 0 for never.
+        block_warning: a warning is logged when the event loop was blocked for longer; 0 for never.
         redelivery_wait: with ``key``: how long later messages of a key and partition wait for the redelivery of earlier
-            ones that timed out or whose connection ended. The time counts while the server can deliver them. Then a
-            warning is logged, and the later ones are handled.
+            ones that timed out or whose connection ended; the time passes only while the server can deliver them.
+            Afterwards a warning is logged, and the later ones are handled.
         gap_wait: with ``key``: how long messages of a partition wait, after its connection was lost, for earlier
             messages that the server may have sent and that were never received. Gaps that stay, for example because of
             a filter or a tag, delay a partition by this time after each lost connection.
@@ -188,12 +189,13 @@ class ConsumerOptions:
         ext_filter: a filter on an extend header, applied by the server.
         key: what the key of a message is: the name of the extend header that carries it (``##key`` is the one that
             ``publish(key=…)`` writes), or a function of the message. `Consumer.run` then keeps the messages of a key in
-            their order: its ``concurrency`` handlers are lanes, each for a range of the keys, and a message that is
-            requeued waits in the consumer, in front of later ones of its key, while other keys continue. Backoff has no
-            effect then. Up to ``max_in_flight`` further messages may wait behind those that are held.
-        dispatch: ``key_failover`` makes the channel one whose messages of one key go to one consumer, or subscribes to
-            it as such, with ``key`` as the header that carries the key (``##key`` where that is a function or not
-            given); servers that cannot do this are refused. ``shared`` refuses channels of that type.
+            their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is
+            requeued waits in the consumer, in front of later ones of its key, while other keys continue; backoff has no
+            effect. Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.
+        dispatch: type of the channel. ``key_failover``: all messages of a key go to one consumer; ``key`` names the
+            header that carries the key (``##key`` if it is a function or not given). A new channel is created with this
+            type; a channel of another type, and a server without this type, are errors. ``shared``: a channel of type
+            ``key_failover`` is an error.
         initial_ready: the RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share
             of ``max_in_flight``, while handlers wait for messages, so that several consumers of a channel share its
             messages when handlers are slow.

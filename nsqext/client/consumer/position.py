@@ -44,17 +44,17 @@ class Position:
 
     @classmethod
     def earliest(cls) -> Self:
-        """The oldest message that is stored."""
+        """Return the position of the oldest stored message."""
         return cls("msgcount", 0)
 
     @classmethod
     def latest(cls) -> Self:
-        """The end: only messages that are published from now on."""
+        """Return the end of the queue, before the next message that is published."""
         return cls("special", -1)
 
     @classmethod
     def at(cls, moment: datetime | float) -> Self:
-        """The first message that was stored in a second, or later.
+        """Return the position of the first message that was stored in the given second or later.
 
         Args:
             moment: a time, or seconds since 1970.
@@ -72,12 +72,15 @@ class Position:
 
     @classmethod
     def offset(cls, offset: int) -> Self:
-        """The message at a byte offset of the queue, or the next one; offsets come with messages and receipts."""
+        """Return the position of the message at a byte offset of the queue, or of the next one.
+
+        Messages and receipts report offsets.
+        """
         return cls("virtual_queue", _count(offset))
 
     @classmethod
     def message(cls, number: int) -> Self:
-        """The message with this number, counted from 1 over the life of the partition."""
+        """Return the position of the message with this number, counted from 1 over the life of the partition."""
         return cls("msgcount", _count(number))
 
     def __str__(self) -> str:
@@ -111,7 +114,7 @@ async def channel_exists(http: Address, topic: str, partition: int, channel: str
         channel: name of the channel.
 
     Raises:
-        PartitionUnavailable: the node does not answer.
+        PartitionUnavailable: the node does not respond.
     """
     params = {"format": "json", "topic": topic, "partition": str(partition)}
     body = await _request("GET", http, "/stats", params, b"")
@@ -148,7 +151,7 @@ async def move_channel(http: Address, topic: str, partition: int, channel: str, 
         await _request("POST", http, "/channel/setoffset", params, str(position).encode())
     except NsqError as error:
         if _EMPTY in error.message:
-            # an empty queue has no other position than that of the channel (seen at the real server)
+            # the real server refuses to move a channel of an empty queue, which has only one position
             return
         raise error.at(topic=topic, partition=partition) from error.__cause__
 

@@ -197,7 +197,7 @@ class ConsumerSession:
     def fail(self, error: NsqError) -> None:
         """End because the consumer cannot continue; the first error is kept.
 
-        One that prevents the start is logged only where the caller does not receive it.
+        An error that prevents the start is logged only if it is not raised in the caller.
         """
         if self.error is None:
             self.error = error
@@ -209,7 +209,7 @@ class ConsumerSession:
         self.ended.set()
 
     def stop(self) -> None:
-        """End because the user wants it; running handlers continue."""
+        """End on request of the user; running handlers continue."""
         self.dispatcher.stop()
         self.topics.started.set()  # nothing waits for subscriptions any more
         self.ended.set()
@@ -230,7 +230,7 @@ class ConsumerSession:
         self.dispatcher.start_workers(self._tasks, handler, concurrency, hook, self.flush, self._batches)
 
     def flush(self) -> None:
-        """Send pending answers; ask for more messages if none is queued, because the caller is about to wait."""
+        """Send pending answers before the caller waits; raise RDY if no message is queued."""
         if not self.dispatcher.queue.messages:
             self.group.grow()
         self.group.flush()
@@ -266,9 +266,10 @@ class ConsumerSession:
                 return message
 
     def request_more(self) -> float:
-        """Send answers and raise RDY; return how many seconds it is worth to wait for more messages.
+        """Send answers, raise RDY, and return for how many seconds a batch should wait for more messages.
 
-        While one connection has used up its RDY it waits for answers, so a batch waits for others only shortly.
+        A connection that has used up its RDY receives nothing before messages are answered. So a batch waits only
+        briefly for the other connections.
         """
         self.group.grow()
         self.group.flush()

@@ -77,7 +77,7 @@ class Batch(PublishRequest):
         topic: name of the topic.
         partition: the partition that they are for.
         bodies: checked bodies of messages without headers and trace ids; others are added by `add`.
-        sizes: lengths of the bodies in bytes, or the one length of them all.
+        sizes: lengths of the bodies in bytes, or the length that all of them have.
         first: index of the first body in the call.
         trace_ids: checked trace ids of the bodies.
 
@@ -166,7 +166,7 @@ def _ext_header(header: bytes, trace_id: int | None) -> bytes:
 def plain_batches(
     route: Route, partition: int | None, messages: Messages, options: ProducerOptions
 ) -> list[Batch] | None:
-    """Return batches of bodies, or of `TracedBodies`, that all are valid: the fast path of `BatchPlanner`.
+    """Return batches of bodies or `TracedBodies`, if all of them are valid: the fast path of `BatchPlanner`.
 
     Args:
         route: route of the topic.
@@ -175,7 +175,7 @@ def plain_batches(
         options: limits.
 
     Returns:
-        One batch, or more where the limits require it, in the order of the messages; None where `BatchPlanner` has to
+        One batch, or several if the limits require it, in the order of the messages; None if `BatchPlanner` has to
         check the messages one by one.
     """
     overhead = 0
@@ -234,9 +234,9 @@ class BatchPlanner:
 
     Attributes:
         rows: the batches.
-        keys: keys of the messages, which have to be locked.
-        marked: index of the first message with headers, tag or trace id, where the topic has no metadata and only the
-            node can tell whether it accepts that; and whether the message has more than a trace id.
+        keys: keys of the messages, to be locked during the publish.
+        marked: for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the
+            index of the first message that has them, and whether it has more than a trace id; otherwise None.
     """
 
     __slots__ = (
@@ -273,10 +273,10 @@ class BatchPlanner:
             InvalidInput: a message is not valid; ``index`` tells which one.
         """
         if self._key is None or not self._route.meta.extend_support:
-            place = self._partition if self._key is None else self._place(self._key)
-            batches = plain_batches(self._route, place, messages, self._options)
+            partition = self._partition if self._key is None else self._partition_of(self._key)
+            batches = plain_batches(self._route, partition, messages, self._options)
             if batches is not None:
-                self.rows += [batches] if place is not None else [[batch] for batch in batches]
+                self.rows += [batches] if partition is not None else [[batch] for batch in batches]
                 return
         traced = logs_traces(self._route.topic, self._route.meta)
         index = 0
@@ -299,34 +299,34 @@ class BatchPlanner:
         if self.marked is None and not meta.partition_num and (header or trace_id is not None):
             self.marked = index, bool(header)
         size = _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
-        self._batch(self._place(key), size).add(index, body, header, trace_id)
+        self._batch(self._partition_of(key), size).add(index, body, header, trace_id)
 
-    def _place(self, key: bytes | None) -> int | None:
+    def _partition_of(self, key: bytes | None) -> int | None:
         if key is None or self._partition is not None:
             return self._partition
         self.keys.add(key)
-        return self._route.keyed(key, self._key_hash)
+        return self._route.partition_of(key, self._key_hash)
 
-    def _batch(self, place: int | None, size: int) -> Batch:
-        batch, filled = self._filling.get(place, (None, 0))
+    def _batch(self, partition: int | None, size: int) -> Batch:
+        batch, filled = self._filling.get(partition, (None, 0))
         if (
             batch is None
             or filled + size > self._options.max_batch_size
             or batch.count >= self._options.max_batch_count
         ):
-            batch, filled = self._new_batch(place), _COUNT_WORD
-        self._filling[place] = (batch, filled + size)
+            batch, filled = self._new_batch(partition), _COUNT_WORD
+        self._filling[partition] = (batch, filled + size)
         return batch
 
-    def _new_batch(self, place: int | None) -> Batch:
-        batch = Batch(self._route.topic, place)
-        if place is None:
+    def _new_batch(self, partition: int | None) -> Batch:
+        batch = Batch(self._route.topic, partition)
+        if partition is None:
             self.rows.append([batch])
-        elif place in self._row_of:
-            self._row_of[place].append(batch)
+        elif partition in self._row_of:
+            self._row_of[partition].append(batch)
         else:
-            self._row_of[place] = [batch]
-            self.rows.append(self._row_of[place])
+            self._row_of[partition] = [batch]
+            self.rows.append(self._row_of[partition])
         return batch
 
 

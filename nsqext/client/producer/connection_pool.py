@@ -53,7 +53,7 @@ class PooledNode:
         wanted: a topic needs the node.
         reported: whether the connection was reported as an event, and its end was not.
         logged_at: when the end of a connection was logged last; None before the first connection.
-        ended_at: when the connection ended whose end was logged and whose successor was not; None for none.
+        ended_at: end of the last connection, if it was logged and no later connection was; otherwise None.
     """
 
     __slots__ = (

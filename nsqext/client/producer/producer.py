@@ -132,7 +132,7 @@ class Producer:
 
         Raises:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
-            LookupFailed: with ``connect``, no lookup address answers.
+            LookupFailed: with ``connect``, no lookup node responds.
             NsqError: with ``connect``, no node can be reached; the error of one of them.
         """
         await self._tasks.start()
@@ -203,7 +203,7 @@ class Producer:
         Connections to nodes that no published topic needs are closed again later.
 
         Raises:
-            LookupFailed: no lookup address gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
             PartitionUnavailable: lookup knows no node.
             NsqError: a node cannot be reached.
             InvalidState: the producer is not open.
@@ -243,7 +243,7 @@ class Producer:
         Raises:
             TopicNotFound: lookup does not know the topic, and knows redesigned nodes.
             TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
+            LookupFailed: no lookup node responds, for ``options.startup_timeout`` where none ever did.
             PublishFailed: lookup knew no node within ``options.timeout``.
             InvalidState: the producer is not open.
         """
@@ -309,7 +309,7 @@ class Producer:
             InvalidInput: an argument is not valid; nothing was sent.
             TopicNotFound: lookup does not know the topic, and knows nodes.
             TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
-            LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
+            LookupFailed: no lookup node responds, for ``options.startup_timeout`` where none ever did.
             PublishFailed: not stored within ``options.timeout``, with retries.
             DeliveryUnknown: possibly stored.
             ServerError: the server rejected it permanently.
@@ -396,7 +396,7 @@ class Producer:
     def _partition_of(self, route: Route, key: str | bytes) -> int:
         """Return the partition of a key; -1 if the slow path has to raise an error."""
         try:
-            return route.keyed(key_bytes(key), self._router.key_hash)
+            return route.partition_of(key_bytes(key), self._router.key_hash)
         except NsqError:
             return -1
 
@@ -451,7 +451,7 @@ class Producer:
             BatchFailed: not all messages were stored; see ``outcomes``.
             TopicNotFound: lookup does not know the topic, and knows nodes.
             TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
-            LookupFailed: no lookup address answers, for ``options.startup_timeout`` where none ever did.
+            LookupFailed: no lookup node responds, for ``options.startup_timeout`` where none ever did.
             PublishFailed: lookup knew no node at all for ``options.timeout``.
             InvalidState: the producer is not open, or another event loop opened it.
 

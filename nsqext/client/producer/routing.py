@@ -31,6 +31,7 @@ __all__ = ("Route", "Router", "Target")
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _REST = 0.5
+"""Seconds for which a target that refused a publish is avoided."""
 _PROVISIONAL = 0.5
 """Seconds for which any nodes are used for a topic that lookup does not know, before lookup is asked again."""
 _UPGRADE_CHECK = 1.0
@@ -120,7 +121,7 @@ class Route:
         self._next: int = previous._next if previous is not None else 0
 
     def next(self) -> Target:
-        """Return the next target of the round robin, good or not.
+        """Return the next target of the round robin, whether or not it can be used.
 
         Raises:
             PartitionUnavailable: no partition has a leader at the moment.
@@ -143,9 +144,9 @@ class Route:
         self._next -= 1
 
     def any(self, tried: Collection[Target] = ()) -> Target:
-        """Return the next target of the round robin that is not tried, not avoided, and on another reachable node.
+        """Return the best of the next targets of the round robin.
 
-        Where no target is all of that, the best one is returned; the conditions count in this order.
+        In order of importance, it was not tried, it is not avoided, its node is reachable, its node was not tried.
 
         Raises:
             PartitionUnavailable: no partition has a leader at the moment.
@@ -167,7 +168,7 @@ class Route:
             best.rest_until = 0.0
         return best
 
-    def everyone(self) -> Sequence[Target]:
+    def all_targets(self) -> Sequence[Target]:
         """Return all targets, including those that lookup does not list at the moment."""
         return (*self.targets, *self.partitions.values())
 
@@ -175,7 +176,7 @@ class Route:
         """Return whether a partition (a node, where there are no partitions) is not among these."""
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
-    def keyed(self, key: bytes, key_hash: KeyHash) -> int:
+    def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
         """Return the partition of a key.
 
         Raises:
@@ -270,7 +271,7 @@ class Router:
         Raises:
             TopicNotFound: lookup answers and does not know the topic.
             TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup address gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
             PartitionUnavailable: lookup knows neither the topic nor any node.
         """
         view = self._metadata.cached(topic, "w")
@@ -281,7 +282,7 @@ class Router:
             previous, least_pending = route, self._options.balance == "least_pending"
             route = self.routes[topic] = Route(topic, view, self._pool, previous, least_pending=least_pending)
             if previous is None:
-                for target in route.everyone():
+                for target in route.all_targets():
                     target.node.wanted = True
             else:
                 self._keep_nodes()
@@ -316,7 +317,7 @@ class Router:
 
         Raises:
             PartitionUnavailable: lookup knows no node of either generation.
-            LookupFailed: lookup does not answer at the moment.
+            LookupFailed: lookup does not respond at the moment.
         """
         self._listing = self._listing or anyio.Lock()
         async with self._listing:  # a burst of unknown topics shares a request
@@ -417,7 +418,7 @@ class Router:
                 self._events.emit("leader_moved", view.topic, partition, str(node), f"was {known}")
 
     def _keep_nodes(self) -> None:
-        self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.everyone()})
+        self._pool.keep_only({target.node.address for route in self.routes.values() for target in route.all_targets()})
 
     def close(self) -> None:
         """Stop polling all topics."""

@@ -1,4 +1,4 @@
-"""The way of a publish request to its receipts: attempts, with retries until the time is over."""
+"""Send publish requests, and retry them until they are stored, permanently refused, or timed out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Outcome = Receipt | NsqError
 
 
 class Sender:
-    """Send publish requests and return their receipts.
+    """Sends publish requests and returns their receipts.
 
     Args:
         options: of the producer.
@@ -61,7 +61,7 @@ class Sender:
 
     Attributes:
         attempts: cancel scopes of publishes that are not on the fast path, and of waits for the lookup service.
-        closed: nothing is sent any more.
+        closed: whether the producer was closed; no further request is sent.
         counters: what was published.
     """
 
@@ -78,7 +78,7 @@ class Sender:
         """Publish; returns a receipt for each message.
 
         Args:
-            request: what is published.
+            request: the request.
             started: when the publish began, in seconds of the monotonic clock; now by default.
 
         Raises:
@@ -120,7 +120,7 @@ class Sender:
         if request.partition is not None:
             return route.at(request.partition)
         if request.key is not None:
-            return route.at(route.keyed(request.key, self.router.key_hash))
+            return route.at(route.partition_of(request.key, self.router.key_hash))
         return route.any(tried)
 
     def receipts(
@@ -153,12 +153,12 @@ class Sender:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
     async def wait_for_route(self, topic: str, started: float) -> Route:
-        """Return the route of a topic, waiting while lookup does not answer or knows no node.
+        """Return the route of a topic, waiting while lookup does not respond or knows no node.
 
         Raises:
             TopicNotFound: lookup answers and does not know the topic.
             TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup address gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
             PublishFailed: no node registered within ``options.timeout``.
         """
         return await self.wait_for_lookup(partial(self.router.find, topic), started)
@@ -166,15 +166,15 @@ class Sender:
     async def wait_for_lookup(
         self, ask: Callable[[], Awaitable[T]], started: float | None = None, *, retry: bool = True
     ) -> T:
-        """Return an answer of lookup, waiting while it does not answer or knows no node.
+        """Return the result of a lookup request, waiting while lookup does not respond or knows no node.
 
         Args:
-            ask: asks lookup.
+            ask: sends the request.
             started: when ``options.timeout`` began, in seconds of the monotonic clock; now by default.
             retry: False raises the first error.
 
         Raises:
-            LookupFailed: no lookup address gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
             PublishFailed: no node registered within ``options.timeout``.
         """
         errors = AttemptErrors()
@@ -213,7 +213,7 @@ class Sender:
             BatchFailed: it was not stored.
             TopicNotFound: lookup answers and does not know the topic.
             TopicNotReady: the topic has no channel yet.
-            LookupFailed: no lookup address gave a usable answer.
+            LookupFailed: no lookup node returned a usable response.
         """
         try:
             return await self.publish(batch, started)
@@ -274,11 +274,11 @@ class Sender:
 
 
 class PublishAttempt:
-    """A publish request with its attempts, from the first failure (or the first connection) to the receipts.
+    """All attempts of one publish request, after a failure on the fast path or without a ready connection.
 
     Args:
         sender: sends it.
-        request: what is published.
+        request: the request.
         started: when the publish began, in seconds of the monotonic clock.
     """
 

@@ -20,7 +20,7 @@ class ProducerStatistics:
         retries: attempts after the first one of a publish.
         bytes_sent: bytes of publish commands that received a response.
         lookup_age: seconds since lookup last answered; None where it never did, or there is no lookup.
-        lookup_failures: rounds in a row in which no lookup address gave a usable answer.
+        lookup_failures: rounds in a row in which no lookup node returned a usable response.
     """
 
     connections: int

@@ -15,7 +15,7 @@ from nsqext.protocol.trace_reply import TRACE_REPLY_SIZE
 __all__ = ("MAX_NOTICES", "ClientProtocol", "Reply")
 
 MAX_NOTICES = 10_000
-"""Rejected FIN, REQ and TOUCH that may wait to be read; one more ends the connection."""
+"""Most rejections of FIN, REQ and TOUCH that are kept until they are read; one more ends the connection."""
 
 _LONE_OK = encode_frame(0, b"OK")
 _LONE_TRACE_HEAD = encode_frame(0, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
@@ -62,7 +62,7 @@ class ClientProtocol:
         max_frame_size: largest frame that is accepted, in bytes.
 
     Attributes:
-        out: bytes to be sent, oldest first; the transport takes and clears them.
+        out: bytes to be sent, oldest first; the transport sends and clears them.
         notices: rejected FIN, REQ and TOUCH, which are not responses; the user reads and clears them.
         error: why the connection cannot be used any more.
     """

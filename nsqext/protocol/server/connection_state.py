@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from nsqext.protocol.server.request_error import RequestError
 
-__all__ = ("AFTER", "TAKEN", "State", "check_state")
+__all__ = ("ACCEPTED_IN", "AFTER", "State", "check_state")
 
 
 class State(Enum):
@@ -24,7 +24,7 @@ class State(Enum):
 _SUBS = ("SUB", "SUB_ADVANCED", "SUB_ORDERED")
 _ACKS = ("FIN", "REQ", "TOUCH")
 
-TAKEN: Mapping[str, frozenset[State]] = {
+ACCEPTED_IN: Mapping[str, frozenset[State]] = {
     "IDENTIFY": frozenset({State.INIT}),
     "AUTH": frozenset({State.INIT}),
     **dict.fromkeys(_SUBS, frozenset({State.INIT})),
@@ -40,7 +40,7 @@ AFTER: Mapping[str, State] = {**dict.fromkeys(_SUBS, State.SUBSCRIBED), "CLS": S
 
 def check_state(verb: str, state: State) -> None:
     """Raise the error of a command that is not accepted in this state (captured: wrong_state)."""
-    taken = TAKEN.get(verb)
-    if taken is not None and state not in taken:
+    accepted = ACCEPTED_IN.get(verb)
+    if accepted is not None and state not in accepted:
         name = "SUB" if verb in _SUBS else verb
         raise RequestError("E_INVALID", f"cannot {name} in current state")

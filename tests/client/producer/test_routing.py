@@ -71,7 +71,7 @@ def test_partitions_not_listed_are_skipped_unless_there_are_no_others() -> None:
     route = _route({0: 1, 1: 2}, unlisted=frozenset({1}))
     assert {route.any().partition for _ in range(4)} == {0}
     assert route.at(1).partition == 1
-    assert {target.partition for target in route.everyone()} == {0, 1}
+    assert {target.partition for target in route.all_targets()} == {0, 1}
     every = _route({0: 1, 1: 2}, unlisted=frozenset({0, 1}))
     assert {every.any().partition for _ in range(4)} == {0, 1}
 
@@ -86,7 +86,7 @@ def test_nodes_without_partitions() -> None:
     with pytest.raises(InvalidPartition, match="not known"):
         route.at(0)
     with pytest.raises(InvalidPartition, match="number of partitions"):
-        route.keyed(b"k", lambda key, count: 0)
+        route.partition_of(b"k", lambda key, count: 0)
 
 
 def test_lines_name_topic_and_partition() -> None:
@@ -108,6 +108,6 @@ def test_a_partition_without_leader_exists() -> None:
 
 def test_keys_choose_among_all_partitions() -> None:
     route = _route({0: 1}, 4)
-    assert route.keyed(b"k", lambda key, count: len(key) % count) == 1
+    assert route.partition_of(b"k", lambda key, count: len(key) % count) == 1
     with pytest.raises(InvalidPartition, match="gave partition 4"):
-        route.keyed(b"k", lambda key, count: count)
+        route.partition_of(b"k", lambda key, count: count)

@@ -241,7 +241,7 @@ class BatchCollector:
     Args:
         queue: the queue.
         ended: whether no further batch is handed out.
-        request_more: sends answers and raises RDY; returns how many seconds it is worth to wait for more messages.
+        request_more: sends answers and raises RDY; returns for how many seconds to wait for more messages.
     """
 
     def __init__(self, queue: MessageQueue, ended: Callable[[], bool], request_more: Callable[[], float]) -> None:
@@ -274,7 +274,7 @@ class BatchCollector:
         return []
 
     async def _wait(self, limits: BatchLimits, deadline: float) -> bool:
-        """Wait for further messages; return False if it is not worth to wait longer."""
+        """Wait for further messages; return False if the batch should not wait longer."""
         patience, now, messages = self._request_more(), _clock(), self._queue.messages
         pause = deadline - now
         if messages:

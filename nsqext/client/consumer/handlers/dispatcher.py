@@ -46,7 +46,7 @@ class MessageDispatcher:
 
     Attributes:
         queue: what all workers, or the iteration, take messages from; empty with lanes.
-        held: messages in flight that no handler runs for.
+        held: messages in flight that the program answers later, outside of a handler.
         unpack_budget: bounds the unpacked bytes of compressed messages.
     """
 
@@ -88,8 +88,8 @@ class MessageDispatcher:
     def _without_running(self, messages: list[Message]) -> list[Message]:
         """Return the messages whose handlers do not run.
 
-        An ordered message is redelivered when its connection was lost, while its handler still runs: the handler
-        continues with the new delivery, rather than beside a second call that the next message does not wait for.
+        An ordered message whose connection was lost may be redelivered while its handler still runs. The handler
+        continues with the new delivery: a second call would run beside it, and the next message would not wait for it.
         """
         running = {(message.topic, message.partition, message.id): message for message in self._running()}
         others = []
@@ -108,33 +108,28 @@ class MessageDispatcher:
         """Return how many messages are queued, held, or handled at this time."""
         return len(self.queue.messages) + len(self.held.unanswered()) + len(self._running())
 
-    def tick(self, now: float, late: float) -> bool:
+    def tick(self, now: float, late: float) -> None:
         """Requeue what is due, touch messages, and report handlers that block the event loop.
 
         Args:
             now: the time.
             late: seconds by which this call is late.
-
-        Returns:
-            Whether the number of messages that may be in flight changed.
         """
         running = self._running()
         self._delays.tick(now)
         held = self.held.unanswered()
         self.unpack_budget.release_expired()
         lanes = self._lanes
-        changed = False
         if lanes is not None:
             try:
                 lanes.tick(now)
             except InvalidInput as error:
                 self._failed(error)
-            changed = self._flow.widen(lanes.waiting)
+            self._flow.widen(lanes.waiting)
         if self._options.delivery.auto_touch:
             queued = lanes.queued() if lanes is not None else self.queue.messages
             touch_due((*running, *held, *self._delays.waiting, *queued), now)
         self._stall.tick(late, running)
-        return changed
 
     def start_workers(
         self,

@@ -1,4 +1,4 @@
-"""Messages that the program holds, and one timer that extends the timeouts of messages in flight."""
+"""Messages in flight: touch them before they time out, and keep those that the program answers later."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DRAIN_LOOK = 0.01
 def touch_due(messages: Iterable[Message], now: float) -> int:
     """Touch the messages of which half the timeout has passed; return how many.
 
-    To be called several times within half of the shortest timeout (a second). A message is touched until the longest
-    time that its server grants (``max_msg_timeout``) is used up.
+    Call it several times within half of the shortest timeout (one second). A message is not touched beyond the total
+    time that its server allows (``max_msg_timeout``).
 
     Args:
         messages: messages in flight; answered ones are skipped.
@@ -54,7 +54,7 @@ class _Holding:
 
 
 class HeldMessages:
-    """Messages in flight that no handler runs for: batches, and messages that handlers left unanswered.
+    """Messages in flight that the program answers later: batches, and messages that handlers left unanswered.
 
     The program answers them at any time. They are touched; a consumer that closes waits for their answers and then
     requeues the others.

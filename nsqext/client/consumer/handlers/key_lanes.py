@@ -1,9 +1,9 @@
 """Handle messages in parallel lanes that keep the order of each key (Key_Failover note).
 
-A message that is requeued stays in this process: its key waits until it is handled again, all other keys continue. A
-message that the server holds again (its connection ended, or it timed out) keeps its place: newer messages of its key
-and partition wait until it was redelivered. So the order holds against any server, as long as one consumer has the
-channel to itself or the channel is of type key_failover.
+A message that its handler requeues stays in this process: its key waits until it is handled again, and all other keys
+continue. A *lost* message (it timed out, or its connection ended) keeps its place: newer messages of its key and
+partition wait until the server has redelivered it. So the order holds with any server, if the channel has no other
+consumer or is of type key_failover.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ __all__ = ("KeyLaneOwner", "KeyLanes", "key_reader")
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FULL = 1.0
-"""Seconds that RDY may be used up by messages that wait for others, before some of them are requeued."""
+"""Seconds for which messages that wait for others may use up RDY, before some of them are requeued."""
 _SETTLE = 0.2
 """Seconds for which the first messages of a partition are collected and sorted."""
 _RETURN = 0.5
-"""Seconds for which the original NSQ keeps a requeued message that waits for a lost one, times its requeues."""
+"""Delay in seconds of the REQ for a message that waits for a lost one, times its requeues; original NSQ only."""
 _MOST_RETURNED = 10_000
 _MOST_RETURNED_BYTES = 64 << 20
-"""Messages and bytes that are requeued and keep their places, for one partition; with more the order is given up."""
+"""Most messages and bytes of a partition that are requeued and keep their places; with more, the order is given up."""
 _FAILOVER_WAIT = 2.0
 """Seconds for which messages of a key_failover channel wait for the redelivery of an earlier one of their key, before
 the connection is ended: the server then redelivers all of them in order."""
 
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
-    """Return what reads the key of a message: a header by its name, or a function; without a key its id stands in."""
+    """Return a function that reads the key of a message from a header, or by the user's function.
+
+    The key of a message without one is its id.
+    """
 
     def read(message: Message) -> bytes:
         try:
@@ -62,14 +65,14 @@ def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
 def lane_number(key: bytes, count: int) -> int:
     """Return the lane of a key.
 
-    The hash is independent of the one that divides keys among consumers (MurmurHash3): a consumer that serves a part of
-    that line would otherwise use the same part of its lanes.
+    The hash is independent of the one that divides keys among consumers (MurmurHash3). Otherwise a consumer whose keys
+    are a range of hashes would use only a part of its lanes.
     """
     return (crc32(key) * 0x9E3779B1 >> 8) % count
 
 
 class KeyLaneOwner:
-    """The subscription of a message as lanes see it: requeued messages stay in this process.
+    """The owner of messages in lanes: passes answers on to their subscription, but delays requeued messages itself.
 
     Args:
         owner: the subscription.
@@ -126,7 +129,7 @@ class KeyLaneOwner:
         self.order.finish(message)
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Let the message wait in this process, and all others of its key behind it; no other key slows down."""
+        """Delay the message in this process, and the later ones of its key; other keys continue."""
         self._lanes.delay(message, delay)
 
     def send_requeue(self, messages: Iterable[Message], delay: float = 0.0) -> None:
@@ -141,7 +144,7 @@ class KeyLaneOwner:
         self.owner.touch(message)
 
     def record_outcome(self, failed: bool) -> None:
-        """Leave the backoff alone: only the key waits."""
+        """Do nothing: a failure delays its key only."""
 
     def expired(self, message: Message) -> bool:
         """Return whether the message is not in flight any more."""
@@ -158,10 +161,10 @@ class _Wait:
 
     Attributes:
         message: its first message.
-        lane: where it is handled.
-        due: when it is handled again; for a lost message, when waiting for its redelivery ends: never while nothing of
-            a key_failover channel waits behind it.
-        lost: the server has to redeliver it first.
+        lane: the lane of the key.
+        due: when the message is handled again, or for a lost one, when the wait for its redelivery ends. Infinite for a
+            lost message of a key_failover channel while no other message waits behind it.
+        lost: whether the server has to redeliver the message first.
         behind: later messages of the key.
     """
 
@@ -173,19 +176,19 @@ class _Wait:
 
 
 _WaitKey = tuple[bytes, PartitionOrder | None]
-"""A key, and the partition where only its messages of that one wait: for the redelivery of a lost one."""
+"""A key, and the partition whose messages of this key wait for a lost one; None if all messages of the key wait."""
 
 
 class KeyLanes:
     """Queues of messages, one for each worker; the messages of a key are always in the same one.
 
     Args:
-        count: lanes.
+        count: number of lanes, one for each worker.
         key: reads the key of a message.
         clock: gives the time.
-        delivery: how long lost messages are waited for.
-        ordered_by_server: the channel is of type key_failover: what was in flight may be redelivered to another
-            consumer, and in order.
+        delivery: how long to wait for lost messages.
+        ordered_by_server: the channel is of type key_failover: lost messages are redelivered in order, and possibly to
+            another consumer.
 
     Attributes:
         lanes: the queues.
@@ -213,13 +216,13 @@ class KeyLanes:
 
     @property
     def waiting(self) -> int:
-        """How many messages in flight wait for their keys, or for unseen messages."""
+        """Number of messages in flight that wait for their key, or for unseen messages."""
         return sum(not is_lost(message) for message in self._blocked())
 
     # Receiving
 
     def put(self, messages: list[Message]) -> None:
-        """Take in the messages of one read of a subscription.
+        """Queue the messages of one read of a subscription.
 
         Raises:
             InvalidInput: the key of a message cannot be read. The messages before it are queued; it and the messages
@@ -287,7 +290,7 @@ class KeyLanes:
         return found
 
     def _redelivery_due(self, order: PartitionOrder) -> float:
-        """Return when waiting for a lost message ends."""
+        """Return when a wait that begins now for a lost message ends."""
         return max(self._clock(), order.held_from) + self._redelivery_wait
 
     def _accept(self, message: Message, woken: dict[MessageQueue, None]) -> None:
@@ -340,13 +343,13 @@ class KeyLanes:
     # Waiting
 
     def delay(self, message: Message, delay: float) -> None:
-        """Let a message be handled again after a delay in seconds, and no later one of its key before."""
+        """Handle a message again after a delay in seconds, and the later ones of its key after it."""
         key = self._read(message)
         wait = self._waits[key, None] = _Wait(message, self._lane(key), self._clock() + delay, lost=False)
         wait.behind = self._take(wait.lane, lambda other: self._read(other) == key)
 
     def expired(self, message: Message) -> None:
-        """Keep the place of a message that the server holds again when its turn comes."""
+        """Keep the place of a message that was lost before its handler was called."""
         key, order = self._read(message), _order_of(message)
         wait = _Wait(message, self._lane(key), self._redelivery_due(order), lost=True)
         wait.behind = self._take(wait.lane, lambda other: _order_of(other) is order and self._read(other) == key)
@@ -363,7 +366,7 @@ class KeyLanes:
         return taken
 
     def _resume(self, key: bytes, wait: _Wait, *, without_first: bool = False) -> None:
-        """Put a key back into its lane, before all that its lane holds."""
+        """Return the messages of a key to its lane, in front of the others."""
         row = wait.behind if without_first else [wait.message, *wait.behind]
         delayed = self._waits.get((key, None))
         if delayed is not None:
@@ -380,7 +383,7 @@ class KeyLanes:
         """Handle messages again whose delay has passed, end waits that took too long, and touch waiting messages."""
         for wait in self._waits.values():
             if not wait.lost:
-                wait.message.answered = False  # it was answered with a requeue that the server does not know of
+                wait.message.answered = False  # its handler requeued it, and no REQ was sent
         if not self.lanes[0].stopped:
             for entry in [entry for entry in self._waits.items() if entry[1].due <= now]:
                 self._end_wait(*entry, now)
@@ -401,7 +404,7 @@ class KeyLanes:
             message.answered = False
             if not is_lost(message):
                 message.attempts += 1
-            self._resume(key, wait)  # a lost one waits for its redelivery when its turn comes
+            self._resume(key, wait)  # if it is lost, its worker calls `expired`
             return
         returned = _order_of(message).returned  # these arrive again
         lost = [message, *(other for other in wait.behind if is_lost(other) and other.id not in returned)]
@@ -431,10 +434,10 @@ class KeyLanes:
                 owner.reset("a message timed out and was not redelivered, but later ones of its key were received")
 
     def _can_receive(self, order: PartitionOrder) -> bool:
-        """Return whether the server can deliver a message; otherwise the time for a redelivery does not count.
+        """Return whether the server can deliver a message; the time of a wait for redelivery passes only while it can.
 
-        It cannot while it is disconnected or paused, or while handlers are busy with all that RDY allows. Where RDY is
-        used up by messages that wait themselves, `_make_room` ends that.
+        It cannot while it is disconnected or paused, or while as many messages as RDY allows are being handled. It can
+        where messages that wait for others use up RDY, because `_make_room` requeues some of them.
         """
         owner = order.owner
         if owner is None or owner.horizon == inf or not owner.ready:
@@ -473,13 +476,13 @@ class KeyLanes:
             self._make_room(order)
 
     def _give_up(self, order: PartitionOrder) -> None:
-        """Wait for nothing of a partition any more."""
-        place = order.owner
+        """Stop waiting for the lost messages of a partition, because too many messages wait for them."""
+        owner = order.owner
         logger.warning(
             "%d messages of %s wait for a redelivery of earlier ones of their keys: that order is given up",
             len(order.returned),
-            "" if place is None else place.topic,
-            extra={} if place is None else {"topic": place.topic, "partition": place.partition},
+            "" if owner is None else owner.topic,
+            extra={} if owner is None else {"topic": owner.topic, "partition": owner.partition},
         )
         self._forget_lost(order)
         order.forget_returned()
@@ -518,8 +521,8 @@ class KeyLanes:
     def _return(self, message: Message) -> None:
         """Requeue a message that waits for another one.
 
-        The original NSQ redelivers a lost message when it has timed out, behind all that is in the queue: what has to
-        wait for it is requeued at once, until then at least, so that the queue moves on.
+        The original NSQ redelivers a lost message when it has timed out, behind all messages in its queue. The messages
+        that wait for it are requeued with a delay until then, so that the server can deliver the queue.
         """
         order = _order_of(message)
         times, delay = order.note_returned(message), 0.0
@@ -561,7 +564,7 @@ class KeyLanes:
                 self._resume(name[0], wait, without_first=True)
 
     def _blocked(self) -> Iterator[Message]:
-        """Return the messages that no worker can take yet."""
+        """Return the messages that wait for others, and so are in no lane."""
         for wait in self._waits.values():
             yield wait.message
             yield from wait.behind
@@ -571,16 +574,16 @@ class KeyLanes:
     # Closing
 
     def stop(self) -> None:
-        """Hand out nothing further."""
+        """Hand out no further message."""
         self._unstarted += self.queued()
         for lane in self.lanes:
             lane.stop()
 
     def requeue_remaining(self, wanted: Callable[[Message], bool]) -> None:
-        """Send REQ after the stop for messages that no handler began with, delayed ones with the rest of their delay.
+        """Send REQ for messages that were not handled, delayed ones with the rest of their delay; call `stop` first.
 
         Args:
-            wanted: which messages; the server redelivers the others by itself.
+            wanted: selects messages; the server redelivers the others when the connection ends.
         """
         now = self._clock()
         waits, self._waits = self._waits, {}
@@ -597,7 +600,7 @@ class KeyLanes:
                 self._send_requeue(message, delay)
 
     def queued(self) -> Iterator[Message]:
-        """Return the messages that wait for their handlers, those of waiting keys not included."""
+        """Return the messages in the lanes, without those that wait for their key."""
         for lane in self.lanes:
             yield from lane.messages
 

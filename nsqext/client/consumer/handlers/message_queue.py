@@ -53,7 +53,7 @@ class MessageQueue:
         return taken
 
     def stop(self) -> None:
-        """Hand out nothing further, and wake all waiting tasks."""
+        """Hand out no further message, and wake all waiting tasks."""
         self.stopped = True
         self.messages.clear()
         self._wake.set()

@@ -1,16 +1,15 @@
 """Restore the order of a partition after its connection was lost.
 
-A server that loses a connection holds the messages in flight again, and redelivers them in any order, mixed with
-messages that it never sent (measured on the redesigned NSQ). The original NSQ does so when they have timed out. Two
-kinds of messages are concerned:
+When a connection ends, the server redelivers the messages that were in flight, in any order and mixed with new
+messages (measured on the redesigned NSQ); the original NSQ does so when they have timed out. There are two kinds:
 
-* *received* ones, which were not finished: their ids are known;
-* *unseen* ones, which the server had sent and this process never received: at most as many as RDY allowed, and all of
-  them directly behind the last message received, because a server reads its queue from front to back. Queue offsets
-  show where they belong: a message begins where the one before it ends.
+* *received* messages, which were not finished: their ids are known;
+* *unseen* messages, which the server had sent and this process never received: at most as many as RDY allowed, and all
+  directly behind the last message received, because a server reads its queue from front to back. Queue offsets show
+  their places: a message begins where the one before it ends.
 
-A leader of the redesigned NSQ that is killed and starts again may lack the newest messages of its queue. It gives their
-ids and offsets to other messages; the time of storing tells a redelivery from another message of the same id.
+A leader of the redesigned NSQ that was killed may have lost the newest messages of its queue, and gives their ids and
+offsets to other messages. The timestamp distinguishes a redelivery from another message with the same id.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ __all__ = ("PartitionOrder", "is_lost")
 
 
 def is_lost(message: Message) -> bool:
-    """Return whether the server holds a message again: it timed out, was requeued, or its connection ended."""
+    """Return whether the server will redeliver a message: it timed out, was requeued, or its connection ended."""
     return message.received < message.owner.horizon
 
 
 class PartitionOrder:
     """The unfinished messages of one partition (or node of the original NSQ), across its subscriptions.
 
-    Its memory is bounded by RDY: it holds messages that are in flight or were when a connection ended, and for each
-    subscription as many ids of finished messages as could be in flight; those of earlier ones until `forget_handled`.
+    RDY bounds its memory: it holds the messages that are in flight, or were when a connection ended, and as many ids of
+    finished messages as could be in flight; those of earlier subscriptions until `forget_handled`.
 
     Args:
         ordered_by_server: the server keeps the order of a key across connections (a channel of type key_failover), so
@@ -42,12 +41,12 @@ class PartitionOrder:
 
     Attributes:
         owner: the current subscription.
-        unfinished: messages that were received and not finished, by id; also those that the server holds again.
+        unfinished: messages that were received and not finished, lost ones included, by id.
         early: messages received ahead of unseen ones, by offset.
-        gap_due: when waiting for unseen messages ends; None before the first early message.
+        gap_due: when the wait for unseen messages ends; None before the first early message.
         most_ready: the largest number of messages that the server could have in flight.
-        held_from: when the server holds all messages of earlier connections again.
-        full_since: since when RDY is used up by messages that wait for others; None where it is not.
+        held_from: from this time on, the server can redeliver all lost messages of earlier connections.
+        full_since: since when messages that wait for others use up RDY; None while they do not.
         returned: how often messages were requeued without being handled, by id.
         returned_bytes: bytes of their bodies.
     """
@@ -82,7 +81,7 @@ class PartitionOrder:
         self.returned: dict[bytes, int] = {}
         self.returned_bytes: int = 0
         self._finished: dict[bytes, int] = {}  # ids on this subscription, oldest first, and when they were stored
-        # ids on earlier subscriptions, when they were stored, and when the server held them again
+        # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
         self._finished_before: dict[bytes, tuple[int, float]] = {}
         self._ordered_by_server = ordered_by_server
         self._frontier = -1  # offset behind the last message that has no unseen one before it
@@ -98,8 +97,8 @@ class PartitionOrder:
             now: the time.
 
         Returns:
-            Whether the messages of earlier subscriptions must be dropped instead of expected again, because the
-            channel was moved, or the server keeps the order itself.
+            Whether the lost messages of earlier subscriptions must be forgotten: the channel was moved, or the server
+            keeps the order itself.
         """
         previous, self.owner = self.owner, owner
         first = previous is None
@@ -132,8 +131,8 @@ class PartitionOrder:
     def finish(self, message: Message) -> None:
         """Record that FIN was sent.
 
-        FIN is not acknowledged, but the server had read all of them except for the last RDY ones: it would not have
-        sent the messages that followed. So these are remembered.
+        FIN is not acknowledged. The server has read every FIN except for at most the last RDY ones, because otherwise
+        it would not have sent further messages. The ids of those are kept.
         """
         if self.unfinished.get(message.id) is message:
             del self.unfinished[message.id]
@@ -153,13 +152,13 @@ class PartitionOrder:
         return message.attempts > 1 and self._finished.get(message.id) == message.timestamp
 
     def forget_behind(self, offset: int) -> None:
-        """Expect nothing behind an offset: the server has lost the end of its queue and stores other messages there."""
+        """Forget unseen messages behind an offset, where the server has lost its queue and stores other messages."""
         self._frontier = self._last_end = min(self._frontier, offset)
         self._unseen, self.gap_due = 0, None
         self.early = {at: message for at, message in self.early.items() if not is_lost(message)}
 
     def receive(self, message: Message) -> list[Message]:
-        """Take in a message that is not known; return the messages whose turn it is, in order."""
+        """Record a new message; return the messages that can be handled now, in order."""
         offset, end = message.offset, message.offset + message.size
         if offset < 0:
             self._settling = False
@@ -195,14 +194,14 @@ class PartitionOrder:
         return self._settling or self._unseen > 0 or bool(self.early) or self._frontier < self._last_end
 
     def end_gap(self) -> list[Message]:
-        """Wait for unseen messages no longer; return the early ones in order."""
+        """Stop waiting for unseen messages; return the early ones in order."""
         early = [self.early[offset] for offset in sorted(self.early)]
         self.early.clear()
         self._frontier, self._unseen, self.gap_due, self._settling = self._last_end, 0, None, False
         return early
 
     def forget_handled(self, since: float) -> None:
-        """Forget handled messages that were not redelivered although the server held them again before a time."""
+        """Forget handled messages that the server could redeliver since before a time, and did not."""
         before = self._finished_before
         for message_id in [message_id for message_id, (_, held) in before.items() if held < since]:
             del before[message_id]
@@ -219,7 +218,7 @@ class PartitionOrder:
         return times
 
     def forget_returned(self) -> None:
-        """Forget the requeues of messages that are not expected again."""
+        """Forget the requeues of messages that are no longer unfinished."""
         self.returned = {known: times for known, times in self.returned.items() if known in self.unfinished}
         self.returned_bytes = sum(len(self.unfinished[known].body) for known in self.returned)
 

@@ -91,14 +91,14 @@ class Workers:
     def start(
         self, tasks: TaskGroup | BackgroundTasks, handler: MessageHandler, queues: Sequence[MessageQueue]
     ) -> None:
-        """Start one for each of these queues. They are shielded: only `cancel` ends them early."""
+        """Start a worker for each queue. Workers are shielded from cancellation: only `cancel` ends them early."""
         for queue in queues:
             self._start(tasks, partial(self._work, handler=handler, queue=queue))
 
     def start_batches(
         self, tasks: TaskGroup | BackgroundTasks, handler: BatchHandler, collector: BatchCollector, count: int
     ) -> None:
-        """Start a number of workers that handle batches; they are shielded likewise."""
+        """Start a number of workers that handle batches; only `cancel` ends them early."""
         for _ in range(count):
             self._start(tasks, partial(self._work_batches, handler=handler, collector=collector))
 

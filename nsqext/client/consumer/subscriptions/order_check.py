@@ -32,7 +32,7 @@ class OrderCheck:
         self._offset = -1
         self._last: Message | None = None
 
-    def takes(self, message: Message) -> bool:
+    def accepts(self, message: Message) -> bool:
         """Check a received message; return whether it must be handled.
 
         A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
@@ -44,7 +44,7 @@ class OrderCheck:
         number, offset = message.internal_id, message.offset
         if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):
             raise OrderViolation(
-                f"the message with id {number} at offset {offset} came after id {self._id} at offset {self._offset}",
+                f"id {number} at offset {offset} was received after id {self._id} at offset {self._offset}",
                 topic=message.topic,
                 partition=message.partition,
                 node=message.node,

@@ -3,7 +3,7 @@
 ::
 
     reader = await PartitionReader.open(request)    # connect, IDENTIFY, SUB; the server sends nothing yet
-    await reader.move(http, position)               # optional: where the channel reads on
+    await reader.move(http, position)               # optional: move the channel to a position first
     reader.set_ready(100)
     reader.flush()
     await reader.read(on_messages)                  # until the connection ends
@@ -39,14 +39,14 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
 _EXCESS = 16
-"""Messages above twice the RDY count that are tolerated: the server counts from 0 again when an administrator empties
-or moves the channel."""
+"""Messages in flight beyond twice the RDY count that are accepted: the server restarts its count at 0 when an
+administrator empties or moves the channel."""
 
 
 class PartitionReader:
     """A connection that is subscribed; made by `open`.
 
-    Nothing is sent before `flush`; RDY goes out in front of the other commands.
+    Commands are sent by `flush`: RDY first, then the others in the order in which they were added.
 
     Attributes:
         request: what it is subscribed to.
@@ -55,9 +55,9 @@ class PartitionReader:
         extend: whether messages carry an extend header.
         detail: whether messages carry their offset and size.
         ready: the RDY count that was set last.
-        max_ready: the largest RDY count that makes sense.
+        max_ready: largest RDY count: that of the server, or 1 for an ordered subscription.
         msg_timeout: seconds that a message may be in flight.
-        max_msg_timeout: seconds that it may be in flight, however often it is touched.
+        max_msg_timeout: seconds that a message may be in flight, touches included.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class PartitionReader:
         return cls(request, connection, negotiated)
 
     async def move(self, http: Address, position: Position) -> None:
-        """Let the channel read on from a position; to be called before RDY is set.
+        """Move the channel to a position. Call it before RDY is set.
 
         Args:
             http: HTTP address of the node.
@@ -208,7 +208,7 @@ class PartitionReader:
     def tick(self) -> list[str]:
         """Answer heartbeats, detect a silent server, and return errors about FIN, REQ and TOUCH since the last call.
 
-        To be called a few times a second while messages are in flight, and a few times per heartbeat interval.
+        Call it a few times a second while messages are in flight, otherwise a few times per heartbeat interval.
         """
         connection = self._connection
         connection.tick()
@@ -243,6 +243,8 @@ class PartitionReader:
 
     async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
+
+        Does not raise. Cancellation closes the connection at once.
 
         Args:
             timeout: seconds to wait.

@@ -31,15 +31,15 @@ class _Member:
     """A connection.
 
     Attributes:
-        limit: the largest RDY count that makes sense for it.
+        limit: its largest RDY count.
         backoff: its own, or that of the consumer.
         received: time of the last message.
-        window: the RDY count that it has earned; it doubles.
-        share: the RDY count that it was given last.
-        size: bytes of its messages, as a moving average that follows larger ones at once.
+        window: the RDY count that it has reached so far; it doubles when it is exhausted.
+        share: its current RDY count.
+        size: bytes of a message: a moving average, which a larger message raises at once.
         recent: messages received since ``recent_since``.
-        turn: when its turn began; None without one.
-        order: grows with each turn: the lowest has waited longest.
+        turn: when its turn began; None while it has no turn.
+        order: number of its last turn: the member with the lowest one has waited longest.
     """
 
     limit: int
@@ -62,7 +62,7 @@ class _Member:
 class RdyDistributor(Generic[K]):
     """Distribute ``max_in_flight`` among connections as RDY counts.
 
-    The sum of the counts is never above it. The window of a connection starts at ``initial_ready`` (seed 004: 1) and
+    Their sum is never larger. The window of a connection starts at ``initial_ready`` (seed 004: 1) and
     doubles while it limits the consumer: it was exhausted, and a handler or the caller waits for messages. So a
     consumer with slow handlers keeps few messages that others could handle, and one with fast handlers reaches its
     share within milliseconds.
@@ -80,8 +80,8 @@ class RdyDistributor(Generic[K]):
 
     Attributes:
         paused: while True, all counts are 0.
-        concurrency: handlers that work at the same time; up to this many messages a window grows without a handler
-            that waits.
+        concurrency: handlers that run at the same time; a window grows to this number of messages even while no handler
+            waits.
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
@@ -136,10 +136,9 @@ class RdyDistributor(Generic[K]):
         if found is not None:
             self._exhausted.pop(found, None)
 
-    def widen(self, held: int) -> bool:
-        """Exempt messages that wait for their key, up to ``max_in_flight`` of them; return whether this changes."""
-        extra, self._extra = self._extra, min(held, self.max_in_flight)
-        return extra != self._extra
+    def widen(self, held: int) -> None:
+        """Raise the total by the number of messages that wait for their key, by ``max_in_flight`` at most."""
+        self._extra = min(held, self.max_in_flight)
 
     def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
         """Record the messages of one read; return whether the counts change.
@@ -245,8 +244,8 @@ def _grow(member: _Member) -> None:
 def _share_out(total: int, limits: Mapping[K, int], current: Mapping[K, int]) -> dict[K, int]:
     """Give each an equal share, up to its limit; what one cannot use is given to the others.
 
-    The rest of the division stays where it is: a count that moved would lower one that is in flight already, and the
-    sum of the messages in flight would exceed the total.
+    The remainder of the division goes to the largest current shares: moving it would lower a count whose messages are
+    in flight already, so that more than ``total`` messages would be in flight.
     """
     shares: dict[K, int] = {}
     rest = sorted(limits.items(), key=lambda item: item[1])

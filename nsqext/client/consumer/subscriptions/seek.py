@@ -1,4 +1,4 @@
-"""Moves the channel of a consumer: to the start position of the options, and to where the user seeks."""
+"""Move the channel of a consumer: to the start position of the options, and to positions that the user seeks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ("ChannelSeeker",)
 
 
 class ChannelSeeker:
-    """Records where the channel has to be moved to at each partition, and moves it before RDY is sent.
+    """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent.
 
     Args:
         topic: name of the topic.
         spec: how it is consumed.
         assignments: the assignments by their keys; maintained by the subscriber.
-        live: the open subscriptions; likewise.
+        live: the open subscriptions by their keys; maintained by the subscriber.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ __all__ = ("SubscribeRequest",)
 _UNBUFFERED = -1
 _SHORTEST = 0.01
 _SHORTEST_ORIGINAL = 0.025
+"""Shortest timeouts of the output buffer that the redesigned and the original server accept, in seconds."""
 
 
 @frozen
@@ -99,7 +100,7 @@ class SubscribeRequest:
         """Check what the server granted.
 
         Raises:
-            InvalidSetting: it cannot dispatch by key.
+            InvalidSetting: the server does not support the dispatch type.
         """
         if self.options.dispatch == KEY_FAILOVER and negotiated.dispatch != KEY_FAILOVER:
             raise InvalidSetting(
@@ -108,11 +109,11 @@ class SubscribeRequest:
             )
 
     def explain(self, error: NsqError) -> NsqError:
-        """Return the error of a subscription; a channel of another type is a wrong setting, not retried."""
+        """Return the error of a subscription: `InvalidSetting`, not retried, if the channel is of another type."""
         if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
             return InvalidSetting(error.message, hint="set dispatch to the type of the channel, or to None")
         return error
 
     def fits(self, meta: TopicMeta) -> bool:
-        """Return whether this subscription is right for a topic with this meta."""
+        """Return whether a topic with this meta can be consumed by this subscription."""
         return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered

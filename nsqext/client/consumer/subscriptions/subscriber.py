@@ -1,4 +1,4 @@
-"""Keeps a consumer subscribed: one task per partition, which finds the leader again after the connection has ended."""
+"""Keep the partitions of a topic subscribed: one task each, which finds the new leader when a connection has ended."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, InvalidInput, Unauthorized)
 _FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
-"""Settings that the server refuses; if it accepted them before, the fault is with the server, and another try helps."""
+"""Settings that the server refuses. If it accepted them before, the cause is at the server, and the client retries."""
 _MISCONFIGURED = (NegotiationFailed, ProtocolError)
 """The address is not that of an nsqd, or no node grants TLS or compression: fatal if no subscription ever succeeded."""
 _NOT_LEADER = (NotLeader, TopicNotExist)
@@ -76,7 +76,7 @@ _clock = time.monotonic
 
 
 def is_fatal(error: NsqError, *, opened: bool) -> bool:
-    """Return whether no further try makes sense.
+    """Return whether an error is permanent, so that subscribing is not retried.
 
     Args:
         error: why a subscription failed.
@@ -91,7 +91,7 @@ def is_not_leader(error: NsqError | None) -> bool:
 
 
 def is_stale_meta(error: NsqError | None) -> bool:
-    """Return whether the topic has changed since the last lookup, so that another try needs no pause."""
+    """Return whether the topic has changed since the last lookup, so that the next attempt needs no pause."""
     return isinstance(error, _STALE_META)
 
 
@@ -157,7 +157,7 @@ class Subscriber:
         """Start a task for every partition that the lookup service lists, now and later.
 
         Raises:
-            LookupFailed: no lookup address gave a usable answer at first.
+            LookupFailed: no lookup node returned a usable response at the start.
             InvalidPartition: the topic does not have a partition of the options.
         """
         if self.closing:
@@ -191,7 +191,7 @@ class Subscriber:
             )
 
     async def _first_view(self) -> PartitionMap | None:
-        """Return a view with something to subscribe to, as soon as there is one; None if the topic is left before."""
+        """Wait for a partition map with a leader or a node, and return it; None if the topic is left before."""
         pause = self._options.reconnect_wait
         deadline = _clock() + self._options.lookup_timeout
         answered = warned = False
@@ -256,7 +256,7 @@ class Subscriber:
     # One partition
 
     async def _keep(self, assignment: Assignment) -> None:
-        """Subscribe to a partition again and again, until the consumer closes or the topic loses the partition."""
+        """Keep a partition subscribed until the consumer closes or the topic loses the partition."""
         failures = 0
         while not self.closing:
             view = self._metadata.cached(self._topic, "r")
@@ -285,7 +285,7 @@ class Subscriber:
             await self._refresh(assignment, view, failures, error)
 
     def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:
-        """Log a failure, at most once in a while for each partition."""
+        """Log a failure, at most one for each partition within ``_WARNING_INTERVAL``."""
         now = _clock()
         if now - assignment.warned_at < _WARNING_INTERVAL:
             assignment.unreported += 1
@@ -302,7 +302,7 @@ class Subscriber:
         return self._misconfigured >= self._assignments.keys()
 
     async def _refresh(self, assignment: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:
-        """Wait for a while, with full jitter, and ask the lookup service for a newer view."""
+        """Pause with full jitter, then ask the lookup service for a newer partition map."""
         options = self._options
         longest = min(options.max_reconnect_wait, options.reconnect_wait * 2 ** min(failures, 20))
         if failures > 1 or not is_stale_meta(error):
@@ -364,12 +364,12 @@ class Subscriber:
 
     def log_subscribed(self) -> None:
         """Log the open subscriptions, in one line."""
-        places: dict[str, list[str]] = {}
+        by_node: dict[str, list[str]] = {}
         for subscription in self._open():
-            places.setdefault(subscription.node, []).append(str(subscription.partition))
+            by_node.setdefault(subscription.node, []).append(str(subscription.partition))
         text = ", ".join(
             node if partitions == ["-1"] else f"{node} (partitions {', '.join(partitions)})"
-            for node, partitions in places.items()
+            for node, partitions in by_node.items()
         )
         extra = {"topic": self._topic, "channel": self._spec.channel}
         logger.info("subscribed to %s/%s at %s", self._topic, self._spec.channel, text or "no node", extra=extra)

@@ -1,4 +1,4 @@
-"""The subscription of a consumer to one partition: the messages received over its connection, and their answers."""
+"""The subscription of a consumer to one partition: receive messages over its connection, and send their answers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Subscription:
         """Connect and subscribe.
 
         Raises:
-            NsqError: it did not work; nothing stays open.
+            NsqError: why it failed; nothing stays open.
         """
         self._reader = reader = await PartitionReader.open(self.request)
         self._pending = reader.pending
@@ -158,7 +158,7 @@ class Subscription:
 
         Args:
             http: HTTP address of the node.
-            position: where the channel reads on.
+            position: the position.
 
         Raises:
             PartitionUnavailable: the node cannot be reached, or refuses.
@@ -205,7 +205,7 @@ class Subscription:
             for data in frames:
                 message = Message(self, counted)
                 decode_into(message, data, extend, detail)
-                if order is not None and not order.takes(message):
+                if order is not None and not order.accepts(message):
                     continue
                 if unpack and message.header.find(_COMPRESSED) >= 0:
                     message.budget = budget
@@ -247,7 +247,7 @@ class Subscription:
             self._counts = deque(counted for counted in counts if counted.count)
 
     def _expire(self, now: float) -> None:
-        """Move the horizon, and count messages that timed out as in flight no longer."""
+        """Advance the horizon, and count messages that timed out as no longer in flight."""
         self.horizon = horizon = now - self.msg_timeout
         counts = self._counts
         while counts and counts[0].time < horizon:
@@ -258,7 +258,7 @@ class Subscription:
     # Answers
 
     def _answered(self, message: Message) -> None:
-        """Count a message as in flight no longer.
+        """Count a message as no longer in flight.
 
         Raises:
             MessageNotInFlight: it timed out, or the connection was closed.
@@ -373,6 +373,8 @@ class Subscription:
 
     async def close(self, timeout: float = 2.0) -> None:
         """Send what is pending, wait until the server has acknowledged CLS, and close the connection.
+
+        Does not raise. Cancellation closes the connection at once.
 
         Args:
             timeout: seconds to wait.

@@ -1,4 +1,4 @@
-"""The open subscriptions of a consumer: their RDY counts, the answers that wait to be sent, and their timer."""
+"""The open subscriptions of a consumer: share RDY among them, send their answers, and run their timer."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class SubscriptionGroup:
     Args:
         flow: distributes RDY.
         backoff: of the consumer.
-        ticked: called with the time at each tick, and with the seconds by which the tick was late; returns whether
-            RDY has to be distributed again.
+        ticked: called at each tick, with the time and the seconds by which the tick was late; RDY is distributed
+            afterwards.
         events: receives changes of the backoff.
         unpack_budget: bounds the unpacked bytes of compressed messages.
 
@@ -44,15 +44,15 @@ class SubscriptionGroup:
         live: open subscriptions, of all topics.
         backoff: of the consumer.
         opened: how many subscriptions were opened.
-        reconnects: subscriptions that were made again after a connection had ended.
-        closed_counts: received, requeued, lost and bytes of the subscriptions that ended.
+        reconnects: how many of them replaced one whose connection had ended.
+        closed_counts: messages received, requeued and lost, and bytes received, of the subscriptions that ended.
     """
 
     def __init__(
         self,
         flow: RdyDistributor[Subscription],
         backoff: Backoff,
-        ticked: Callable[[float, float], bool],
+        ticked: Callable[[float, float], object],
         events: ClientEvents,
         unpack_budget: UnpackBudget,
     ) -> None:
@@ -85,7 +85,7 @@ class SubscriptionGroup:
         self.opened += 1
         self._flow.add(subscription, subscription.max_ready, subscription.backoff, _clock())
         self.rebalance()
-        self._all_due = 0.0  # its message timeout may be shorter than the pause
+        self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self._wake_timer()
 
     def remove(self, subscription: Subscription) -> bool:
@@ -199,7 +199,7 @@ class SubscriptionGroup:
                 subscription.tick(now)
         for backoff in self._backoffs():
             backoff.tick(now)
-        # before the next distribution: it may raise the total
+        # it may raise the total that is distributed
         self._ticked(now, late)
         self.rebalance()
 

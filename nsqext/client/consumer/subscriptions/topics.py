@@ -80,9 +80,9 @@ class TopicSubscriptions:
     """The subscriptions of one consumer: a `Subscriber` for each topic, all with one distribution of RDY.
 
     Topics that match a pattern are found in the list of the lookup service, which is read again after
-    ``poll_interval``. A topic that was deleted is left when its connections have ended; a list that lacks a topic whose
-    connections work changes nothing. A found topic that servers refuse for good is logged and tried again after the
-    next poll; an error of a topic that was given by its name ends the consumer.
+    ``poll_interval``. A topic that was deleted is left when its connections have ended; a list without a topic whose
+    connections are open changes nothing. A found topic that servers refuse permanently is logged, and tried again after
+    the next poll; such an error of a topic that was given by its name ends the consumer.
 
     Args:
         selection: the topics.
@@ -137,7 +137,7 @@ class TopicSubscriptions:
         """Subscribe to the selected topics, those that appear later included.
 
         Raises:
-            LookupFailed: no lookup address gave a usable list of topics at first.
+            LookupFailed: no lookup node returned a usable list of topics at the start.
         """
         deadline = _clock() + self._spec.options.lookup_timeout
         pause = self._spec.options.reconnect_wait

@@ -235,7 +235,7 @@ async def test_broken_order_restarts_the_subscription(caplog: pytest.LogCaptureF
                 await peer.raw(message(4, position=bytes(7) + b"\x40" + bytes(4)))
                 await peer.expect_end()
                 peer = await node.accept()
-            assert "id 4 at offset 64 came after id 5 at offset 80" in caplog.text
+            assert "id 4 at offset 64 was received after id 5 at offset 80" in caplog.text
             await peer.expect("SUB_ORDERED")
             await peer.answer()
             await peer.expect("RDY")

@@ -1,4 +1,4 @@
-"""Checks of constructor arguments: unknown keywords, and options of the wrong class."""
+"""Checks of arguments and options: unknown keywords, options of the wrong class, numbers, handler functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from attrs import AttrsInstance
 
-__all__ = ("options_of", "suggest", "unknown_arguments")
+__all__ = (
+    "check_groups",
+    "check_handler_function",
+    "check_positive",
+    "is_coroutine_function",
+    "options_of",
+    "suggest",
+    "unknown_arguments",
+)
 
 Options = TypeVar("Options")
 
@@ -72,3 +80,43 @@ def options_of(given: Options | None, kind: type[Options], argument: str = "opti
             f"{argument} is a {type(given).__name__}", hint=f"give {argument}=nsqext.{kind.__name__}(...)"
         )
     return given
+
+
+def check_groups(options: AttrsInstance) -> None:
+    """Check that each member for a group of options holds an object of its class.
+
+    Raises:
+        InvalidSetting: a member holds another object.
+    """
+    for member in attrs.fields(type(options)):
+        kind = getattr(member.default, "factory", None)
+        value = getattr(options, member.name)
+        if kind is not None and not isinstance(value, kind):
+            raise InvalidSetting(f"{member.name}={value!r} is not a {kind.__name__}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Check that a setting is a whole number of 1 or more.
+
+    Raises:
+        InvalidSetting: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidSetting(f"{name}={value!r} is not a positive number")
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Return whether a function, or an object that can be called, is declared with ``async def``."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def check_handler_function(function: object) -> None:
+    """Check that a handler is a coroutine function.
+
+    Raises:
+        InvalidSetting: it is not.
+    """
+    if not is_coroutine_function(function):
+        raise InvalidSetting(
+            f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
+        )

@@ -10,7 +10,7 @@ import anyio
 from nsqext.admin.results import StoredMessage
 from nsqext.errors import NsqError, ProtocolError
 from nsqext.lookup.responses import unwrap
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
@@ -87,7 +87,6 @@ def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
     try:
         ext = str(data.get("ext") or "")
         headers = decode_headers(ext.encode("utf-8", "surrogatepass")) if ext.lstrip().startswith("{") else {}
-        key = headers.get(KEY_HEADER)
         return StoredMessage(
             partition=partition,
             id=int(data["id"]),
@@ -96,7 +95,7 @@ def read_message(data: Any, partition: int, node: Address) -> StoredMessage:
             trace_id=int(data["trace_id"]),
             body=str(data["body"]),
             headers={name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)},
-            key=str(key) if isinstance(key, (str, int)) and not isinstance(key, bool) and key != "" else None,
+            key=header_text(headers, KEY_HEADER),
             tag=tag_of(headers) if headers else (ext or None),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

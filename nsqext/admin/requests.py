@@ -257,7 +257,7 @@ def generation_of(where: PartitionMap) -> Generation:
 
 def generation_of_node(info: NodeInfo) -> Generation:
     """Return the generation of a node by its version."""
-    return "ha" if "HA" in info.version else "classic"
+    return "ha" if info.is_ha else "classic"
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:

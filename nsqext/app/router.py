@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Never, TypeVar
 
 from attrs import field, frozen
 
-from nsqext.arguments import options_of, unknown_arguments
+from nsqext.arguments import check_handler_function, options_of, unknown_arguments
 from nsqext.client.consumer.handlers.batches import BatchLimits, MessageBatch
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
@@ -105,7 +104,7 @@ class Router:
         selection = self._select(topics, channel, tag)
 
         def add(function: F) -> F:
-            _check_coroutine(function)
+            check_handler_function(function)
             plan = plan_call(function)
             given = options_of(options, ConsumerOptions)
             arguments = (tag, max_in_flight, concurrency, given, around, auto_finish)
@@ -156,7 +155,7 @@ class Router:
         around = check_middleware(middleware)
 
         def add(function: B) -> B:
-            _check_coroutine(function)
+            check_handler_function(function)
             given = options_of(options, ConsumerOptions)
             arguments = (tag, max_in_flight, concurrency, given, around)
             self._add(HandlerSpec(selection, channel, function, None, *arguments, batch=limits))
@@ -222,11 +221,3 @@ class Router:
         for function, topics in router.publishers.items():
             self.publishers.setdefault(function, []).extend(topics)
         self.lifespans.extend(router.lifespans)
-
-
-def _check_coroutine(function: object) -> None:
-    call = type(function).__call__
-    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
-        raise InvalidSetting(
-            f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
-        )

@@ -48,6 +48,11 @@ class NodeInfo:
     topics: Mapping[str, tuple[int, ...]] = field(factory=dict, hash=False)
     tombstoned: tuple[str, ...] = ()
 
+    @property
+    def is_ha(self) -> bool:
+        """Whether the node is of the redesigned generation."""
+        return "HA" in self.version
+
 
 @frozen
 class LookupNode:

@@ -22,6 +22,7 @@ __all__ = (
     "add_key",
     "decode_headers",
     "encode_headers",
+    "header_text",
     "tag_of",
 )
 
@@ -149,6 +150,12 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
             raise ProtocolError(f"extend header is not JSON: {error}") from error
         return {encodable(name): encodable(text) if isinstance(text, str) else text for name, text in odd.items()}
     return value if isinstance(value, dict) else {}
+
+
+def header_text(headers: Mapping[str, Any], name: str) -> str | None:
+    """Return a header as text; None unless it is text that is not empty, or a whole number."""
+    value = headers.get(name)
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
 
 
 def tag_of(headers: Mapping[str, Any]) -> str | None:

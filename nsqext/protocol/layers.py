@@ -14,7 +14,7 @@ from nsqext.errors import InvalidSetting, ProtocolError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ("MAX_DECODED", "DeflateLayer", "Layer", "SnappyLayer")
+__all__ = ("MAX_DECODED", "DeflateLayer", "Layer", "SnappyLayer", "import_cramjam")
 
 MAX_DECODED = 64 * 1024 * 1024
 """Most bytes that one call of ``decode`` returns, four of the largest frames; 64 KiB of deflate can hold as many."""
@@ -97,7 +97,7 @@ class SnappyLayer:
     __slots__ = ("_buffer", "_codec", "_compressor", "_error", "_max", "_skip", "_started")
 
     def __init__(self, *, max_decoded: int = MAX_DECODED) -> None:
-        module = _cramjam()
+        module = import_cramjam("snappy")
         self._codec = module.snappy
         self._compressor = module.snappy.Compressor()
         self._error: type[Exception] = module.DecompressionError
@@ -194,11 +194,19 @@ def _too_much(name: str, limit: int) -> ProtocolError:
     return ProtocolError(f"the {name} layer unpacks to more than {limit} bytes at once", hint="the peer may be hostile")
 
 
-def _cramjam() -> ModuleType:
+def import_cramjam(codec: str) -> ModuleType:
+    """Import the package that implements snappy and lz4.
+
+    Args:
+        codec: the compression, for the error.
+
+    Raises:
+        InvalidSetting: the package is not installed.
+    """
     try:
         import cramjam
     except ImportError as error:
         raise InvalidSetting(
-            "snappy needs a package that is not installed", hint="pip install 'nsqext[snappy]'"
+            f"{codec} needs a package that is not installed", hint="pip install 'nsqext[snappy]'"
         ) from error
     return cramjam

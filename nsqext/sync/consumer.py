@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
 
 import anyio
 
+from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message as AsyncMessage
@@ -198,8 +198,7 @@ class Consumer(BlockingClient):
 
     def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
         """Return a coroutine function that calls a handler in a worker thread."""
-        call = type(function).__call__
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+        if is_coroutine_function(function):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
         limiter: list[anyio.CapacityLimiter] = []
 

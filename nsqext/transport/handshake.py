@@ -102,7 +102,7 @@ async def subscribe(connection: Connection, command: bytes, timeout: float) -> N
 
 
 def _reason(error: NsqError) -> NsqError:
-    """Return the error of a failed handshake; a lost connection, on which nothing was published, is `ConnectionFailed`."""
+    """Return the error of a failed handshake; a lost connection is `ConnectionFailed`: nothing was published on it."""
     if not isinstance(error, (ConnectionLost, RequestTimeout)):
         return error
     if isinstance(error.__cause__, ProtocolError):

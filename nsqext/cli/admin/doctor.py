@@ -136,7 +136,7 @@ async def _examine_lookup(client: LookupClient) -> Finding:
     if leaders:
         return Finding("ok", "lookup", f"{counted(len(nodes), 'node')}, {leaders[0]} leads")
     known = await client.nodes()
-    if any("HA" in node.version for node in known):
+    if any(node.is_ha for node in known):
         return Finding(
             "error", "lookup", "no lookup node is the leader", "are etcd and a majority of the lookup nodes up?"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, overload
 
 from attrs import evolve
 
-from nsqext.arguments import options_of, unknown_arguments
+from nsqext.arguments import check_handler_function, check_positive, options_of, unknown_arguments
 from nsqext.client.consumer.handlers.batches import BatchHandler, BatchLimits, MessageBatch, MessageBatches
 from nsqext.client.consumer.handlers.workers import MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions
@@ -99,8 +98,7 @@ class Consumer:
             key=options.key if key is None else key,
             dispatch=options.dispatch if dispatch is None else dispatch,
         )
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidSetting(f"concurrency={concurrency!r} is not a positive number")
+        check_positive("concurrency", concurrency)
         self._concurrency = concurrency
         self._handler: MessageHandler | BatchHandler | None = None
         if isinstance(self.options.failure.dead_letter, str) and lookupd and not (nsqd or isinstance(lookupd, Lookup)):
@@ -244,11 +242,7 @@ class Consumer:
         return function
 
     def _check_handler(self, function: object) -> None:
-        call = type(function).__call__
-        if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)):
-            raise InvalidSetting(
-                f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
-            )
+        check_handler_function(function)
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self._name)
 

@@ -16,7 +16,7 @@ from nsqext.protocol.client.body_compression import (
     decompress_body,
     is_compressed,
 )
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, tag_of
+from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
 
 if TYPE_CHECKING:
@@ -241,8 +241,7 @@ class Message(RawMessage):
 
     def header_value(self, name: str) -> str | None:
         """Return an extend header, a reserved one too; None unless it is text or a whole number."""
-        value = self._all_headers().get(name)
-        return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
+        return header_text(self._all_headers(), name)
 
     def _all_headers(self) -> dict[str, Any]:
         if self._headers is None:

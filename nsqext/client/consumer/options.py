@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
+from nsqext.arguments import check_groups, check_positive
 from nsqext.client.consumer.handler_signals import MAX_DELAY
-from nsqext.client.producer.options import check_groups
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.headers import KEY_HEADER
@@ -267,9 +267,7 @@ class ConsumerOptions:
                 raise InvalidSetting("partitions=() leaves nothing to consume", hint="None stands for all")
             for partition in self.partitions:
                 check_partition(partition)
-        ready = self.initial_ready
-        if isinstance(ready, bool) or not isinstance(ready, int) or ready < 1:
-            raise InvalidSetting(f"initial_ready={ready!r} is not a positive number")
+        check_positive("initial_ready", self.initial_ready)
         size = self.max_in_flight_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise InvalidSetting(f"max_in_flight_bytes={size!r} is not a number of bytes")

@@ -14,6 +14,7 @@ from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
+from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
 from nsqext.client.events import ClientEvents
@@ -84,7 +85,9 @@ class ConsumerSession:
         )
         self._tasks = BackgroundTasks("consumer", self._close)
         self.topics: TopicSubscriptions = TopicSubscriptions(
-            selection, spec, self.group, metadata, self.dispatcher.dispatch, self.fail, self.events, self._tasks
+            selection,
+            SubscriberContext(spec, self.group, metadata, self.dispatcher.dispatch, self.events, self._tasks),
+            self.fail,
         )
         self.ended: anyio.Event = anyio.Event()
         self.error: NsqError | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from attrs import field, fields, frozen
+from attrs import field, frozen
 
+from nsqext.arguments import check_groups
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
 from nsqext.protocol.client.body_compression import Codec, check_codec
@@ -13,10 +14,7 @@ from nsqext.protocol.client.commands import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_M
 from nsqext.protocol.hashing import KeyHash, key_hash
 from nsqext.transport.options import ConnectionOptions
 
-if TYPE_CHECKING:
-    from attrs import AttrsInstance
-
-__all__ = ("ProducerOptions", "check_groups")
+__all__ = ("ProducerOptions",)
 
 _CHOICES = {"on_unknown": ("retry", "raise"), "balance": ("round_robin", "least_pending")}
 _POSITIVE = (
@@ -29,19 +27,6 @@ _POSITIVE = (
     "forget_after",
 )
 _COUNTS = ("max_message_size", "max_batch_size", "max_batch_count", "compression_min")
-
-
-def check_groups(options: AttrsInstance) -> None:
-    """Check that each member for a group of options holds an object of its class.
-
-    Raises:
-        InvalidSetting: a member holds another object.
-    """
-    for member in fields(type(options)):
-        kind = getattr(member.default, "factory", None)
-        value = getattr(options, member.name)
-        if kind is not None and not isinstance(value, kind):
-            raise InvalidSetting(f"{member.name}={value!r} is not a {kind.__name__}")
 
 
 @frozen

@@ -336,7 +336,7 @@ class Router:
                 topic=topic,
                 hint="is an nsqd up, and does it register with this lookup service?",
             )
-        if any("HA" in node.version for node in nodes):
+        if any(node.is_ha for node in nodes):
             return None
         return PartitionMap(topic, "w", nodes=tuple(node.tcp for node in nodes))
 

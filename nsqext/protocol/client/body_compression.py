@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, Final, Literal
 
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.protocol.layers import import_cramjam
 
 __all__ = (
     "COMPRESS_HEADER",
@@ -49,7 +49,7 @@ def check_codec(codec: str) -> None:
         return
     if codec not in _NUMBERS:
         raise InvalidSetting(f"compression {codec!r} is unknown", hint="use none, gzip, snappy or lz4")
-    _cramjam(codec)
+    import_cramjam(codec)
 
 
 def is_compressed(headers: Mapping[str, Any]) -> bool:
@@ -65,9 +65,9 @@ def compress_body(codec: Codec, body: bytes) -> tuple[bytes, dict[str, str]] | N
         packer = zlib.compressobj(wbits=_GZIP)
         packed = packer.compress(body) + packer.flush()
     elif codec == "snappy":
-        packed = bytes(_cramjam(codec).snappy.compress_raw(body))
+        packed = bytes(import_cramjam(codec).snappy.compress_raw(body))
     else:
-        packed = bytes(_cramjam(codec).lz4.compress_block(body, store_size=False))
+        packed = bytes(import_cramjam(codec).lz4.compress_block(body, store_size=False))
     if len(packed) >= len(body):
         return None
     return packed, {COMPRESS_HEADER: _NUMBERS[codec], SIZE_HEADER: str(len(body))}
@@ -127,7 +127,7 @@ def _gunzip(body: bytes, limit: int) -> bytes:
 
 
 def _unsnap(body: bytes, limit: int) -> bytes:
-    cramjam = _cramjam("snappy")
+    cramjam = import_cramjam("snappy")
     try:
         size = cramjam.snappy.decompress_raw_len(body)
         if size > limit:
@@ -140,7 +140,7 @@ def _unsnap(body: bytes, limit: int) -> bytes:
 
 
 def _unlz4(body: bytes, limit: int, announced: int | None) -> bytes:
-    cramjam = _cramjam("lz4")
+    cramjam = import_cramjam("lz4")
     # the block does not contain its size
     most = _LARGEST_RATIO["lz4"] * len(body)
     if announced is not None and announced > most:
@@ -157,13 +157,3 @@ def _too_large(size: int, limit: int) -> ProtocolError:
     return ProtocolError(
         f"a compressed body unpacks to {size} bytes or more; {limit} are allowed", hint="the sender may be hostile"
     )
-
-
-def _cramjam(codec: str) -> ModuleType:
-    try:
-        import cramjam
-    except ImportError as error:
-        raise InvalidSetting(
-            f"{codec} needs a package that is not installed", hint="pip install 'nsqext[snappy]'"
-        ) from error
-    return cramjam

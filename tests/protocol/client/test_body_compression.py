@@ -114,7 +114,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lz4=_Recording(cramjam.lz4, sizes),
         DecompressionError=cramjam.DecompressionError,
     )
-    monkeypatch.setattr(body_compression, "_cramjam", lambda codec: fake)
+    monkeypatch.setattr(body_compression, "import_cramjam", lambda codec: fake)
     return sizes
 
 

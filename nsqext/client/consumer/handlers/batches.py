@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 import anyio
 from attrs import frozen
 
+from nsqext.arguments import check_positive
 from nsqext.client.consumer.handler_signals import check_delay
 from nsqext.client.consumer.handlers.in_flight import requeue_unanswered
 from nsqext.client.consumer.message import Message
@@ -46,9 +47,8 @@ class BatchLimits:
     max_wait: float = 0.2
 
     def __attrs_post_init__(self) -> None:
-        count, wait = self.max_count, self.max_wait
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidSetting(f"max_count={count!r} is not a positive number")
+        wait = self.max_wait
+        check_positive("max_count", self.max_count)
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not wait >= 0:
             raise InvalidSetting(f"max_wait={wait!r} is negative, or no time in seconds")
 

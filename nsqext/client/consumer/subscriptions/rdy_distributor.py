@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attrs import define
 
-from nsqext.errors import InvalidSetting
+from nsqext.arguments import check_positive
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -107,8 +107,7 @@ class RdyDistributor(Generic[K]):
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidSetting(f"max_in_flight={count!r} is not a positive number")
+        check_positive("max_in_flight", count)
         self._max_in_flight = count
 
     def __len__(self) -> int:

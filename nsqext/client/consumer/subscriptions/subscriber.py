@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import anyio
+from attrs import frozen
 
 from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriptionSpec
 from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
 
-__all__ = ("Subscriber", "is_fatal", "is_not_leader", "is_stale_meta")
+__all__ = ("Subscriber", "SubscriberContext", "is_fatal", "is_not_leader", "is_stale_meta")
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -95,17 +96,34 @@ def is_stale_meta(error: NsqError | None) -> bool:
     return isinstance(error, _STALE_META)
 
 
+@frozen(eq=False)
+class SubscriberContext:
+    """What all subscribers of a consumer share.
+
+    Attributes:
+        spec: how topics are consumed.
+        group: the open subscriptions.
+        metadata: where topics and the leaders of partitions are looked up.
+        deliver: called with the messages of each read.
+        events: receives connections that open and end, and leaders that move.
+        tasks: where the tasks of topics and partitions run.
+    """
+
+    spec: SubscriptionSpec
+    group: SubscriptionGroup
+    metadata: MetadataCache
+    deliver: Callable[[list[Message]], None]
+    events: ClientEvents
+    tasks: BackgroundTasks
+
+
 class Subscriber:
     """The subscriptions of a consumer to the partitions of one topic.
 
     Args:
         topic: name of the topic.
-        spec: how it is consumed.
-        group: the open subscriptions.
-        metadata: where the leaders of the partitions are looked up.
-        deliver: called with the messages of each read.
+        context: what all subscribers of the consumer share.
         fail: called with an error after which the topic cannot be consumed.
-        events: receives connections that open and end, and leaders that move.
         discovered: the topic was found by a pattern: its partitions are given up once the lookup service does not know
             it, because a subscription would create it again at the original NSQ.
 
@@ -119,23 +137,20 @@ class Subscriber:
     def __init__(
         self,
         topic: str,
-        spec: SubscriptionSpec,
-        group: SubscriptionGroup,
-        metadata: MetadataCache,
-        deliver: Callable[[list[Message]], None],
+        context: SubscriberContext,
         fail: Callable[[NsqError], None],
-        events: ClientEvents,
         *,
         discovered: bool = False,
     ) -> None:
         self._topic = topic
-        self._spec = spec
-        self._options = spec.options
-        self._group = group
-        self._metadata = metadata
-        self._deliver = deliver
+        self._spec = context.spec
+        self._options = context.spec.options
+        self._group = context.group
+        self._metadata = context.metadata
+        self._deliver = context.deliver
+        self._events = context.events
+        self._tasks = context.tasks
         self._fail = fail
-        self._events = events
         self._discovered = discovered
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
@@ -143,7 +158,7 @@ class Subscriber:
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
         self._misconfigured: set[Key] | None = set()
-        self.seeker: ChannelSeeker = ChannelSeeker(topic, spec, self._assignments, self._live)
+        self.seeker: ChannelSeeker = ChannelSeeker(topic, context.spec, self._assignments, self._live)
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
         self.vanished: bool = False
@@ -153,7 +168,7 @@ class Subscriber:
         """Whether no partition is subscribed, and no attempt to subscribe to one is made."""
         return not self._assignments
 
-    async def run(self, tasks: BackgroundTasks) -> None:
+    async def run(self) -> None:
         """Start a task for every partition that the lookup service lists, now and later.
 
         Raises:
@@ -173,7 +188,7 @@ class Subscriber:
             for key in keys:
                 if key not in self._assignments and self._spec.wants(key):
                     assignment = self._assignments[key] = Assignment(key)
-                    tasks.start_soon(self._keep, assignment)
+                    self._tasks.start_soon(self._keep, assignment)
             if self._expected is None:
                 self._expected = len(self._assignments)
             await changed.wait()

@@ -19,13 +19,8 @@ from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pat
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.subscriptions.assignment import SubscriptionSpec
-    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
-    from nsqext.client.events import ClientEvents
-    from nsqext.client.tasks import BackgroundTasks
-    from nsqext.lookup.metadata import MetadataCache
+    from nsqext.client.consumer.subscriptions.subscriber import SubscriberContext
 
 __all__ = ("TopicSelection", "TopicSubscriptions")
 
@@ -86,41 +81,25 @@ class TopicSubscriptions:
 
     Args:
         selection: the topics.
-        spec: how they are consumed.
-        group: the open subscriptions.
-        metadata: where topics and leaders are looked up.
-        deliver: called with the messages of each read.
+        context: what the subscribers share.
         fail: called with an error after which the consumer cannot continue.
-        events: receives what happens to connections.
-        tasks: where the tasks of partitions and topics run.
 
     Attributes:
         selection: the topics.
         started: set when all partitions of the first topics are subscribed, or the consumer cannot continue.
     """
 
-    def __init__(
-        self,
-        selection: TopicSelection,
-        spec: SubscriptionSpec,
-        group: SubscriptionGroup,
-        metadata: MetadataCache,
-        deliver: Callable[[list[Message]], None],
-        fail: Callable[[NsqError], None],
-        events: ClientEvents,
-        tasks: BackgroundTasks,
-    ) -> None:
+    def __init__(self, selection: TopicSelection, context: SubscriberContext, fail: Callable[[NsqError], None]) -> None:
         self.selection: TopicSelection = selection
         self.started: anyio.Event = anyio.Event()
-        self._spec = spec
-        self._group = group
-        self._metadata = metadata
-        self._deliver = deliver
+        self._context = context
+        self._spec = context.spec
+        self._group = context.group
+        self._metadata = context.metadata
+        self._tasks = context.tasks
         self._fail = fail
-        self._events = events
         self._subscribers: dict[str, Subscriber] = {}
         self._leaving: dict[Subscriber, None] = {}
-        self._tasks = tasks
         self._changed = anyio.Event()
         self._listed = self._list_failed = False
         self._starting = False
@@ -196,16 +175,7 @@ class TopicSubscriptions:
     def _join(self, topic: str) -> None:
         discovered = topic not in self.selection.names
         fail = partial(self._refused, topic) if discovered else self._fail
-        subscriber = self._subscribers[topic] = Subscriber(
-            topic,
-            self._spec,
-            self._group,
-            self._metadata,
-            self._deliver,
-            fail,
-            self._events,
-            discovered=discovered,
-        )
+        subscriber = self._subscribers[topic] = Subscriber(topic, self._context, fail, discovered=discovered)
         self._tasks.start_soon(self._run, subscriber, fail)
 
     def _leave(self, topic: str) -> None:
@@ -226,7 +196,7 @@ class TopicSubscriptions:
 
     async def _run(self, subscriber: Subscriber, fail: Callable[[NsqError], None]) -> None:
         try:
-            await subscriber.run(self._tasks)
+            await subscriber.run()
         except NsqError as error:
             fail(error)
 

@@ -17,6 +17,7 @@ from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyspark
+from pyspark.errors import AnalysisException
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidState
@@ -38,7 +39,7 @@ __all__ = (
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_OLDEST = (4, 2)
+_OLDEST = (4, 0)
 _OLDEST_ARROW = (18,)
 _NEEDED = "import nsqext, numpy, pandas, pyarrow, pyspark"
 _TIMEOUT = 60.0
@@ -75,12 +76,21 @@ def register(spark: SparkSession) -> None:
     _show_root_causes()
     context: SparkContext | None = getattr(spark, "_sc", None)
     if context is None:  # Spark Connect: the server chooses the interpreter
-        spark.dataSource.register(NsqDataSource)
+        _add(spark, NsqDataSource)
         return
     with _interpreter(context, spark.conf.get("spark.pyspark.python", None)):
         if not _is_local(context):
             check_workers(_workers(context))
-        spark.dataSource.register(NsqDataSource)
+        _add(spark, NsqDataSource)
+
+
+def _add(spark: SparkSession, source: type[DataSource]) -> None:
+    try:
+        spark.dataSource.register(source)
+    except AnalysisException as error:
+        # PySpark 4.0, if it has found the format by itself
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def _is_local(context: SparkContext) -> bool:
@@ -95,7 +105,7 @@ def check_pyspark(version: str) -> None:
     """
     if _numbers(version)[:2] < _OLDEST:
         raise InvalidState(
-            f"PySpark is version {version}", hint="nsqext needs 4.2 or later: pip install 'nsqext[spark]'"
+            f"PySpark is version {version}", hint="nsqext needs 4.0 or later: pip install 'nsqext[spark]'"
         )
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import evolve
 from pyspark.errors import PySparkNotImplementedError
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructField, StructType
 
 from nsqext.errors import InvalidSetting
 from nsqext.spark.options import TABLE_OPTION, SinkOptions, SourceOptions, columns_of, is_option
 from nsqext.spark.py_files import share_with_streams
+from nsqext.spark.pyspark_features import ReadLimit, SupportsTriggerAvailableNow, check_stream
 from nsqext.spark.schema import check_write_schema, chosen_columns, read_schema
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class NsqDataSource(DataSource):
 
     def _read_options(self, schema: StructType, *, streaming: bool = False) -> SourceOptions:
         options = SourceOptions.parse({**_table_options(schema), **self.options}, streaming=streaming)
+        if streaming:
+            check_stream(options)
         return evolve(options, columns=chosen_columns(schema, options.columns, options.headers_as_array))
 
     def _write_options(self, schema: StructType, overwrite: bool) -> SinkOptions:
@@ -182,7 +184,7 @@ class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raise the error."""
         self._raise()
 
-    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Raise the error."""
         self._raise()
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,12 @@ ROOT = HERE.parent.parent
 _JAVA = 17
 _SLOW = 120
 _PATIENT = 300
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Allow PySpark 4.0 and 4.1 to leave the sockets of results open."""
+    if find_spec("pyspark") is not None and find_spec("pyspark.sql.streaming.datasource") is None:
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

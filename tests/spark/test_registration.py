@@ -84,22 +84,22 @@ def bare(tmp_path: Path) -> str:
     return str(script)
 
 
-@pytest.mark.parametrize("version", ["4.1.4", "3.5.0"])
+@pytest.mark.parametrize("version", ["3.5.6", "3.4.0"])
 def test_an_old_pyspark_is_refused(version: str) -> None:
-    with pytest.raises(InvalidState, match=f"PySpark is version {version}: nsqext needs 4.2"):
+    with pytest.raises(InvalidState, match=f"PySpark is version {version}: nsqext needs 4.0"):
         check_pyspark(version)
 
 
 def test_an_old_pyspark_finds_a_format_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.__version__", "4.1.4")
+    monkeypatch.setattr("pyspark.__version__", "3.5.6")
     source = default_source()
     assert source.name() == "nsqext"
-    with pytest.raises(InvalidState, match=r"PySpark is version 4\.1\.4"):
+    with pytest.raises(InvalidState, match=r"PySpark is version 3\.5\.6"):
         source({})
 
 
 def test_a_new_pyspark_is_fine() -> None:
-    for version in ("4.2.0", "4.10.0.dev1", "5.0"):
+    for version in ("4.0.0", "4.10.0.dev1", "5.0"):
         check_pyspark(version)
 
 

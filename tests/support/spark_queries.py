@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from nsqext.spark.pyspark_features import HAS_READ_LIMITS
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -28,6 +30,8 @@ Row = tuple[str, int, int, bytes]
 @define
 class Reading:
     """A streaming query that is run again and again with the same checkpoint.
+
+    PySpark 4.0 and 4.1 run one micro-batch for ``availableNow``: there `run` repeats the query until it reads nothing.
 
     Attributes:
         spark: the session.
@@ -63,10 +67,20 @@ class Reading:
         self.batches.setdefault(batch, []).append(sorted(found))
 
     def run(self, change: Callable[[DataFrame], DataFrame] | None = None) -> StreamingQuery:
-        """Read everything that is there now."""
+        """Read everything that is there now; returns the last query that ran a batch."""
         query = self.start(change)
         finish(query)
+        while not HAS_READ_LIMITS:
+            before = self._runs()
+            following = self.start(change)
+            finish(following)
+            if self._runs() == before:
+                break
+            query = following
         return query
+
+    def _runs(self) -> int:
+        return sum(map(len, self.batches.values()))
 
     def rows(self) -> list[Row]:
         """Return the rows of all batches, each as it was read last."""

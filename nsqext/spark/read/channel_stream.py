@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from attrs import define
 from pyspark.sql.datasource import SimpleDataSourceStreamReader
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.in_flight import touch_due
@@ -25,6 +24,7 @@ from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.errors import InvalidInput, NsqError
 from nsqext.protocol.messages import is_text_id
 from nsqext.spark.cluster import portal
+from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.frames import from_messages

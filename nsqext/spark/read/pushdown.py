@@ -7,16 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from attrs import define
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql import datasource as spark
 
 __all__ = ("Pruning",)
 
@@ -44,14 +35,14 @@ class Pruning:
     since: int | None = None
     until: int | None = None
 
-    def take(self, filters: Iterable[Filter]) -> list[Filter]:
+    def take(self, filters: Iterable[spark.Filter]) -> list[spark.Filter]:
         """Apply filters, which all must match; returns those that Spark must evaluate as well."""
         return [found for found in filters if not self._take(found)]
 
-    def _take(self, found: Filter) -> bool:
+    def _take(self, found: spark.Filter) -> bool:
         """Apply one filter; returns whether Spark does not need to evaluate it."""
         attribute: tuple[str, ...] = getattr(found, "attribute", ())
-        if isinstance(found, IsNotNull) and attribute in _ALWAYS:
+        if isinstance(found, spark.IsNotNull) and attribute in _ALWAYS:
             return True
         if len(attribute) != 1:
             return False
@@ -66,21 +57,21 @@ class Pruning:
             self._take_time(found, value)
         return False
 
-    def _take_topics(self, found: Filter, value: Any) -> bool:
+    def _take_topics(self, found: spark.Filter, value: Any) -> bool:
         chosen = _chosen(found, value, str)
         if chosen is None:
             return False
         self.topics = chosen if self.topics is None else self.topics & chosen
         return True
 
-    def _take_partitions(self, found: Filter, value: Any) -> bool:
+    def _take_partitions(self, found: spark.Filter, value: Any) -> bool:
         chosen = _chosen(found, value, int)
         if chosen is None:
             return False
         self.partitions = chosen if self.partitions is None else self.partitions & chosen
         return True
 
-    def _take_offset(self, found: Filter, value: int) -> bool:
+    def _take_offset(self, found: spark.Filter, value: int) -> bool:
         bounds = _bounds(found, value)
         if bounds is None:
             return False
@@ -91,7 +82,7 @@ class Pruning:
             self.end = end if self.end is None else min(self.end, end)
         return True
 
-    def _take_time(self, found: Filter, value: datetime) -> None:
+    def _take_time(self, found: spark.Filter, value: datetime) -> None:
         """Exclude times that cannot match; Spark evaluates the filter."""
         moment = int(value.timestamp() * 1000)
         bounds = _bounds(found, moment)
@@ -103,11 +94,11 @@ class Pruning:
             self.until = moment + 1 if self.until is None else min(self.until, moment + 1)
 
 
-def _chosen(found: Filter, value: Any, kind: type) -> frozenset[Any] | None:
+def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | None:
     """Return the values that a filter accepts; None for other kinds of filters."""
-    if isinstance(found, EqualTo):
+    if isinstance(found, spark.EqualTo):
         values = (value,)
-    elif isinstance(found, In):
+    elif isinstance(found, spark.In):
         values = tuple(value)
     else:
         return None
@@ -119,16 +110,16 @@ def _are(values: Iterable[Any], kind: type) -> bool:
     return all(one is None or type(one) is kind for one in values)
 
 
-def _bounds(found: Filter, value: int) -> tuple[int | None, int | None] | None:
+def _bounds(found: spark.Filter, value: int) -> tuple[int | None, int | None] | None:
     """Return the first accepted number and the number after the last one; None for other kinds of filters."""
-    if isinstance(found, EqualTo):
+    if isinstance(found, spark.EqualTo):
         return value, value + 1
-    if isinstance(found, GreaterThan):
+    if isinstance(found, spark.GreaterThan):
         return value + 1, None
-    if isinstance(found, GreaterThanOrEqual):
+    if isinstance(found, spark.GreaterThanOrEqual):
         return value, None
-    if isinstance(found, LessThan):
+    if isinstance(found, spark.LessThan):
         return None, value
-    if isinstance(found, LessThanOrEqual):
+    if isinstance(found, spark.LessThanOrEqual):
         return None, value + 1
     return None

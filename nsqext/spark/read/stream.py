@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from attrs import evolve
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+
+from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.spark.cluster import portal
+from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
+from nsqext.spark.pyspark_features import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-
-from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.spark.cluster import portal
-from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
 from nsqext.spark.read.anchor import Anchors, starting_offsets_of
 from nsqext.spark.read.batch import TaskRanges, read_ranges, tasks_of
 from nsqext.spark.read.offsets import dump, load
@@ -147,8 +147,9 @@ class StreamPlanner:
         return now - self._batch_at < self._options.max_trigger_delay
 
     async def _survey(self, begin: Offsets) -> dict[Key, PartitionState]:
-        # AvailableNow must read everything that was acknowledged before
-        found = await self._anchors.survey(quick=self._frozen is None)
+        # AvailableNow must read everything that was acknowledged before; PySpark 4.0 and 4.1 do not announce it, and
+        # then the first batch of a process is the only one
+        found = await self._anchors.survey(quick=self._frozen is None and self._surveyed is not None)
         ends = {key: state.end for key, state in found.items()}
         if any(
             ends.get((topic, key), count) < count for topic, counts in begin.items() for key, count in counts.items()
@@ -280,9 +281,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting_offsets_of(options)
         self._options = options
         self._planner: StreamPlanner | None = None
+        self._planned: Offsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None}
+        return {"_options": self._options, "_planner": None, "_planned": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch: ``maxOffsetsPerTrigger`` or ``maxBytesPerTrigger``."""
@@ -299,8 +301,15 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of the query."""
         return dump(self._call(lambda planner: planner.initial()))
 
-    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch."""
+    def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Return the end of the next batch.
+
+        PySpark 4.0 and 4.1 pass no arguments. The next batch then begins at the end of the one that was planned last,
+        and has the limit of the options. In a restarted query Spark plans the last batch of the checkpoint first (an
+        empty range if it was completed); a query without a planned batch is new.
+        """
+        if limit is None:
+            limit = self.getDefaultReadLimit()
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if rows is None and size is None and not isinstance(limit, ReadAllAvailable):
@@ -308,8 +317,13 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the source does not support {type(limit).__name__}",
                 hint="use maxOffsetsPerTrigger or maxBytesPerTrigger",
             )
-        begin = load(start)
+        begin = load(start) if start is not None else self._next_start()
         return dump(self._call(lambda planner: planner.latest(begin, rows, size)))
+
+    def _next_start(self) -> Offsets:
+        if self._planned is None:
+            self._planned = self._call(lambda planner: planner.initial())
+        return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the ends of the partitions and metrics, for ``StreamingQueryProgress.sources[].latestOffset``."""
@@ -318,6 +332,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch."""
         begin, until = load(start), load(end)
+        self._planned = until
         return tasks_of(self._options, self._call(lambda planner: planner.ranges(begin, until)))
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:

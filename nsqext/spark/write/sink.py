@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from attrs import frozen
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from nsqext.spark.pyspark_features import DataSourceStreamArrowWriter
 from nsqext.spark.write.publisher import Tally, publish_chunks
 from nsqext.spark.write.row_id import Origin
 from nsqext.spark.write.row_mapper import RowMapper, RowRules

@@ -14,6 +14,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput
 from nsqext.spark.options import SourceOptions
+from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read import channel_stream
 from nsqext.spark.read.channel_lag import ChannelLag
 from nsqext.spark.read.channel_stream import NsqChannelReader
@@ -236,6 +237,7 @@ def test_offsets_of_the_other_mode_are_refused(original: Cluster) -> None:
         reader(original, "any").read({"v": 1, "topics": {"any": {"0": 5}}})
 
 
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="readMode=channel needs PySpark 4.2")
 def test_a_query_over_the_original_nsq(spark: SparkSession, original: Cluster, topic: str, tmp_path: Path) -> None:
     publish(original, topic, 30)
 

@@ -9,6 +9,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from nsqext.spark.pyspark_features import HAS_PUSHDOWN
+
+if not HAS_PUSHDOWN:
+    pytest.skip("PySpark 4.0 does not push filters down", allow_module_level=True)
+
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,

@@ -7,11 +7,10 @@ import pickle
 
 import anyio
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxFiles
 
 from nsqext.errors import DataLoss, InvalidSetting, TopicNotFound
 from nsqext.spark.options import SourceOptions
-from nsqext.spark.read.offsets import Offsets, Range, load
+from nsqext.spark.read.offsets import Offsets, Range, dump, load
 from nsqext.spark.read.stream import NsqStreamReader, StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
@@ -345,8 +344,50 @@ def test_a_reader_can_be_sent_to_other_processes() -> None:
     reader.stop()
     by_size = NsqStreamReader(options(maxBytesPerTrigger="7"))
     assert pickle.loads(pickle.dumps(by_size)).getDefaultReadLimit().max_bytes == 7  # noqa: S301
+
+
+def test_other_limits_are_refused() -> None:
+    limits = pytest.importorskip("pyspark.sql.streaming.datasource", reason="PySpark 4.0 and 4.1 have no read limits")
     with pytest.raises(InvalidSetting, match="does not support ReadMaxFiles"):
-        by_size.latestOffset({"v": 1, "topics": {}}, ReadMaxFiles(1))
+        NsqStreamReader(options()).latestOffset({"v": 1, "topics": {}}, limits.ReadMaxFiles(1))
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    """Two partitions, which readers find."""
+    servers = two()
+    monkeypatch.setattr("nsqext.spark.read.stream.Admin", lambda *_, **__: servers.admin)
+    return servers
+
+
+def test_a_new_query_of_a_pyspark_that_passes_no_start(servers: FakeAdmin) -> None:
+    """PySpark 4.0 and 4.1: the limit applies from the first batch on."""
+    reader = NsqStreamReader(options(maxOffsetsPerTrigger="8"))
+    first = reader.latestOffset()
+    start = reader.initialOffset()
+    assert (load(start), load(first)) == ({"orders": {0: 0, 1: 0}}, {"orders": {0: 5, 1: 3}})
+    assert reader.latestOffset() == first, "the batch is not planned yet"
+    reader.partitions(start, first)
+    second = reader.latestOffset()
+    reader.commit(first)
+    assert load(second) == {"orders": {0: 10, 1: 6}}
+    assert [log.anchor for log in servers.logs.values()] == [5, 3]
+    reader.stop()
+
+
+def test_a_restarted_query_of_a_pyspark_that_passes_no_start(servers: FakeAdmin) -> None:
+    """Spark plans the end of the checkpoint, and then a batch that was not completed; the anchors are before both."""
+    stored = dump({"orders": {0: 20, 1: 10}})
+    completed = NsqStreamReader(options(maxOffsetsPerTrigger="8"))
+    start = completed.initialOffset()
+    assert completed.partitions(stored, stored) == []
+    assert load(completed.latestOffset()) == {"orders": {0: 25, 1: 13}}
+    completed.stop()
+    repeated = NsqStreamReader(options(maxOffsetsPerTrigger="8"))
+    assert repeated.partitions(stored, stored) == []
+    assert len(repeated.partitions(start, stored)) == 1
+    assert load(repeated.latestOffset()) == {"orders": {0: 25, 1: 13}}
+    repeated.stop()
 
 
 def test_invalid_starts_raise_at_once() -> None:

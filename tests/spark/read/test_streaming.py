@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 
 from nsqext.broker import Cluster
+from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.sync import Producer
 from tests.support.spark_queries import Reading, finish, post, starting, wait_for
 
@@ -57,11 +59,14 @@ def test_a_query_over_topics_of_all_kinds_is_restarted_and_replayed(
             servers.publish(topic, bodies(f"{topic} {partition}", 100), partition)
     query = reading.run()
     assert [len(times[-1]) for times in reading.batches.values()] == [250, 150]
-    assert sum(progress.numInputRows for progress in query.recentProgress) == 400
+    if HAS_READ_LIMITS:  # PySpark 4.0 and 4.1 run a batch for each query
+        assert sum(progress.numInputRows for progress in query.recentProgress) == 400
     source = query.recentProgress[-1].sources[0]
     ends = {plain: {"0": 100, "1": 100}, extend: {"0": 100}, ordered: {"0": 100}}
     expected = {topic: {key: count + servers.first for key, count in named.items()} for topic, named in ends.items()}
-    assert json.loads(source.endOffset)["topics"] == json.loads(source.latestOffset)["topics"] == expected
+    # PySpark 4.0 and 4.1 show offsets as Python writes them
+    parse = json.loads if HAS_READ_LIMITS else ast.literal_eval
+    assert parse(source.endOffset)["topics"] == parse(source.latestOffset)["topics"] == expected
 
     servers.publish(extend, bodies(f"{extend} 0", 50, first=100), 0)
     reading.run()

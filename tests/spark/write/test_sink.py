@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from nsqext.spark import dedupe
+from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.write.row_id import Origin
 from tests.support.spark_cluster import collect
 
@@ -144,6 +145,7 @@ def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
     assert sorted(bytes(row.value).decode() for row in dedupe(stored).collect()) == lines
 
 
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="with availableNow PySpark 4.0 and 4.1 run no batch without messages")
 def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
     """Topic to topic: sums by window and key, with ids of their own, after a micro-batch that was published in part."""
     source, target = servers.make_topic("orders", 2), servers.make_topic("sums", 1, extend=True)

@@ -1,0 +1,98 @@
+"""What the installed PySpark can do: the only module that knows what versions 4.0 and 4.1 lack.
+
+Read limits and `SupportsTriggerAvailableNow` exist since PySpark 4.2. Without them Spark calls ``latestOffset()``
+without arguments, and a stream with ``availableNow`` runs one micro-batch. Filters of batches, and a class of their own
+for Arrow writers of streams, exist since PySpark 4.1.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+from pyspark.sql import datasource
+
+from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.spark.options import SourceOptions
+
+__all__ = (
+    "HAS_PUSHDOWN",
+    "HAS_READ_LIMITS",
+    "DataSourceStreamArrowWriter",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "check_stream",
+)
+
+HAS_READ_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
+"""Whether Spark passes the start and the limit of a micro-batch, and announces ``availableNow``."""
+HAS_PUSHDOWN = hasattr(datasource, "Filter")
+"""Whether Spark passes the filters of a batch."""
+
+if TYPE_CHECKING or HAS_READ_LIMITS:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+else:
+
+    class ReadLimit:
+        """Limit of a micro-batch."""
+
+    class ReadAllAvailable(ReadLimit):
+        """No limit."""
+
+    @frozen
+    class ReadMaxRows(ReadLimit):
+        """Largest number of messages."""
+
+        max_rows: int
+
+    @frozen
+    class ReadMaxBytes(ReadLimit):
+        """Approximate number of bytes."""
+
+        max_bytes: int
+
+    class SupportsTriggerAvailableNow:
+        """A reader that is announced ``availableNow``; Spark does not use it."""
+
+
+if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+
+    class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
+        """A writer of a stream that receives record batches: PySpark 4.0 passes them to every Arrow writer."""
+
+
+def check_stream(options: SourceOptions) -> None:
+    """Check that the installed PySpark can run a stream with these options.
+
+    Raises:
+        InvalidSetting: it cannot.
+    """
+    if HAS_READ_LIMITS:
+        return
+    if options.min_offsets_per_trigger is not None:
+        raise InvalidSetting(
+            "option minOffsetsPerTrigger needs PySpark 4.2 or later: older versions do not announce availableNow, with "
+            "which the option does not apply",
+            hint="remove it, or upgrade PySpark",
+        )
+    if options.read_mode == "channel":
+        # such a query ends before its only batch is committed
+        raise InvalidSetting(
+            "readMode=channel needs PySpark 4.2 or later: with availableNow, older versions would read the same "
+            "messages in each run",
+            hint="remove it, or upgrade PySpark",
+        )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyspark
 from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -40,6 +41,8 @@ DELAY = "carrier STRING, airline STRING, time_hour TIMESTAMP, flights BIGINT, ca
 DEPARTURES, DELAYS, ARCHIVE = "departures", "delays", "archive"
 """The channels. Each stream has its own; it keeps on the cluster what the stream has not read yet."""
 
+_HAS_AVAILABLE_NOW = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+"""Whether ``availableNow`` reads everything; with older versions it is a single micro-batch."""
 _LATENESS = "2 days"
 _PER_TRIGGER = 60_000
 
@@ -204,9 +207,9 @@ class Streams:
 
     def _start(self, writer: DataStreamWriter, name: str) -> StreamingQuery:
         writer = writer.queryName(name).option("checkpointLocation", self._places.checkpoint(name))
-        if self._every is None:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{self._every:g} seconds").start()
+        if self._every is not None:
+            return writer.trigger(processingTime=f"{self._every:g} seconds").start()
+        return writer.trigger(availableNow=True).start() if _HAS_AVAILABLE_NOW else writer.start()
 
 
 def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, int], None]) -> Flow:
@@ -220,6 +223,9 @@ def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, 
         StreamingQueryException: one of them failed.
     """
     for query in queries:
+        if not _HAS_AVAILABLE_NOW:
+            query.processAllAvailable()
+            query.stop()
         ended = False
         while not ended:
             ended = bool(query.awaitTermination(1))

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import nsqext.spark
+from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,16 +78,22 @@ def stream(spark: SparkSession, given: dict[str, str]) -> object:
     options = {"lookupd": given["lookupd"], "subscribe": given["topic"], "channel": "cluster"}
     source = spark.readStream.format("nsqext").options(**options, maxOffsetsPerTrigger=given["batch"])
     rows = source.option("startingOffsets", "earliest").load()
-    query = (
+    writer = (
         rows.select("topic", "partition", "offset", "value")
         .writeStream.format("parquet")
         .option("path", f"{given['folder']}/rows")
         .option("checkpointLocation", f"{given['folder']}/checkpoint")
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
-    return len(query.recentProgress)
+    total = 0
+    while True:
+        query = writer.start()
+        query.awaitTermination()
+        count = sum(progress.numInputRows for progress in query.recentProgress)
+        total += count
+        # PySpark 4.0 and 4.1 run one batch, first the one that was not completed
+        if HAS_READ_LIMITS or not count:
+            return total
 
 
 JOBS = {"read": read, "stream": stream, "write": write}

@@ -1,0 +1,160 @@
+"""The data source with this package in it, for Spark Connect: the server and its workers need not have the package.
+
+Spark gives the files that a session of Connect has added to the tasks of batches, but not to those of streams.
+Therefore `register` sends a class that contains the package. cloudpickle sends everything that this module defines by
+value, so that processes without the package can load it: nothing of the package is imported at module level.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import sys
+import tempfile
+import zipfile
+from hashlib import sha256
+from importlib import import_module, invalidate_caches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pyspark import cloudpickle
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    SimpleDataSourceStreamReader,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ("ShippedSource", "shipped_source")
+
+T = TypeVar("T")
+
+_SOURCE = "nsqext.spark.source"
+_NOT_SHIPPED = ("broker", "cli", "testing", "web")
+"""Subpackages that the source does not use."""
+
+
+def shipped_source() -> type[DataSource]:
+    """Return the class to register with Spark Connect."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+    ShippedSource.archive = pack(Path(__file__).parent.parent)
+    return ShippedSource
+
+
+def pack(package: Path) -> bytes:
+    """Return the modules of the package as a zip file, which is the same for the same files."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(package.rglob("*.py")):
+            name = path.relative_to(package)
+            if name.parts[0] not in _NOT_SHIPPED:
+                entry = zipfile.ZipInfo(str(Path(package.name, name)))
+                archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return data.getvalue()
+
+
+def load(archive: bytes, module: str) -> Any:
+    """Import a module of the package; unpack the package if this process cannot import it.
+
+    Args:
+        archive: result of `pack`.
+        module: name of the module.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
+            raise
+    sys.path.insert(0, str(unpack(archive)))
+    # a folder with the name of the package may have been imported in its place
+    for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
+        del sys.modules[name]
+    invalidate_caches()
+    return import_module(module)
+
+
+def unpack(archive: bytes) -> Path:
+    """Unpack the package to Spark's folder of files, which belongs to the application; returns the folder."""
+    from pyspark.core.files import SparkFiles
+
+    folder = Path(SparkFiles.getRootDirectory())
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"nsqext-{sha256(archive).hexdigest()[:16]}"
+    if not target.exists():
+        partial = Path(tempfile.mkdtemp(dir=folder))
+        with zipfile.ZipFile(io.BytesIO(archive)) as found:
+            found.extractall(partial)
+        try:
+            partial.rename(target)
+        except OSError:  # another process was faster
+            shutil.rmtree(partial)
+    return target
+
+
+def shipped(found: T, archive: bytes) -> T:
+    """Return a reader or writer that is sent together with the package."""
+    kind = type(found)
+
+    def reduce(self: Any) -> tuple[Any, ...]:
+        # as bytes: the state cannot be loaded before the package
+        return restore, (archive, kind.__module__, kind.__name__, pickle.dumps(self.__getstate__()))
+
+    found.__class__ = type(kind.__name__, (kind,), {"__reduce__": reduce})
+    return found
+
+
+def restore(archive: bytes, module: str, name: str, state: bytes) -> Any:
+    """Return the object that `shipped` has sent."""
+    kind = getattr(load(archive, module), name)
+    found = kind.__new__(kind)
+    found.__dict__.update(pickle.loads(state))  # noqa: S301 (from Spark)
+    return found
+
+
+class ShippedSource(DataSource):
+    """`nsqext.spark.NsqDataSource` with its package.
+
+    Attributes:
+        archive: the package, as `pack` returns it.
+    """
+
+    archive: ClassVar[bytes] = b""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the argument of ``format()``."""
+        return "nsqext"
+
+    def _source(self) -> DataSource:
+        found: DataSource = load(self.archive, _SOURCE).NsqDataSource(self.options)
+        return found
+
+    def schema(self) -> StructType | str:
+        """Return the schema of rows that are read."""
+        return self._source().schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        return shipped(self._source().reader(schema), self.archive)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a stream whose ranges can be read again."""
+        return shipped(self._source().streamReader(schema), self.archive)
+
+    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
+        """Return the reader of a stream that consumes a channel."""
+        return shipped(self._source().simpleStreamReader(schema), self.archive)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch."""
+        return shipped(self._source().writer(schema, overwrite), self.archive)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a micro-batch."""
+        return shipped(self._source().streamWriter(schema, overwrite), self.archive)

@@ -98,6 +98,7 @@ class Anchors:
         self._pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
         self._matched_at = float("-inf")
         self._moved_to: dict[Key, int] = {}
+        self._unmoved: set[Key] = set()
         self._seen: dict[Key, tuple[float, int]] = {}
         self._missing: set[str] = set()
 
@@ -275,7 +276,7 @@ class Anchors:
     async def advance(self, end: Offsets) -> None:
         """Move the anchors forward to the end of a completed batch.
 
-        An anchor that cannot be moved now is moved with the next batch.
+        An anchor that cannot be moved now is moved by the next call, also by one with the same end.
 
         Raises:
             NsqError: the servers refuse, and a retry cannot change that.
@@ -284,15 +285,20 @@ class Anchors:
             (topic, partition): count
             for topic, counts in end.items()
             for partition, count in counts.items()
-            if self._moved_to.get((topic, partition), -1) < count
+            if (moved := self._moved_to.get((topic, partition), -1)) < count
+            or (moved == count and (topic, partition) in self._unmoved)
         }
 
         async def move(key: Key) -> None:
             topic, partition = key
+            # before the outcome is known: the server may move the anchor although its response is lost
             self._moved_to[key] = counts[key]
+            self._unmoved.discard(key)
             try:
                 await self._admin.move_anchor(topic, partition, self._channel, counts[key])
             except NsqError as error:
+                if error.retryable:
+                    self._unmoved.add(key)
                 if not error.retryable and (self._strict or not isinstance(error, InvalidState)):
                     raise
                 logger.warning("the anchor channel was not moved: %s", error)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nsqext.errors import LookupFailed, NsqError
+from nsqext.errors import LookupFailed
 from nsqext.lookup.client import LookupClient
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 __all__ = ("ChannelLag",)
-
-logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _WAITING = ("depth", "in_flight_count", "deferred_count")
 _WAITING_REDESIGNED = ("depth", "delayed_queue_count")  # the depth includes messages in flight
@@ -35,13 +32,13 @@ class ChannelLag:
         self._topics = tuple(topics)
         self._channel = channel
 
-    async def count(self) -> int | None:
-        """Return the number of unfinished messages, including those in flight; None if a node does not answer."""
-        try:
-            return sum([await self._count(topic) for topic in self._topics])
-        except NsqError as error:
-            logger.info("the depth of the channel %s is unknown: %s", self._channel, error)
-            return None
+    async def count(self) -> int:
+        """Return the number of unfinished messages, including those in flight.
+
+        Raises:
+            NsqError: a node does not answer.
+        """
+        return sum([await self._count(topic) for topic in self._topics])
 
     async def _count(self, topic: str) -> int:
         total = 0

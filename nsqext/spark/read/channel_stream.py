@@ -174,13 +174,32 @@ class ChannelBatches:
 
         A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
         are later messages, which may be received over other connections.
+
+        Raises:
+            NsqError: a node has not answered for ``readTimeoutMs``, so that unread messages may exist.
         """
+        left, error = 0, None
         with anyio.move_on_after(self._options.read_timeout):
             while not self._received and self._error is None:
                 await self._wait(_SETTLED)
-                left = await self._lag.count()
-                if left is None or left <= len(self._later) or len(self._later) >= 2 * self._limit:
+                try:
+                    left, error = await self._lag.count(), None
+                except NsqError as failure:
+                    error = failure
+                    continue
+                if left <= len(self._later) or len(self._later) >= 2 * self._limit:
                     return
+        if self._received or self._error is not None:
+            return
+        if error is not None:
+            raise error
+        if left > len(self._later):
+            logger.warning(
+                "the query ends, but the channel %s has %d unfinished messages: other consumers hold them, or they are "
+                "deferred",
+                self._options.channel,
+                left - len(self._later),
+            )
 
     async def _wait(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):

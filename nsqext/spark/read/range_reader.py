@@ -155,6 +155,7 @@ class RangeReader:
                     await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
         except NsqError as error:
             self._failure = error
+            self._blocks.close()  # without failOnDataLoss, the messages before the lost ones are read
         finally:
             self._ended = True
             self._wake.set()

@@ -153,6 +153,17 @@ async def test_an_anchor_that_cannot_be_moved_now_is_moved_with_the_next_batch()
     assert servers.moves == [("orders", 1, 10), ("orders", 0, 40)]
 
 
+async def test_an_anchor_that_could_not_be_moved_does_not_wait_for_another_batch() -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    servers.broken.add(("orders", 0))
+    await anchors.advance({"orders": {0: 30, 1: 10}})
+    servers.broken.clear()
+    for _ in range(2):
+        await anchors.advance({"orders": {0: 30, 1: 10}})
+    assert servers.moves == [("orders", 1, 10), ("orders", 0, 30)]
+
+
 async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:
     servers = pretended(p0=20, p1=5)
     servers.logs["orders", 0].anchor = None

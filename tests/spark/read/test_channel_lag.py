@@ -7,6 +7,7 @@ import pytest
 
 from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
+from nsqext.errors import LookupFailed
 from nsqext.spark.options import ClientConfig
 from nsqext.spark.read.channel_lag import ChannelLag
 
@@ -43,5 +44,6 @@ async def test_what_waits_and_what_is_in_flight_is_counted_over_all_nodes(genera
 
 async def test_no_node_answers() -> None:
     backlog = ChannelLag(ClientConfig(("127.0.0.1:1",)), ["one"], "spark")
-    assert await backlog.count() is None
+    with pytest.raises(LookupFailed):
+        await backlog.count()
     await backlog.aclose()

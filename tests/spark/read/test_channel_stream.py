@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidInput
+from nsqext.errors import InvalidInput, LookupFailed
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.read import channel_stream
@@ -110,7 +110,7 @@ def test_messages_of_an_incomplete_batch_are_delivered_again(original: Cluster, 
     restarted = reader(original, topic)
     try:
         assert values(restarted.readBetweenOffsets(middle, end)) == []
-        again, _ = read_on(restarted, end, 5)
+        again, _ = read_on(restarted, end, 10 - len(found))
         assert sorted(found + again) == list(range(10))
     finally:
         restarted.stop()
@@ -180,6 +180,49 @@ def test_available_now_excludes_later_messages(original: Cluster, topic: str) ->
         assert (values(batches), same) == ([], end)
     finally:
         source.stop()
+
+
+def test_available_now_does_not_end_while_the_depth_is_unknown(
+    original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[int | None] = [None, 0]
+
+    async def count(_: ChannelLag) -> int:
+        found = results.pop(0) if len(results) > 1 else results[0]
+        if found is None:
+            raise LookupFailed("no node answers")
+        return found
+
+    monkeypatch.setattr(ChannelLag, "count", count)
+    monkeypatch.setattr(channel_stream, "_SETTLED", 0.02)
+    source = reader(original, topic, readTimeoutMs="200")
+    try:
+        source.prepareForTriggerAvailableNow()
+        results[:] = [None]
+        with pytest.raises(LookupFailed, match="no node answers"):
+            source.read(source.initialOffset())
+        results[:] = [None, 0]
+        assert values(source.read(source.initialOffset())[0]) == []
+        assert results == [0]
+    finally:
+        source.stop()
+
+
+def test_available_now_warns_of_messages_that_it_does_not_receive(
+    original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def count(_: ChannelLag) -> int:
+        return 3
+
+    monkeypatch.setattr(ChannelLag, "count", count)
+    monkeypatch.setattr(channel_stream, "_SETTLED", 0.02)
+    source = reader(original, topic, readTimeoutMs="100")
+    try:
+        source.prepareForTriggerAvailableNow()
+        assert values(source.read(source.initialOffset())[0]) == []
+    finally:
+        source.stop()
+    assert "the channel spark has 3 unfinished messages" in caplog.text
 
 
 def test_columns_of_a_consumed_channel(original: Cluster, topic: str) -> None:

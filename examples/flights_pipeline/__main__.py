@@ -1,6 +1,6 @@
 """Run the pipeline: ``python -m examples.flights_pipeline``.
 
-On a cluster of its own, in this process; with ``--lookupd HOST:PORT`` on that one, with two topics that are deleted in
+On a cluster of its own, in this process; with ``--lookupd HOST:PORT`` on that one, with two topics that are deleted at
 the end. The exit code is 1 if a flight is lost or duplicated, or a figure differs from that of pandas.
 """
 
@@ -58,7 +58,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 @contextmanager
 def cluster(lookupd: str | None, console: Console) -> Iterator[list[str]]:
-    """Give the lookup addresses of the cluster that is named, or else of one of our own."""
+    """Return the lookup addresses of the given cluster, or start one."""
     if lookupd is not None:
         yield lookupd.split(",")
         return
@@ -68,7 +68,7 @@ def cluster(lookupd: str | None, console: Console) -> Iterator[list[str]]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print how it went."""
+    """Print the results."""
     table = Table(title="A year of flights" if report.published > 300_000 else "Flights", title_justify="left")
     table.add_column("what")
     table.add_column("count", justify="right")

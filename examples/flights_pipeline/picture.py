@@ -23,13 +23,13 @@ def draw(day: pd.DataFrame, file: Path) -> None:
     Args:
         day: columns ``airline``, ``hour`` (0 to 23), ``departed``, ``cancelled``, ``delay`` (minutes in all), ``mean``
             (minutes).
-        file: where the picture goes, as PNG.
+        file: path of the PNG file.
     """
     fewest = max(1, min(_FEWEST, _FEWEST * int(day["departed"].sum()) // _PER_YEAR))
     means = _means(day, fewest)
     figure = Figure(figsize=(11.5, 7), layout="constrained")
     axes = figure.subplots()
-    # a map that is read alike with and without colour vision, and printed in grey
+    # colours that are read alike with and without colour vision, and printed in grey
     image = axes.imshow(means, cmap=mpl.colormaps["viridis"], aspect="auto")
     figure.colorbar(image, ax=axes, label="mean delay of departure (minutes)", pad=0.01)
     least, most = image.get_clim()

@@ -25,7 +25,7 @@ from examples.flights_pipeline.check import (
 )
 from examples.flights_pipeline.flights import Flight
 from examples.flights_pipeline.picture import draw
-from examples.flights_pipeline.publish import publish_closing_word, publish_flights
+from examples.flights_pipeline.publish import publish_closing_message, publish_flights
 from examples.flights_pipeline.stream import (
     ARCHIVE,
     DELAYS,
@@ -51,7 +51,7 @@ _PATIENCE = 30.0
 
 @frozen
 class Setting:
-    """Where the pipeline runs.
+    """Settings of a run.
 
     Attributes:
         lookupd: lookup addresses of the cluster.
@@ -77,13 +77,13 @@ class Times:
 
 @frozen
 class Report:
-    """How it went.
+    """Results of a run.
 
     Attributes:
         published: number of flights.
-        times: how long it took.
+        times: duration of its parts.
         arrivals: the flights in Parquet, compared with the published ones.
-        flow: what the streams did.
+        flow: figures of the streams.
         delays: number of delays, one for each airline and scheduled hour.
         differences: how many of them are not what pandas computes.
         picture: the heat map.
@@ -99,7 +99,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether everything arrived once, and every figure is right."""
+        """Whether every flight was received once, and every figure is right."""
         arrivals = self.arrivals
         wrong = (arrivals.lost, arrivals.duplicated, arrivals.altered, self.flow.late, self.differences)
         return not any(wrong) and arrivals.rows == self.published
@@ -110,17 +110,17 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
 
     Args:
         session: knows the source ``nsqext``.
-        setting: where.
+        setting: settings of the run.
         flights: in the order of their scheduled departure.
-        progress: shows how far it is.
+        progress: shows the progress.
 
     Raises:
-        NsqError: the cluster refuses something, or does not answer.
+        NsqError: the cluster refuses a request, or does not answer.
         StreamingQueryException: a stream failed.
     """
     plan = TopicPlan(fresh_name("flights"), setting.partitions, extend=True, channels=(DEPARTURES, DELAYS))
     other = TopicPlan(fresh_name("delays"), extend=True, channels=(ARCHIVE,))
-    places = Locations(",".join(setting.lookupd), plan.name, other.name, setting.folder)
+    locations = Locations(",".join(setting.lookupd), plan.name, other.name, setting.folder)
     with (
         start_blocking_portal() as portal,
         _topic(portal, setting.lookupd, plan, progress),
@@ -129,8 +129,8 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
         task = progress.add_task("flights published", total=len(flights))
         advance = partial(progress.advance, task)
         publish = partial(portal.call, publish_flights, setting.lookupd, plan.name, flights, advance, setting.live)
-        close = partial(portal.call, publish_closing_word, setting.lookupd, plan.name, flights[-1])
-        streams = Streams(session, places, _EVERY if setting.live else None)
+        close = partial(portal.call, publish_closing_message, setting.lookupd, plan.name, flights[-1])
+        streams = Streams(session, locations, _EVERY if setting.live else None)
         mode = _live if setting.live else _one_by_one
         times, flow = mode(streams, flights, progress, publish, close)
     return _report(streams, flights, setting.folder / PICTURE, times, flow)
@@ -205,7 +205,10 @@ def _feed(
 
 
 def _read_all(query: StreamingQuery, count: int) -> None:
-    """Wait until a running stream has read so many messages: a server may show one some seconds after it is stored."""
+    """Wait until a running stream has read ``count`` messages.
+
+    A server may deliver a message some seconds after it is stored.
+    """
     until = time.monotonic() + _PATIENCE
     query.processAllAvailable()
     while read_by(query) < count and time.monotonic() < until:
@@ -214,7 +217,7 @@ def _read_all(query: StreamingQuery, count: int) -> None:
 
 @contextmanager
 def _topic(portal: BlockingPortal, lookupd: Sequence[str], plan: TopicPlan, progress: Progress) -> Iterator[str]:
-    """Make a topic, and delete it in the end."""
+    """Create a topic, and delete it at the end."""
     task = progress.add_task(f"topic {plan.name}: partitions ready", total=plan.partitions)
     with portal.wrap_async_context_manager(temporary_topic(lookupd, plan)) as name:
         progress.advance(task, plan.partitions)

@@ -39,7 +39,7 @@ FLIGHT = (
 DELAY = "carrier STRING, airline STRING, time_hour TIMESTAMP, flights BIGINT, cancelled BIGINT, delay BIGINT"
 
 DEPARTURES, DELAYS, ARCHIVE = "departures", "delays", "archive"
-"""The channels. Each stream has its own; it keeps on the cluster what the stream has not read yet."""
+"""The channels. Each stream has its own, which makes the servers retain what the stream has not read yet."""
 
 _HAS_AVAILABLE_NOW = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 """Whether ``availableNow`` reads everything; with older versions it is a single micro-batch."""
@@ -75,7 +75,7 @@ def sum_up(flights: DataFrame) -> DataFrame:
     """Add up the delays by airline and scheduled hour.
 
     A flight that was cancelled has no departure, hence no delay: it counts as cancelled, and not as punctual. An hour
-    is closed, and given out once and for all, when a flight two days later has been seen.
+    is closed, and its sum published, when a flight two days later has been read.
     """
     late = flights.withWatermark("time_hour", _LATENESS)
     hours = late.groupBy("carrier", "airline", f.window("time_hour", "1 hour").alias("span"))
@@ -89,7 +89,7 @@ def sum_up(flights: DataFrame) -> DataFrame:
 
 @frozen
 class Locations:
-    """Where the data lives.
+    """Topics and folders of the data.
 
     Attributes:
         lookupd: lookup addresses, with commas.
@@ -108,13 +108,13 @@ class Locations:
         return str(self.folder / name)
 
     def checkpoint(self, name: str) -> str:
-        """Return the folder in which a stream notes how far it is."""
+        """Return the checkpoint folder of a stream."""
         return str(self.folder / "checkpoints" / name)
 
 
 @frozen
 class Flow:
-    """What streams did.
+    """Figures of streams.
 
     Attributes:
         read: messages that they read.
@@ -133,20 +133,20 @@ class Streams:
 
     Args:
         session: knows the source ``nsqext``.
-        places: where the data lives.
+        locations: topics and folders.
         every: seconds between micro-batches of streams that run until they are stopped; None for streams that read the
             existing messages, and end.
     """
 
-    def __init__(self, session: SparkSession, places: Locations, every: float | None = None) -> None:
+    def __init__(self, session: SparkSession, locations: Locations, every: float | None = None) -> None:
         self._session = session
-        self._places = places
+        self._locations = locations
         self._every = every
 
     @property
     def folder(self) -> Path:
         """Folder of the Parquet files and the checkpoints."""
-        return self._places.folder
+        return self._locations.folder
 
     def departures(self) -> StreamingQuery:
         """Keep every flight, with its airline, in Parquet."""
@@ -168,30 +168,30 @@ class Streams:
                 f.create_map(f.lit("carrier"), f.col("carrier"), f.lit("nsqext_id"), identity).alias("headers"),
             )
             .writeStream.format("nsqext")
-            .option("lookupd", self._places.lookupd)
-            .option("topic", self._places.delays)
+            .option("lookupd", self._locations.lookupd)
+            .option("topic", self._locations.delays)
         )
         return self._start(writer, DELAYS)
 
     def archive(self) -> StreamingQuery:
-        """Keep the delays in Parquet; what a repeated task published twice is kept once."""
-        messages = nsqext.spark.dedupe(self._read(self._places.delays, ARCHIVE, "includeHeaders"))
+        """Keep the delays in Parquet; what a repeated task published again is stored once."""
+        messages = nsqext.spark.dedupe(self._read(self._locations.delays, ARCHIVE, "includeHeaders"))
         return self._to_parquet(parse(messages, DELAY), ARCHIVE)
 
     def table(self, name: str) -> DataFrame:
         """Return what a stream has written to Parquet."""
-        return self._session.read.parquet(self._places.parquet(name))
+        return self._session.read.parquet(self._locations.parquet(name))
 
     def archived(self) -> DataFrame | None:
         """Return the delays that are archived so far; None before the first ones."""
-        if not Path(self._places.parquet(ARCHIVE), "_spark_metadata", "0").exists():
+        if not Path(self._locations.parquet(ARCHIVE), "_spark_metadata", "0").exists():
             return None
-        return self._session.read.schema(DELAY).parquet(self._places.parquet(ARCHIVE))
+        return self._session.read.schema(DELAY).parquet(self._locations.parquet(ARCHIVE))
 
     def _read(self, topic: str, channel: str, *switches: str) -> DataFrame:
         reader = (
             self._session.readStream.format("nsqext")
-            .option("lookupd", self._places.lookupd)
+            .option("lookupd", self._locations.lookupd)
             .option("subscribe", topic)
             .option("channel", channel)
             .option("maxOffsetsPerTrigger", _PER_TRIGGER)
@@ -200,24 +200,26 @@ class Streams:
 
     def _flights(self, channel: str) -> DataFrame:
         airlines = self._session.read.csv(str(airlines_file()), header=True).withColumnRenamed("name", "airline")
-        return parse(self._read(self._places.flights, channel), FLIGHT).join(f.broadcast(airlines), "carrier", "left")
+        return parse(self._read(self._locations.flights, channel), FLIGHT).join(
+            f.broadcast(airlines), "carrier", "left"
+        )
 
     def _to_parquet(self, rows: DataFrame, name: str) -> StreamingQuery:
-        return self._start(rows.writeStream.format("parquet").option("path", self._places.parquet(name)), name)
+        return self._start(rows.writeStream.format("parquet").option("path", self._locations.parquet(name)), name)
 
     def _start(self, writer: DataStreamWriter, name: str) -> StreamingQuery:
-        writer = writer.queryName(name).option("checkpointLocation", self._places.checkpoint(name))
+        writer = writer.queryName(name).option("checkpointLocation", self._locations.checkpoint(name))
         if self._every is not None:
             return writer.trigger(processingTime=f"{self._every:g} seconds").start()
         return writer.trigger(availableNow=True).start() if _HAS_AVAILABLE_NOW else writer.start()
 
 
-def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, int], None]) -> Flow:
-    """Wait until streams have ended; returns what they did together.
+def wait_for(queries: Sequence[StreamingQuery], progress: Callable[[StreamingQuery, int], None]) -> Flow:
+    """Wait until streams have ended; returns the sum of their figures.
 
     Args:
         queries: the streams.
-        told: called again and again with a stream and how many messages it has read by then.
+        progress: called repeatedly with a stream and the number of messages that it has read.
 
     Raises:
         StreamingQueryException: one of them failed.
@@ -230,16 +232,16 @@ def wait_for(queries: Sequence[StreamingQuery], told: Callable[[StreamingQuery, 
         while not ended:
             ended = bool(query.awaitTermination(1))
             for other in queries:
-                told(other, read_by(other))
+                progress(other, read_by(other))
     return flow_of(queries)
 
 
 def flow_of(queries: Sequence[StreamingQuery]) -> Flow:
-    """Return what streams have done together."""
+    """Return the sum of the figures of streams."""
     states = [state for query in queries for batch in query.recentProgress for state in batch.stateOperators]
     return Flow(sum(map(read_by, queries)), sum(state.numRowsDroppedByWatermark for state in states))
 
 
 def read_by(query: StreamingQuery) -> int:
-    """Return how many messages a stream has read."""
+    """Return the number of messages that a stream has read."""
     return sum(batch.numInputRows for batch in query.recentProgress)

@@ -119,7 +119,7 @@ async def test_large_messages_are_in_the_end(servers: Servers, topics: dict[str,
 
 
 async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dict[str, str]) -> None:
-    """Nothing tells what is stored for good then; a channel of the asker's own does, and goes away again."""
+    """Only a channel shows what is committed: the client creates an ephemeral one, which is deleted afterwards."""
     topic = topics["plain"]
     async with Admin(access(servers.lookupd)) as admin:
         end = (await admin.bounds.of(topic, 0)).end

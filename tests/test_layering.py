@@ -237,7 +237,7 @@ _ENGINE_BASE = {f"broker.engine.{name}" for name in ("errors", "options", "start
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".filters", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
 _COMMANDS = ("admin", "files", "flights", "messages", "servers", "workers")
-_SPARK_BASE = {"spark.option_values", "spark.options", "spark.schema"}
+_SPARK_BASE = {"spark.option_values", "spark.options", "spark.pyspark_features", "spark.schema"}
 
 # folder (or one of its files) -> folders and files of the same room that it may import; the room's own folder is
 # always allowed, and so is everything for a folder that is not named

@@ -60,7 +60,7 @@ def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options._Option])
 
 
 def test_options_that_a_mode_ignores_are_listed() -> None:
-    sentence = re.search(r"`readMode=channel` goes without (.*?)\.", _SECTIONS["Options to read"], re.DOTALL)
+    sentence = re.search(r"`readMode=channel` cannot be combined with (.*?)\.", _SECTIONS["Options to read"], re.DOTALL)
     assert sentence is not None
     assert set(re.findall(r"`(\w+)`", sentence[1])) == set(options._OFFSET_ONLY)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+import anyio
+import httpx
 import pytest
 
 from nsqext import BatchFailed, OutgoingMessage, Producer, ProducerOptions
 from nsqext.testing.simulation import run_seed
+from nsqext.testing.simulation.http import SimulatedHttpTransport
 
 if TYPE_CHECKING:
     from nsqext.testing import World
@@ -31,3 +35,27 @@ def test_the_timeout_of_a_batch_includes_the_wait_for_lookup() -> None:
     """The timeout began when the topic was known: a batch took up to three times as long as ``timeout``."""
     run = run_seed(batch_waits_for_lookup, 1, ())
     assert run.error is None
+
+
+async def server_ends_before_the_request(world: World) -> None:
+    """Send a request to a server that ends its side of the connection first, and reads the request afterwards."""
+
+    ended = anyio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        await reader.read(-1)
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    with pytest.raises(httpx.RemoteProtocolError):
+        await SimulatedHttpTransport().handle_async_request(httpx.Request("POST", url, content=bytes(10**6)))
+    await ended.wait()
+    server.close()
+
+
+def test_a_server_that_ends_a_connection_before_the_request_is_a_documented_error() -> None:
+    """What seed 1012720 showed: the stand-in for httpx closed the connection twice, and raised AttributeError."""
+    assert run_seed(server_ends_before_the_request, 1, ()).error is None

@@ -91,6 +91,11 @@ class _ClientConnection(asyncio.Protocol):
             else httpx.RemoteProtocolError("Server disconnected without sending a response.")
         )
 
+    def abort(self) -> None:
+        """Close without sending what is buffered."""
+        if not self.closed:  # asyncio raises AttributeError if its write buffer was empty at last
+            self.transport.abort()
+
     def _fail(self, error: Exception) -> None:
         if self.answer is not None and not self.answer.done():
             self.answer.set_exception(error)
@@ -122,7 +127,7 @@ class SimulatedHttpTransport(httpx.AsyncBaseTransport):
         try:
             found = await connection.exchange(b"\r\n".join(head) + _END + body)
         except BaseException:
-            connection.transport.abort()
+            connection.abort()
             raise
         first, headers, answer = found
         self._idle.setdefault(address, []).append(connection)
@@ -135,7 +140,7 @@ class SimulatedHttpTransport(httpx.AsyncBaseTransport):
             connection = idle.pop()
             if not (connection.closed or connection.transport.is_closing() or _readable(connection)):
                 return connection
-            connection.transport.abort()
+            connection.abort()
         try:
             _, protocol = await asyncio.get_running_loop().create_connection(_ClientConnection, *address)
         except OSError as error:

@@ -33,11 +33,13 @@ def link_for_streams(root: Path, module: Path) -> None:
 
     Args:
         root: folder of the files of this process.
-        module: path of a module; nothing happens if it is not in a file below the folder.
+        module: path of a module; nothing happens if it is not in a file of the folder.
     """
     if not module.is_relative_to(root):
         return
     name = module.relative_to(root).parts[0]
+    if (root / name).is_dir():  # of spark.archives, or unpacked by `nsqext.spark.shipped_source`
+        return
     link = (root if root.name.startswith(_ROOT) else root.parent) / _FOLDER / name
     try:
         if link.exists() and link.samefile(root / name):

@@ -92,8 +92,10 @@ def unpack(archive: bytes) -> Path:
             found.extractall(partial)
         try:
             partial.rename(target)
-        except OSError:  # another process was faster
+        except OSError:
             shutil.rmtree(partial)
+            if not target.exists():  # otherwise another process was faster
+                raise
     return target
 
 

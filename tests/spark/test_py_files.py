@@ -34,7 +34,9 @@ def test_an_installed_package_is_not_linked(tmp_path: Path) -> None:
     root = tmp_path / "userFiles-1"
     root.mkdir()
     link_for_streams(root, Path(__file__))
-    assert list(root.iterdir()) == []
+    (root / "environment" / "nsqext").mkdir(parents=True)
+    link_for_streams(root, root / "environment" / "nsqext" / "__init__.py")
+    assert [path.name for path in root.iterdir()] == ["environment"]
 
 
 def test_a_link_that_cannot_be_created_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -104,10 +104,23 @@ def test_one_folder_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert shipped_source.unpack(archive) == first
     assert [path.name for path in (tmp_path / "files").iterdir()] == [first.name]
     assert sorted(path.name for path in (first / "shop").iterdir()) == ["__init__.py", "orders.py"]
-    # another process was faster
-    monkeypatch.setattr(Path, "exists", lambda path, **_: path != first)
+    # another process is faster
+    found = [False, True]
+    monkeypatch.setattr(Path, "exists", lambda path, **_: found.pop(0))
     assert shipped_source.unpack(archive) == first
     assert [path.name for path in (tmp_path / "files").iterdir()] == [first.name]
+
+
+def test_a_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    archive = shipped_source.pack(tmp_path)
+    target = shipped_source.unpack(archive)
+    target.rmdir()
+    target.symlink_to(tmp_path / "missing")
+    with pytest.raises(OSError):
+        shipped_source.unpack(archive)
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
 
 def test_the_state_of_a_reader_is_kept() -> None:

@@ -352,8 +352,12 @@ class Connection:
                 requests = min(self._queued, 1)
             else:
                 data = b"".join(out)
-                out.clear()
-                requests = self._queued
+                count, requests = len(out), self._queued
+                if len(data) >= _LARGE and max(map(len, out)) >= _LARGE:
+                    count = next(number for number, one in enumerate(out) if len(one) >= _LARGE)
+                    data = b"".join(out[:count])
+                    requests = min(requests, count)  # or fewer: some commands have no response
+                del out[:count]
             self._queued -= requests
             if self._layers:
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
@@ -312,6 +312,25 @@ async def test_large_requests_of_one_turn_are_sent_one_by_one(reads: bool) -> No
         kinds = [type(caller.outcome) for caller in callers]
         assert kinds.count(NotSent) >= 2  # all queued after the first large one, which was written in part
         assert kinds.count(RequestTimeout) >= 1
+
+
+async def test_a_large_request_behind_small_ones_is_sent_alone() -> None:
+    async with _connected(request_timeout=0.2) as (connection, peer):
+        peer.stop_reading()
+        sent = [connection.send_request(_pub(b"b" * size)) for size in (10, 20, _BIG, _BIG)]
+        kinds: list[type[NsqError]] = [NsqError] * len(sent)
+
+        async def wait(number: int, response: Awaitable[bytes]) -> None:
+            try:
+                await response
+            except NsqError as error:
+                kinds[number] = type(error)
+
+        async with anyio.create_task_group() as tasks:
+            for number, response in enumerate(sent):
+                tasks.start_soon(wait, number, response)
+            await _until(lambda: NsqError not in kinds, connection)
+        assert kinds == [RequestTimeout, RequestTimeout, RequestTimeout, NotSent]
 
 
 async def test_a_request_cancelled_while_it_is_sent_is_sent_completely() -> None:

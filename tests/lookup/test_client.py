@@ -260,7 +260,7 @@ async def test_a_long_list_of_lookup_nodes_is_asked_in_portions(nodes: LookupNod
 
     for name in names:
         nodes.finds(name, count)
-    answers = await client_of(nodes, names[0], max_lookup_nodes=100).lookup("orders")
+    answers = await client_of(nodes, names[0], max_lookup_nodes=100, request_timeout=30.0).lookup("orders")
     assert [answer.found for answer in answers] == [True] * 100
     assert 1 < most <= 32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,15 @@ from nsqext import (
     Position,
     Producer,
 )
-from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
+from nsqext.errors import (
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidInput,
+    InvalidName,
+    InvalidPartition,
+    MessageNotInFlight,
+)
+from tests.support.consumers import eventually
 from tests.support.lost_connections import LossyConsumers, backward_steps, lossy_options, numbered, relayed_connections
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
@@ -178,6 +187,48 @@ async def test_closing_waits_for_the_handler_and_requeues_the_rest(original: Ori
         assert await nothing_for(successor, 0.2)
     assert len(handled) == 1
     assert sorted(handled + messages_of(rest)) == [b"%d" % number for number in range(8)]
+
+
+async def test_messages_that_no_handler_began_with_are_redelivered_while_a_handler_runs(
+    original: Original, topic: str
+) -> None:
+    begun, end = anyio.Event(), anyio.Event()
+    consumer = Consumer(topic, "ch", lookupd=original.lookupd, options=ConsumerOptions(initial_ready=8))
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        begun.set()
+        await end.wait()
+
+    async with Producer(original.lookupd) as producer:
+        await producer.publish_many(topic, [b"%d" % number for number in range(8)])
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(consumer.run, signals=False))
+            await begun.wait()
+            await eventually(lambda: consumer.statistics().received == 8)
+            consumer.stop()
+            async with Consumer(topic, "ch", lookupd=original.lookupd) as successor:
+                rest = await finish_all(successor, 7)
+                end.set()
+                assert await nothing_for(successor, 0.2)
+    assert len(set(messages_of(rest))) == 7
+
+
+async def test_the_message_that_a_loop_left_unanswered_is_redelivered_after_closing(
+    original: Original, topic: str
+) -> None:
+    async with Producer(original.lookupd) as producer:
+        await producer.publish_many(topic, [b"%d" % number for number in range(4)])
+    with anyio.fail_after(DEADLINE):  # less than the timeout of messages
+        async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
+            (message,) = await take(consumer, 1)
+        with pytest.raises(MessageNotInFlight):
+            await message.finish()
+        async with Consumer(topic, "ch", lookupd=original.lookupd) as successor:
+            rest = await finish_all(successor, 4)
+            assert await nothing_for(successor, 0.2)
+    assert sorted(messages_of(rest)) == [b"0", b"1", b"2", b"3"]
 
 
 REFUSED: list[tuple[dict[str, Any], type[InvalidInput]]] = [

@@ -20,6 +20,7 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSub
 from nsqext.client.events import ClientEvents
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import InvalidState, NsqError
+from nsqext.protocol.messages import is_text_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -173,6 +174,7 @@ class ConsumerSession:
         """Send RDY 0, wait for handlers or cancel them, send answers, requeue what was not handled, send CLS."""
         self._stop_receiving()
         self.stop()
+        self.dispatcher.requeue_unstarted()
         timeout = self._options.close_timeout
         with anyio.move_on_after(timeout) as scope:
             await self.dispatcher.wait()
@@ -186,9 +188,11 @@ class ConsumerSession:
             # while the connections are open, so that their messages are delivered again at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await self.dispatcher.wait_for_handlers()
-        if self._last_given is not None:
-            self.dispatcher.keep_unstarted((self._last_given,))
         self.dispatcher.requeue_remaining()
+        last = self._last_given
+        if last is not None and is_text_id(last.id) and not last.answered and not last.expired:
+            last.owner.requeue(last, 0.0, backoff=False)
+            last.received = float("-inf")  # so that its answer raises `MessageNotInFlight`
         await self.topics.close()
 
     def _stop_receiving(self) -> None:

@@ -74,7 +74,7 @@ class MessageDispatcher:
     def dispatch(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
         if self.queue.stopped:
-            self.keep_unstarted(messages)
+            self._keep_unstarted(messages)
         elif self._lanes is not None:
             try:
                 self._lanes.put(messages)
@@ -181,28 +181,37 @@ class MessageDispatcher:
 
     def stop(self) -> None:
         """Dispatch no further message; running handlers continue."""
-        self.keep_unstarted(self.queue.messages)
+        self._keep_unstarted(self.queue.messages)
         self.queue.stop()
         self.unpack_budget.wake()
         if self._lanes is not None:
             self._lanes.stop()
 
-    def keep_unstarted(self, messages: Iterable[Message]) -> None:
-        """Keep messages that will not be handled, for `requeue_remaining`.
+    def _keep_unstarted(self, messages: Iterable[Message]) -> None:
+        """Keep messages that will not be handled, for `requeue_unstarted`.
 
         Those of the redesigned NSQ are dropped: it redelivers them when the connection ends.
         """
         self._unstarted += [message for message in messages if is_text_id(message.id)]
         if self._closing:
-            self.requeue_remaining()
+            self.requeue_unstarted()
 
-    def requeue_remaining(self) -> None:
-        """Requeue the messages that will not be handled, and those of cancelled handlers; call `stop` first.
+    def requeue_unstarted(self) -> None:
+        """Requeue messages that no handler began with, and those received from now on; call it after `stop` and RDY 0.
 
-        The original NSQ redelivers other messages only when they have timed out, the redesigned one when the connection
-        ends. Messages of ordered channels are not requeued, because the end of the connection keeps their order.
+        The original NSQ would redeliver them only when they have timed out.
         """
         self._closing = True
+        unstarted, self._unstarted = self._unstarted, []
+        for message in unstarted:
+            if not message.answered and not message.expired:
+                message.requeue_now(0.0, backoff=False)
+
+    def requeue_remaining(self) -> None:
+        """Requeue the messages of cancelled handlers, held ones, and those that wait in lanes; call `stop` first.
+
+        Messages of ordered channels are not requeued, because the end of the connection keeps their order.
+        """
         for message in self._workers.take_cancelled() if self._workers is not None else ():
             if message.answered or message.in_order or message.expired:
                 continue
@@ -213,10 +222,6 @@ class MessageDispatcher:
         self.held.requeue()
         if self._lanes is not None:
             self._lanes.requeue_remaining(lambda message: is_text_id(message.id))
-        unstarted, self._unstarted = self._unstarted, []
-        for message in unstarted:
-            if not message.answered and not message.expired:
-                message.requeue_now(0.0, backoff=False)
 
     async def wait(self) -> None:
         """Wait until all handlers have ended and held messages are answered; call `stop` first."""

@@ -20,7 +20,7 @@ from attrs import frozen
 from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import Size, draw_plan
+from tests.simulation.plan import Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS = 200_000
@@ -89,10 +89,14 @@ def run_one(
     seed: int, faults: Sequence[Fault] | None = None, *, size: Size | None = None, keep_trace: bool = False
 ) -> Run:
     """Run the schedule of a seed."""
+    return run_plan(draw_plan(seed, size, faults), keep_trace=keep_trace)
+
+
+def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
+    """Run a schedule."""
     histories.clear()
-    plan = draw_plan(seed, size, faults)
     return run_seed(
-        *(partial(run_schedule, plan=plan), seed, plan.faults),
+        *(partial(run_schedule, plan=plan), plan.seed, plan.faults),
         network=plan.network,
         keep_trace=keep_trace,
         most_turns=MOST_TURNS,

@@ -35,6 +35,20 @@ def lost(history: History) -> Iterator[str]:
                 yield f"{publish.body!r}, stored at {publish.end:.3f} s, was never handled on {channel.name}"
 
 
+def lost_after_creation(history: History) -> Iterator[str]:
+    """The same for a topic that was deleted and created again, once the faults have ended."""
+    handled = {found.body for found in history.deliveries if found.outcome == "returned"}
+    for publish in history.publishes:
+        due = publish.outcome == "stored" and history.is_of_new_topic(publish)
+        if due and publish.body not in handled:
+            yield f"{publish.body!r}, stored in the new topic at {publish.end:.3f} s, was never handled"
+
+
+def changed(history: History) -> Iterator[str]:
+    """Headers arrive as they were published."""
+    yield from history.changed
+
+
 def phantom(history: History) -> Iterator[str]:
     """*A publish that raised is not stored, or its outcome is unknown.*"""
     failed = {publish.body: publish for publish in history.publishes if publish.outcome == "failed"}
@@ -311,6 +325,8 @@ CHECKERS: dict[str, Checker] = {
     function.__name__: function
     for function in (
         lost,
+        lost_after_creation,
+        changed,
         phantom,
         invented,
         stored_twice,

@@ -111,6 +111,7 @@ class History:
         half_open: connections were lost without a sign, and the next request on each of them discovers it.
         close_seconds: longest time that closing a client took.
         left_over: sockets and tasks that existed after everything was closed.
+        changed: messages whose headers are not those that were published.
         order_given_up: topic, partition and time of each warning that lanes do not wait for messages any longer.
         rdy_exceeded: messages that a node sent beyond the RDY count of a connection.
         samples: time, and numbers of tasks, sockets and sessions, while clients ran.
@@ -131,6 +132,7 @@ class History:
     half_open: bool = False
     close_seconds: float = 0.0
     left_over: list[str] = field(factory=list)
+    changed: list[str] = field(factory=list)
     order_given_up: list[tuple[str, int, float]] = field(factory=list)
     rdy_exceeded: list[str] = field(factory=list)
     samples: list[tuple[float, int, int, int]] = field(factory=list)
@@ -150,12 +152,20 @@ class History:
             if publish.topic == channel.topic and publish.outcome == "stored"
         )
 
+    def is_of_new_topic(self, publish: Publish) -> bool:
+        """Return whether a publish went to the topic that was created again, when it was not deleted any more."""
+        after = self.healed is not None and publish.begin >= self.healed
+        return after and self.recreated and publish.topic == "recreated"
+
     def stored(self, publish: Publish) -> None:
         """Note that a publish returned: every channel of its topic has to handle it."""
         for channel in self.channels:
             place = channel.topic, channel.name, publish.body
             if channel.topic == publish.topic and place not in self._handled:
                 self.due[place] = None
+        place = publish.topic, "a", publish.body
+        if self.is_of_new_topic(publish) and place not in self._handled:
+            self.due[place] = None
 
     def handled(self, delivery: Delivery) -> None:
         """Note that a handler returned."""

@@ -26,6 +26,8 @@ DISK = 0.4
 """Share of the schedules in which nodes store messages on a disk."""
 REAL_HTTP = 0.03
 """Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
+HABITS = ("headers", "delays", "failing", "seek", "pausing", "channels", "lanes")
+"""What clients of a few schedules do besides: see `Plan.habits`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 
@@ -55,6 +57,9 @@ class Plan:
         latency: longest usual delay of a segment, in seconds.
         disk: nodes store messages on a disk.
         real_http: HTTP runs in httpx and uvicorn.
+        habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
+            the handlers fail, ``seek`` moves channels back to their beginning, ``pausing`` pauses channels,
+            ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key.
     """
 
     seed: int
@@ -75,6 +80,7 @@ class Plan:
     latency: float
     disk: bool
     real_http: bool
+    habits: tuple[str, ...]
 
     @property
     def network(self) -> NetworkOptions:
@@ -117,6 +123,7 @@ def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pla
         latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
         disk=random.random() < DISK,
         real_http=random.random() < REAL_HTTP,
+        habits=_draw_habits(seed),
     )
 
 
@@ -154,7 +161,13 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pl
         latency=random.choice((0.0015, 0.0015, 0.02, 0.1)),
         disk=disk,
         real_http=random.random() < REAL_HTTP,
+        habits=_draw_habits(seed),
     )
+
+
+def _draw_habits(seed: int) -> tuple[str, ...]:
+    random = Random(f"habits {seed}")
+    return tuple(random.sample(HABITS, random.choice((0, 0, 0, 1, 1, 2, 3))))
 
 
 def _draw_kinds(random: Random, topics: Sequence[str], disk: bool) -> tuple[str, ...]:

@@ -96,9 +96,12 @@ class _Topic:
     def consuming(self) -> Iterator[str]:
         """Check the section about consuming."""
         known: dict[tuple[str, int, int], list[Delivery]] = {}
+        channels = {channel.name for channel in self.history.channels if channel.topic == self.name}
         for delivery in self.deliveries:
             if delivery.body not in self.publishes:
                 yield f"{delivery.body!r} was delivered and never published"
+            if delivery.channel not in channels:
+                continue  # it was deleted
             known.setdefault((delivery.channel, delivery.partition, delivery.message_id), []).append(delivery)
         for place, row in known.items():
             if not any(delivery.outcome == "returned" for delivery in row):

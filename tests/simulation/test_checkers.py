@@ -121,6 +121,15 @@ def _give_key_to_two(history: History) -> None:
     history.deliveries[1].consumer = "d"
 
 
+def _lose_in_new_topic(history: History) -> None:
+    history.recreated = True
+    history.publishes.append(Publish(b"3", "recreated", "", 3, 60.0, 61.0, "stored"))
+
+
+def _change_headers(history: History) -> None:
+    history.changed.append("headers {} of b'1'")
+
+
 def _exceed_rdy(history: History) -> None:
     history.rdy_exceeded.append("3 messages in flight, RDY 2")
 
@@ -168,6 +177,8 @@ BAD: list[tuple[str, Callable[[History], None]]] = [
     ("overtaken_while_it_failed", _overtake_failed),
     ("two_owners_of_a_key", _give_key_to_two),
     ("rdy_exceeded", _exceed_rdy),
+    ("lost_after_creation", _lose_in_new_topic),
+    ("changed", _change_headers),
     ("unbounded_memory", _leak),
     ("broken_promises", _lose),
     ("broken_promises", _fail_stored),

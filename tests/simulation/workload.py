@@ -25,9 +25,11 @@ from nsqext import (
     Producer,
     ProducerOptions,
     Receipt,
+    Requeue,
 )
 from tests.simulation.checkers import judge
 from tests.simulation.history import Channel, Delivery, History, Publish, PublishOutcome
+from tests.simulation.operators import Operators
 from tests.simulation.wire import RdyWatch
 
 if TYPE_CHECKING:
@@ -60,7 +62,10 @@ class Schedule:
         on_unknown: Literal["retry", "raise"] = "raise" if random.random() < 0.4 else "retry"
         self.history: History = History(on_unknown, timeout=random.choice((4.0, 10.0)))
         self.connection: ConnectionOptions = ConnectionOptions(request_timeout=random.choice((1.0, 3.0, 10.0)))
+        self._extend = {"lanes", "keyed"} | ({"recreated"} if "lanes" in plan.habits else set())
         self._numbers = 0
+        self._with_headers: dict[int, dict[str, Any]] = {}
+        self._failing = 0.2 if "failing" in plan.habits else 0.05 if "delays" in plan.habits else 0.01
         self._publishing = True
         self._producers: list[Producer] = []
 
@@ -69,17 +74,21 @@ class Schedule:
         world, history = self.world, self.history
         await self._create_topics()
         nodes = world.cluster.runtime.nodes.values()
+        operators = Operators(world, history, self._guest)
+        consumers: list[tuple[str, Consumer]] = []
         watch = RdyWatch({node.tcp.port for node in nodes}, lambda: world.now, 60.0, history.rdy_exceeded.append)
-        world.network.on_sent, world.network.on_received = watch.sent, watch.received
+        if "seek" not in self.plan.habits:  # a seek ends what is in flight, which the connection does not show
+            world.network.on_sent, world.network.on_received = watch.sent, watch.received
         async with AsyncExitStack() as stack:
             for topic, channel, settings in self._consumers():
                 consumer = self._consumer(topic, channel, f"{topic}/{channel}/{len(history.concurrency)}", settings)
                 await stack.enter_async_context(self._closing(consumer))
+                consumers.append((topic, consumer))
             for _ in range(self.plan.producers):
                 self._producers.append(await stack.enter_async_context(self._closing(self._producer())))
             doomed = world.start(self._doomed_client) if self.plan.doomed else None
             async with anyio.create_task_group() as tasks:
-                for kind in self._publishers():
+                for kind in (*self._publishers(), *operators.duties(self.plan.habits, consumers)):
                     tasks.start_soon(kind)
                 if self.plan.guests:
                     tasks.start_soon(self._come_and_go)
@@ -95,12 +104,13 @@ class Schedule:
                     if doomed is not None:
                         history.disturbances.append((world.now, world.now))
                         await doomed.kill(silently=world.random.random() < 0.5)
-                self._publishing = False
+                self._publishing = operators.working = False
                 history.healed = world.now
                 if world.faults and world.random.random() < 0.5:
                     await self._move_leaders()
                 if world.faults:
                     history.disturbances.append((began, world.now))
+            await operators.resume_channels()
             await self._publish_afterwards()
             with anyio.move_on_after(DRAIN):
                 while history.due:  # noqa: ASYNC110 - handlers write the history
@@ -124,7 +134,7 @@ class Schedule:
                 topic,
                 plan.partitions,
                 replicas=plan.replicas,
-                extend=topic in ("lanes", "keyed"),
+                extend=topic in self._extend,
                 ordered=topic == "ordered",
                 channels=[channel.name for channel in channels[topic]],
                 dispatch="key_failover" if topic == "keyed" else "",
@@ -145,7 +155,7 @@ class Schedule:
             ("keyed", "a", {"concurrency": 3, "dispatch": "key_failover"}),
             ("ordered", "a", {"concurrency": 2}),
             ("upgraded", "a", {"concurrency": 2}),
-            ("recreated", "a", {"concurrency": 2}),
+            ("recreated", "a", {"concurrency": 2} | ({"key": "##key"} if "recreated" in self._extend else {})),
         ]
         return [consumer for consumer in every if consumer[0] in self.plan.topics]
 
@@ -176,6 +186,7 @@ class Schedule:
                 world.now,
             )
             history.deliveries.append(delivery)
+            self._check_headers(message)
             try:
                 chance = random.random()
                 if hangs:
@@ -184,8 +195,10 @@ class Schedule:
                     await anyio.sleep(random.uniform(0.0, 0.02))
                 elif chance < 0.205:
                     await anyio.sleep(random.uniform(1.0, 8.0))
-                if random.random() < 0.01:
+                if random.random() < self._failing:
                     delivery.outcome = "raised"
+                    if "delays" in self.plan.habits:
+                        raise Requeue(delay=random.choice((0.0, 0.3, 2.0)))
                     raise HandlerFailed
                 delivery.outcome = "returned"
                 history.handled(delivery)
@@ -195,6 +208,21 @@ class Schedule:
                     delivery.outcome = "cancelled"
 
         return consumer
+
+    def _guest(self, topic: str, channel: str) -> Consumer:
+        return self._consumer(topic, channel, f"{topic}/{channel}/{len(self.history.concurrency)}", {"concurrency": 2})
+
+    def _headers(self, publish: Publish) -> dict[str, Any] | None:
+        """Return the headers of a message; a topic that is not upgraded refuses them."""
+        if "headers" not in self.plan.habits or publish.topic not in (*self._extend, "upgraded"):
+            return None
+        return {"number": str(publish.number)} if publish.number % 3 else None
+
+    def _check_headers(self, message: Message) -> None:
+        found, number = message.headers.get("number"), int(message.body.rsplit(b"/", 1)[1])
+        due = str(number) if "number" in self._with_headers.get(number, ()) else None
+        if found != due:
+            self.history.changed.append(f"{message.body!r} arrived with header {found!r} instead of {due!r}")
 
     def _closing(self, client: Any) -> Any:
         schedule = self
@@ -289,8 +317,10 @@ class Schedule:
     async def _publish_one(self, producer: Producer, topic: str, key: str) -> None:
         publish = self._begin(topic, key)
         trace_id = publish.number if self.world.random.random() < 0.5 else None
+        headers = None if topic == "upgraded" and self.history.healed is not None else self._headers(publish)
+        self._with_headers[publish.number] = headers or {}
         try:
-            receipt = await producer.publish(topic, publish.body, key=key or None, trace_id=trace_id)
+            receipt = await producer.publish(topic, publish.body, headers=headers, key=key or None, trace_id=trace_id)
         except BaseException as error:
             self._end(publish, error)
             if not isinstance(error, Exception):
@@ -308,7 +338,7 @@ class Schedule:
             batch = [
                 self._begin(topic, f"{name}{random.randrange(KEYS)}" if keyed else "", number) for _ in range(size)
             ]
-            messages = [OutgoingMessage(publish.body, key=publish.key or None) for publish in batch]
+            messages = [self._outgoing(publish) for publish in batch]
             outcomes: list[Any]
             try:
                 outcomes = list(await producer.publish_many(topic, messages))
@@ -319,6 +349,10 @@ class Schedule:
             for publish, outcome in zip(batch, outcomes, strict=True):
                 self._end(publish, outcome)
             await anyio.sleep(random.uniform(0.0, 4 * self.plan.pause))
+
+    def _outgoing(self, publish: Publish) -> OutgoingMessage:
+        headers = self._with_headers[publish.number] = self._headers(publish) or {}
+        return OutgoingMessage(publish.body, headers or None, key=publish.key or None)
 
     async def _move_leaders(self) -> None:
         """Move every leader twice, so that nodes lead what they copied after a fault."""

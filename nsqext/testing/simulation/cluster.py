@@ -155,7 +155,8 @@ class SimulatedCluster:
         """Kill a server; does nothing if it is down."""
         if name not in self.down:
             self.down.add(name)
-            await self.runtime.kill(name)
+            with as_server():
+                await self.runtime.kill(name)
 
     async def restart(self, name: str) -> None:
         """Start a killed server again; does nothing if it runs."""
@@ -186,6 +187,7 @@ class SimulatedCluster:
                 hosted.partition.close(save=False)
             coordinator.host(replicas, name)
 
+    @as_server()
     def separate(self, first: str, second: str) -> None:
         """Cut the link between two nodes, or between a node and the coordinator."""
         if COORDINATOR in (first, second):
@@ -193,6 +195,7 @@ class SimulatedCluster:
         else:
             self.runtime.coordinator.separate(first, second)
 
+    @as_server()
     def connect(self, first: str, second: str) -> None:
         """Restore a link that `separate` cut."""
         if COORDINATOR in (first, second):
@@ -204,13 +207,16 @@ class SimulatedCluster:
         """End a server as SIGTERM does; does nothing if it is down."""
         if name not in self.down:
             self.down.add(name)
-            await self.runtime.terminate(name)
+            with as_server():
+                await self.runtime.terminate(name)
 
+    @as_server()
     def freeze(self, name: str) -> None:
         """Freeze a node, as SIGSTOP does."""
         if name not in self.down:
             self.runtime.freeze(name)
 
+    @as_server()
     def thaw(self, name: str) -> None:
         """Thaw a frozen node."""
         self.runtime.thaw(name)
@@ -235,7 +241,8 @@ class SimulatedCluster:
                 self.disk.heal(name)
         for name in sorted(self.down):
             await self.restart(name)
-        self.runtime.heal()
+        with as_server():
+            self.runtime.heal()
         for name in self.nodes:
             self.connect(name, COORDINATOR)
             for other in self.nodes:

@@ -13,7 +13,7 @@ from attrs import define, evolve, field, frozen
 from nsqext.broker.fault_injection import Rule
 from nsqext.broker.lookupd.cluster_view import PartitionView, Snapshot
 from nsqext.errors import InvalidSetting
-from nsqext.testing.simulation.cluster import COORDINATOR
+from nsqext.testing.simulation.cluster import COORDINATOR, as_server
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.cluster import SimulatedCluster
@@ -370,14 +370,16 @@ class Injector:
         await anyio.sleep(fault.at)
         self.network.note(f"fault {fault}")
         async with self._turn:
-            end = await KINDS[fault.kind](self, fault)
+            with as_server():  # timers that a fault starts run in this context
+                end = await KINDS[fault.kind](self, fault)
         if end is None:
             return
         await anyio.sleep(fault.seconds)
         async with self._turn:
-            waiting = end()
-            if inspect.isawaitable(waiting):
-                await waiting
+            with as_server():
+                waiting = end()
+                if inspect.isawaitable(waiting):
+                    await waiting
 
     async def heal(self) -> None:
         """End every fault; returns when every partition accepts writes."""

@@ -169,6 +169,11 @@ class Cluster:
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
+    @property
+    def topics(self) -> dict[str, list[str]]:
+        """The channels of each topic, those of the data path included, sorted by name."""
+        return dict(self._run(lambda runtime: runtime.topics()))
+
     def create_topic(
         self,
         name: str,

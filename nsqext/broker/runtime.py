@@ -198,6 +198,14 @@ class Runtime(ABC):
             raise InvalidInput(f"{name!r} is a lookup node", hint=f"use one of {', '.join(self.nodes)}")
         return running
 
+    def topics(self) -> dict[str, list[str]]:
+        """Return the channels of each topic."""
+        found: dict[str, set[str]] = {}
+        for running in self.nodes.values():
+            for (topic, _), hosted in running.member.node.hosted.items():
+                found.setdefault(topic, set()).update(hosted.partition.channels)
+        return {topic: sorted(found[topic]) for topic in sorted(found)}
+
     def lookupds_named(self, name: str | None) -> list[LookupNode]:
         """Return one lookup node; all of them without a name."""
         if name is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from nsqext.web import WebOptions
 
-__all__ = ("parse_topic", "run")
+__all__ = ("banner_of", "parse_topic", "run")
 
 _FLAGS = ("extend", "ordered")
 _NUMBERS = ("partitions", "replicas")
@@ -186,7 +186,7 @@ def run(
             cluster.create_topic(name, **arguments)
         kept = f"messages in {data_path}" if data_path else "messages in memory"
         with _page(cluster, page_options, web_port) as page:
-            print(_banner(cluster, f"{_GENERATIONS[generation]}, {kept}", topics, page), flush=True)
+            print(banner_of(cluster, f"{_GENERATIONS[generation]}, {kept}", list(topics), page), flush=True)
             ending.wait()
             print("ending", flush=True)
 
@@ -204,17 +204,25 @@ def _page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[s
         yield f"http://{address}/"
 
 
-def _banner(cluster: Cluster, about: str, topics: dict[str, dict[str, Any]], page: str) -> str:
-    """Return the addresses, commands to copy, and ``ready`` as the last line."""
+def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str:
+    """Return the addresses, commands to copy, and ``ready`` as the last line.
+
+    Args:
+        cluster: the cluster.
+        about: its generation, and where messages are kept.
+        wanted: the topics of the command line; the commands to copy use the first of them.
+        page: URL of the web page; empty without one.
+    """
     from nsqext._version import __version__
 
+    topics = cluster.topics  # those of the data path, too
     lines = [f"nsqext {__version__} broker: {about}"]
     lines += [f"page: {page}"] if page else []
     lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]
     lines += [f"nsqd {node.name}: TCP {node.tcp}, HTTP {node.http}" for node in cluster.nodes.values()]
-    lines += [f"topic {name}: channels {', '.join(options.get('channels', ()))}" for name, options in topics.items()]
-    name, options = next(iter(topics.items()), ("orders", {}))
-    channel = options.get("channels", [DEFAULT_CHANNEL])[0]
+    lines += [f"topic {name}: channels {', '.join(channels)}" for name, channels in topics.items()]
+    name = next(iter([*wanted, *topics]), "orders")
+    channel = next(iter(topics.get(name, ())), DEFAULT_CHANNEL)
     lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
     lines += [] if topics else [f"  nsqext topic create {name}"]
     lines += [f"  nsqext pub {name} hello", f"  nsqext tail {name} --channel {channel}", ""]

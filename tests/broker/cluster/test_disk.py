@@ -58,6 +58,7 @@ def test_everything_is_restored_after_a_restart(tmp_path: Path) -> None:
             ["0"],
         )
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
+        assert cluster.topics == {"t": ["ch"]}
         with BlockingClient(cluster.nodes[leader].tcp) as talker:
             talker.send("IDENTIFY", orjson.dumps({"extend_support": True}))
             assert talker.frame()[1] == b"OK"
@@ -110,6 +111,7 @@ def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
         assert talker.ask("PUB t", b"kept") == b"OK"
     with Cluster(1, generation="nsq", data_path=tmp_path) as cluster:
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
+        assert cluster.topics == {"t": []}
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("SUB t ch") == b"OK"
             talker.send("RDY 1")

@@ -17,6 +17,8 @@ import trustme
 from attrs import frozen
 
 import nsqext
+from nsqext.broker import Cluster
+from nsqext.cli.servers.broker import banner_of
 from tests.support import command_line
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 from tests.support.server_program import LOCAL, running
@@ -364,6 +366,17 @@ def test_the_broker_command() -> None:
             ["billing"],
         )
         assert program.end() == 0
+
+
+def test_the_broker_banner_shows_the_topics_of_the_data_path() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("invoices", channels=["audit"])
+        cluster.create_topic("orders", channels=["billing"])
+        lines = banner_of(cluster, "in memory", [], "").splitlines()
+        wanted = banner_of(cluster, "in memory", ["orders"], "").splitlines()
+    assert {"topic invoices: channels audit", "topic orders: channels billing"} <= set(lines)
+    assert lines[-4:-2] == ["  nsqext pub invoices hello", "  nsqext tail invoices --channel audit"]
+    assert wanted[-4:-2] == ["  nsqext pub orders hello", "  nsqext tail orders --channel billing"]
 
 
 def test_the_commands_of_the_broker_banner_work_as_they_are() -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-__all__ = ("PauseWatch", "unless_paused")
+__all__ = ("PauseWatch", "repeated_if_paused", "unless_paused")
 
 _STEP = 0.01
 _TRIES = 6
@@ -73,3 +74,16 @@ async def unless_paused(attempt: Callable[[int], Awaitable[None]], limit: float)
                 raise
         else:
             return
+
+
+def repeated_if_paused(limit: float) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
+    """Decorator: repeat a test as `unless_paused` does; for tests that need no unique names."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        @wraps(test)
+        async def run(*arguments: Any, **named: Any) -> None:
+            await unless_paused(lambda _: test(*arguments, **named), limit)
+
+        return run
+
+    return decorate

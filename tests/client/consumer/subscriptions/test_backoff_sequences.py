@@ -8,12 +8,15 @@ from nsqext import BackoffOptions, Consumer, FailureOptions, Message, Requeue
 from nsqext.errors import InvalidSetting
 from tests.support.consumers import eventually, quick, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
+from tests.support.machine_pauses import repeated_if_paused
 
 pytestmark = pytest.mark.anyio
 
 _BACKOFF = BackoffOptions(base=0.01)
 _FAILURE = FailureOptions(requeue_delay=0.0)
 _OPTIONS = quick(backoff=_BACKOFF, failure=_FAILURE)
+_REPEATED = repeated_if_paused(0.01)
+"""A pause of the process may end a backoff before its RDY 0 is sent."""
 
 
 def scripted_consumer(node: object, **members: object) -> Consumer:
@@ -31,6 +34,7 @@ def scripted_consumer(node: object, **members: object) -> Consumer:
     return consumer
 
 
+@_REPEATED
 async def test_one_consumer_probes_its_way_out_of_a_backoff() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -59,6 +63,7 @@ async def test_one_consumer_probes_its_way_out_of_a_backoff() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_rdy_and_fin_are_sent_in_one_write() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -75,9 +80,11 @@ async def test_rdy_and_fin_are_sent_in_one_write() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_failures_during_a_pause_count_once() -> None:
+    options = quick(backoff=BackoffOptions(base=0.1), failure=_FAILURE)  # longer than five handlers and their logs
     async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
+        consumer = scripted_consumer(node, max_in_flight=5, options=options)
 
         async def body() -> None:
             peer = await node.accept()
@@ -91,6 +98,7 @@ async def test_failures_during_a_pause_count_once() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_a_requeue_without_backoff_is_neutral() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -114,6 +122,7 @@ async def test_a_requeue_without_backoff_is_neutral() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_a_connection_that_is_lost_in_a_backoff_probes_on_the_next() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -136,6 +145,7 @@ async def test_a_connection_that_is_lost_in_a_backoff_probes_on_the_next() -> No
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_pause_and_resume() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -154,6 +164,7 @@ async def test_pause_and_resume() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_a_pause_outlives_a_backoff() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -173,6 +184,7 @@ async def test_a_pause_outlives_a_backoff() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_one_connection_backs_off_alone() -> None:
     options = quick(backoff=BackoffOptions(mode="connection", base=0.01), failure=_FAILURE)
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
@@ -200,6 +212,7 @@ async def test_one_connection_backs_off_alone() -> None:
         await running(consumer, body, one, two)
 
 
+@_REPEATED
 async def test_without_backoff_nothing_slows_down() -> None:
     options = quick(backoff=BackoffOptions(mode="off"), failure=_FAILURE)
     async with scripted_node(granted=PLAIN) as node:
@@ -216,6 +229,7 @@ async def test_without_backoff_nothing_slows_down() -> None:
         await running(consumer, body, node)
 
 
+@_REPEATED
 async def test_a_failure_at_one_node_stops_all() -> None:
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
         consumer = scripted_consumer(f"{one},{two}", max_in_flight=8)
@@ -243,6 +257,7 @@ async def test_a_failure_at_one_node_stops_all() -> None:
         await running(consumer, body, one, two)
 
 
+@_REPEATED
 async def test_another_number_in_flight_while_it_backs_off() -> None:
     async with scripted_node(granted=PLAIN) as node:
         consumer = scripted_consumer(node, max_in_flight=5)
@@ -304,6 +319,7 @@ _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, 
 
 
 @pytest.mark.parametrize("name", _SCRIPTS)
+@_REPEATED
 async def test_the_mock_servers_of_the_go_clients_receive_what_they_expect(name: str) -> None:
     in_flight, *connections = _SCRIPTS[name]
     async with scripted_node(granted=PLAIN) as node:

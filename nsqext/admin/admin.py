@@ -152,7 +152,7 @@ class Admin:
         """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
 
         The redesigned NSQ refuses publishes to a topic without channels: give ``channels``, or start a consumer before
-        the first publish. On the classic generation the topic is created on every node, and all options except the
+        the first publish. On the original generation the topic is created on every node, and all options except the
         names are ignored.
 
         Args:
@@ -230,7 +230,7 @@ class Admin:
 
     async def _create_on_classic_nodes(self, topic: str) -> None:
         for info in await self._requests.client.nodes():
-            if generation_of_node(info) == "classic" and info.http is not None:
+            if generation_of_node(info) == "nsq" and info.http is not None:
                 await self._requests.post(info.http, "/topic/create", {"topic": topic})
 
     async def _wait_writable(self, topic: str) -> None:
@@ -261,7 +261,7 @@ class Admin:
             InvalidName: the name is not valid.
             TopicNotFound: lookup does not know the topic.
             LookupFailed: refused, or no lookup node responds.
-            ConnectionFailed: a node of the classic generation does not respond.
+            ConnectionFailed: a node of the original generation does not respond.
         """
         requests = self._open()
         try:
@@ -281,11 +281,11 @@ class Admin:
 
         Raises:
             TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the classic generation.
+            OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
         """
         where = await self._open().find(topic)
-        if generation_of(where) == "classic":
+        if generation_of(where) == "nsq":
             raise unsupported("upgrade_topic", "the original NSQ has no extend headers", topic)
         if where.meta.extend_support:
             return
@@ -303,16 +303,16 @@ class Admin:
         Raises:
             InvalidInput: the number is not valid.
             TopicNotFound: lookup does not know the topic.
-            OperationNotSupported: the topic is on the classic generation.
+            OperationNotSupported: the topic is on the original generation.
             LookupFailed: refused, or no lookup node responds.
         """
         number = _within("partitions", partitions, MAX_PARTITIONS)
-        if generation_of(await self._open().find(topic)) == "classic":
+        if generation_of(await self._open().find(topic)) == "nsq":
             raise unsupported("expand_topic", "the original NSQ has no partitions", topic)
         await self._requests.change_lookup("/topic/partition/expand", {"topic": topic, "partition_num": number})
 
     async def pause_topic(self, topic: str) -> None:
-        """Stop a topic of the classic generation from passing messages to its channels.
+        """Stop a topic of the original generation from passing messages to its channels.
 
         Raises:
             OperationNotSupported: the redesigned NSQ pauses channels only.
@@ -340,7 +340,7 @@ class Admin:
         Raises:
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader in time.
-            ConnectionFailed: a node of the classic generation does not respond.
+            ConnectionFailed: a node of the original generation does not respond.
         """
         where = await self._open().find(topic)
         for channel in await self.channels(topic):
@@ -422,7 +422,7 @@ class Admin:
         """Make a channel of the redesigned NSQ finish every message without delivery, until `unskip_channel`.
 
         Raises:
-            OperationNotSupported: the topic is on the classic generation.
+            OperationNotSupported: the topic is on the original generation.
             InvalidInput, TopicNotFound, PartitionUnavailable: see `pause_channel`.
         """
         await self._change_channel("skip", topic, channel, ha_only=True)
@@ -443,7 +443,7 @@ class Admin:
             partitions: partitions to move the channel on; None for all.
 
         Raises:
-            OperationNotSupported: the topic is on the classic generation.
+            OperationNotSupported: the topic is on the original generation.
             InvalidInput: the channel or a partition does not exist.
             PartitionUnavailable: a partition has no leader in time, or refused the position.
         """
@@ -513,7 +513,7 @@ class Admin:
         """Return the TCP addresses of the in-sync replicas by partition, the leader first.
 
         Raises:
-            OperationNotSupported: the topic is on the classic generation.
+            OperationNotSupported: the topic is on the original generation.
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader.
             ConnectionFailed: a leader does not respond.
@@ -566,7 +566,7 @@ class Admin:
             partition: only this partition; None for all.
 
         Raises:
-            OperationNotSupported: the topic is on the classic generation.
+            OperationNotSupported: the topic is on the original generation.
             InvalidInput: the number or the partition is not valid.
             TopicNotFound: lookup does not know the topic.
             PartitionUnavailable: a partition has no leader.

@@ -76,7 +76,7 @@ class ClusterRequests:
         return merged(topic, "r", answers), tuple(sorted(channels))
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
-        """Send a change to the leader of the lookup nodes, or to all nodes on the classic generation.
+        """Send a change to the leader of the lookup nodes, or to all nodes on the original generation.
 
         Raises:
             LookupFailed: no lookup node accepted the change.
@@ -179,7 +179,7 @@ class ClusterRequests:
         partitions: Sequence[int] | None = None,
         operation: str | None = None,
     ) -> None:
-        """Make a change once on the leader of each partition, or on each node of a classic topic."""
+        """Make a change once on the leader of each partition, or on each node of a topic of the original NSQ."""
         check_topic(topic)
         check_channel(channel)
         done: set[int | Address] = set()
@@ -252,12 +252,12 @@ def http_of(where: PartitionMap, node: Address) -> Address:
 
 def generation_of(where: PartitionMap) -> Generation:
     """Return the generation of a topic: only the redesigned NSQ reports a number of partitions, even without nodes."""
-    return "ha" if where.leaders or where.meta.partition_num else "classic"
+    return "ha" if where.leaders or where.meta.partition_num else "nsq"
 
 
 def generation_of_node(info: NodeInfo) -> Generation:
     """Return the generation of a node by its version."""
-    return "ha" if info.is_ha else "classic"
+    return "ha" if info.is_ha else "nsq"
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:

@@ -23,8 +23,8 @@ __all__ = (
     "TopicStats",
 )
 
-Generation = Literal["ha", "classic"]
-"""``ha`` is the redesigned NSQ, ``classic`` the original one."""
+Generation = Literal["ha", "nsq"]
+"""``ha`` is the redesigned NSQ, ``nsq`` the original one."""
 
 
 @frozen
@@ -34,7 +34,7 @@ class TopicInfo:
     Attributes:
         name: name of the topic.
         generation: generation of the cluster.
-        meta: partitions, replicas, extend support and order; None on the classic generation.
+        meta: partitions, replicas, extend support and order; None on the original generation.
         leaders: TCP address of the leader by partition; a partition without a leader is missing. Empty on the classic
             generation.
         nodes: TCP addresses of the nodes that hold the topic.
@@ -59,7 +59,7 @@ class NodeStatus:
         version: version of nsqd.
         hostname: host name.
         generation: generation of nsqd.
-        topics: partitions on the node by topic; an empty tuple on the classic generation.
+        topics: partitions on the node by topic; an empty tuple on the original generation.
         tombstoned: topics that lookup hides on this node.
         reachable: whether the node responded to a ping.
     """
@@ -84,7 +84,7 @@ class ClientStats:
         address: ``host:port`` of the consumer.
         user_agent: library and version of the consumer.
         node: TCP address of the node.
-        partition: the partition; None on the classic generation.
+        partition: the partition; None on the original generation.
         ready: RDY count.
         in_flight: number of messages in flight.
         messages: number of messages sent since the connection was opened.
@@ -138,7 +138,7 @@ class PartitionChannelStats:
 
     Attributes:
         depth: messages that wait for delivery, as the server counts them: the redesigned NSQ includes messages in
-            flight, the classic generation does not.
+            flight, the original generation does not.
         in_flight: messages in flight.
         deferred: messages that wait for a delay to pass, in memory and on disk.
         messages: messages that the channel has received.
@@ -174,17 +174,17 @@ class PartitionChannelStats:
 
 @frozen
 class PartitionStats:
-    """A partition on its leader; a node's share of the topic on the classic generation.
+    """A partition on its leader; a node's share of the topic on the original generation.
 
     Attributes:
-        partition: partition number; None on the classic generation.
+        partition: partition number; None on the original generation.
         node: TCP address of the leader, or of the node.
         replicas: ``host:port`` (TCP) of the in-sync replicas, the leader first; empty if unknown.
         messages: number of received messages.
-        bytes: bytes on disk; on the classic generation the received bytes, None if unknown.
-        end: byte offset of the end of the last message; None on the classic generation.
-        depth: messages that wait for a first channel (classic generation).
-        paused: whether the topic passes no messages to its channels (classic generation).
+        bytes: bytes on disk; on the original generation the received bytes, None if unknown.
+        end: byte offset of the end of the last message; None on the original generation.
+        depth: messages that wait for a first channel (original generation).
+        paused: whether the topic passes no messages to its channels (original generation).
         channels: channels by name.
     """
 
@@ -237,7 +237,7 @@ class TopicStats:
     Attributes:
         name: name of the topic.
         generation: generation of the cluster.
-        partitions: partitions sorted by number; on the classic generation nodes, sorted by address.
+        partitions: partitions sorted by number; on the original generation nodes, sorted by address.
         channels: channels over all partitions, by name.
         unreachable: nodes that hold the topic but did not respond; the sums do not include them.
     """
@@ -255,7 +255,7 @@ class TopicStats:
 
     @property
     def paused(self) -> bool:
-        """Whether the topic is paused on every node (classic generation)."""
+        """Whether the topic is paused on every node (original generation)."""
         return bool(self.partitions) and all(partition.paused for partition in self.partitions)
 
 

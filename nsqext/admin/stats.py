@@ -71,7 +71,7 @@ def _read_channel(data: Mapping[str, Any], node: Address, partition: int | None)
     in_flight = int(data.get("in_flight_count", 0))
     on_disk = int(data.get("delayed_queue_count", 0))
     deferred = int(data.get("deferred_count", 0)) + on_disk
-    # the depth of the classic generation excludes messages in flight and deferred ones; that of the redesigned one
+    # the depth of the original generation excludes messages in flight and deferred ones; that of the redesigned one
     # is the number of messages after the confirmed position, without the delayed queue
     lag = depth + in_flight + deferred if partition is None else depth + on_disk
     return PartitionChannelStats(
@@ -196,7 +196,7 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
         return read_stats(await requests.get(http, "/stats", params), node)
 
     found, failed = await requests.ask_all(infos, ask)
-    generation: Generation = "ha" if any(generation_of_node(info) == "ha" for info in infos.values()) else "classic"
+    generation: Generation = "ha" if any(generation_of_node(info) == "ha" for info in infos.values()) else "nsq"
     parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
     for topics in found.values():
         for name, partitions in topics.items():

@@ -94,7 +94,7 @@ def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
     """Return whether statistics contain the same leaders, nodes and channels as lookup."""
     if info is None or set(info.channels) != set(stats.channels):
         return False
-    if info.generation == "classic":
+    if info.generation == "nsq":
         return set(info.nodes) == {part.node for part in stats.partitions}
     return info.leaders == {part.partition: part.node for part in stats.partitions}
 

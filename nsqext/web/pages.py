@@ -135,7 +135,7 @@ class Pages:
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
         parts = {part.partition: part for part in stats.partitions} if stats else {}
         rows: list[PartitionRow] = []
-        if info.generation == "classic":
+        if info.generation == "nsq":
             rows = [PartitionRow(None, part.node, (), part) for part in (stats.partitions if stats else ())]
         else:
             replicas = await self._monitor.replicas(name)
@@ -195,7 +195,7 @@ class Pages:
         count = min(_number("count", query.get("count") or str(_PEEKED)), _MOST_PEEKED)
         partition = _number("partition", query["partition"]) if query.get("partition") else None
         topic = snapshot.topics[name]
-        found = () if topic.generation == "classic" else await self._admin.peek(name, count=count, partition=partition)
+        found = () if topic.generation == "nsq" else await self._admin.peek(name, count=count, partition=partition)
         return _messages(topic, found, count=count, partition=partition)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
@@ -206,7 +206,7 @@ class Pages:
             NsqError: see `nsqext.web.watch.watch`.
         """
         name = _known_topic(snapshot, path["topic"])
-        if snapshot.topics[name].generation != "classic":
+        if snapshot.topics[name].generation != "nsq":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
         found = await watch(self._admin, lookupd, name, self._options, count=_PEEKED, seconds=_WATCHED)
         return _messages(snapshot.topics[name], found, waited=True)

@@ -192,7 +192,7 @@ async def test_a_change_waits_for_a_new_leader(ha: Cluster) -> None:
 
 
 async def test_nodes_are_listed_with_their_topics(ha: Cluster, classic: Cluster) -> None:
-    for cluster, generation in ((ha, "ha"), (classic, "classic")):
+    for cluster, generation in ((ha, "ha"), (classic, "nsq")):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
             await admin.create_topic(topic, channels=["ch"])
@@ -247,7 +247,7 @@ async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(cl
         # lookup's entry of a topic whose nodes are all down
         await admin._requests.change_lookup("/channel/create", {"topic": topic, "channel": "ch"})
         info = await admin.topic(topic)
-        assert (info.generation, info.meta, info.nodes, info.channels) == ("classic", None, (), ("ch",))
+        assert (info.generation, info.meta, info.nodes, info.channels) == ("nsq", None, (), ("ch",))
         with pytest.raises(OperationNotSupported, match="extend headers"):
             await admin.upgrade_topic(topic)
 

@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest, channel: str) -> Server:
     topic = f"contract_{token_hex(4)}"
     with sync.Admin(original.lookupd) as admin:
         admin.create_topic(topic, channels=[channel])
-    return Server("classic", original.lookupd, topic)
+    return Server("nsq", original.lookupd, topic)
 
 
 async def publish(server: Server, *bodies: bytes) -> None:

@@ -98,7 +98,7 @@ def partitions(address: str, topic: str, access: str = "w") -> dict[str, int]:
     return {number: node["tcp_port"] for number, node in (found or {}).get("partitions", {}).items()}
 
 
-def eventually(ask: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 5.0) -> T:
+def eventually(ask: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 20.0) -> T:
     """Call ``ask`` until its result satisfies ``wanted``; return the result."""
     end = time.monotonic() + seconds
     while not wanted(answer := ask()):

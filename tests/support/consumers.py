@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("CALM", "QUICK", "depth", "eventually", "opened", "publish", "quick", "running", "take", "tape")
 
-_PATIENCE = 10.0
+_PATIENCE = 25.0
 
 CALM = BackoffOptions(mode="off")
 """Options without backoff."""

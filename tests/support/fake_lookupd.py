@@ -190,7 +190,7 @@ def not_found(text: str = "NOT_FOUND") -> httpx.Response:
     return httpx.Response(404, json={"message": text})
 
 
-async def eventually(condition: Callable[[], bool], within: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], within: float = 20.0) -> None:
     """Wait until a condition holds; fail after ``within`` seconds."""
     with anyio.fail_after(within):
         while not condition():  # noqa: ASYNC110 - conditions here have no event

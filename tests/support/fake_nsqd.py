@@ -53,7 +53,7 @@ REDESIGNED: Mapping[str, Any] = {"version": "0.3.7-HA.1.13.0", "max_rdy_count": 
 PLAIN: Mapping[str, Any] = {"version": "1.3.0", "max_rdy_count": 2500, "msg_timeout": 60000}
 """Response to IDENTIFY of a node of the original NSQ."""
 
-_PATIENCE = 10.0
+_PATIENCE = 25.0
 
 
 def ok(data: bytes = b"OK") -> bytes:

@@ -36,7 +36,7 @@ def options_of(**members: Any) -> ProducerOptions:
 @asynccontextmanager
 async def bounded() -> AsyncIterator[None]:
     """Fail the test if the block takes too long."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(30):
         yield
 
 

@@ -38,7 +38,7 @@ _BIG = 20_000_000
 @asynccontextmanager
 async def _connected(request_timeout: float = 10.0) -> AsyncIterator[tuple[Connection, Peer]]:
     options = ConnectionOptions(request_timeout=request_timeout)
-    with anyio.fail_after(15):
+    with anyio.fail_after(30):
         async with scripted_node() as node:
             connection, _ = await open_connection(node.address, options)
             try:
@@ -76,7 +76,7 @@ class _Caller:
 
 async def _until(condition: object, connection: Connection | None = None) -> None:
     assert callable(condition)
-    with anyio.fail_after(10):
+    with anyio.fail_after(25):
         while not condition():
             if connection is not None:
                 connection.tick()

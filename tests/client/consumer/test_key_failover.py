@@ -391,7 +391,7 @@ async def test_chaos(cluster: Cluster, topic: str, cuts: bool) -> None:
                 chaos.cut()
             if len(stops) > 3:
                 stops.pop(chaos.chance.randrange(3)).set()
-        await eventually(lambda: len(chaos.finished) == 1500 and left(cluster, topic) == 0)
+        await eventually(lambda: len(chaos.finished) == 1500 and left(cluster, topic) == 0, patience=60.0)
         for stop in stops:
             stop.set()
     cluster.faults.heal()

@@ -111,7 +111,7 @@ def check_pyspark(version: str) -> None:
 
 
 def default_source() -> type[DataSource]:
-    """Return the class that Spark finds; with a PySpark that is too old, one that says so when it is used.
+    """Return the class that Spark finds; with a PySpark that is too old, one that raises when it is used.
 
     An error at import would keep Spark from finding any other source in Python.
     """

@@ -1,4 +1,4 @@
-"""One Spark session and one cluster for all tests here."""
+"""One Spark session and one cluster for all tests of Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def java_version() -> int:
-    """Return the version of the Java that Spark would take; 0 without any."""
+    """Return the version of the Java that Spark uses; 0 without Java."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:

@@ -298,6 +298,7 @@ class Node:
         partition = hosted.partition
         _log.log(_level(name), "CHANNEL(%s): deleting", name)
         self.on_channel_deleted(partition.topic, partition.partition, name)
+        hosted.deliveries[name] = 0  # another channel of this name counts from the beginning
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
             self.delete_topic(partition.topic)
 

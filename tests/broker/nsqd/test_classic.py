@@ -262,6 +262,18 @@ async def test_stats_list_consumers_and_producers() -> None:
     assert "heap_objects" in text
 
 
+async def test_a_channel_that_is_created_again_counts_its_deliveries_from_zero() -> None:
+    node = _node()
+    web = _web(node)
+    consumer, producer = _consumer(node, ready=1), Client(node, "10.0.0.1:7")
+    producer.ask(sized("PUB t", b"a"))
+    consumer.messages()
+    for path in ("/channel/delete?topic=t&channel=ch", "/channel/create?topic=t&channel=ch"):
+        assert (await web.post(path)).status_code == 200
+    (channel,) = (await web.get("/stats?format=json&topic=t")).json()["topics"][0]["channels"]
+    assert "global_msg_count" not in channel
+
+
 async def test_info_ping_and_options() -> None:
     node = _node(limits={"max_rdy_count": 7})
     web = _web(node)

@@ -212,13 +212,12 @@ class MetadataCache:
             InvalidName: the topic's name is invalid.
             InvalidState: the cache was closed.
         """
-        callbacks = self._callbacks.setdefault((topic, access), [])
         if self._client is not None:
             refresher = self._refresher(topic, access)
             if refresher.map is None:
                 refresher.poll_at = float("-inf")
                 self._poller.wake()
-        callbacks.append(callback)
+        self._callbacks.setdefault((topic, access), []).append(callback)
         return partial(self._unwatch, (topic, access), callback)
 
     def _unwatch(self, key: Key, callback: Callback) -> None:

@@ -194,15 +194,15 @@ class PartitionMapMerger:
 
     def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
         """Update the nodes by lookup node: a node that one lookup node removed is removed even if another failed."""
-        telling = [answer for answer in found if answer.nodes or answer.partitions]
+        listing = [answer for answer in found if answer.nodes or answer.partitions]
         dropped: set[Address] = set()
-        for answer in telling:
+        for answer in listing:
             source = self._sources[answer.source]
             if source.nodes != answer.nodes:
                 dropped |= {node.tcp for node in source.nodes} - {node.tcp for node in answer.nodes}
                 # most lookup nodes list the same nodes: one tuple serves all of them
                 source.nodes = next((one for one in self._node_lists() if one == answer.nodes), answer.nodes)
-        answered = {answer.source for answer in telling}
+        answered = {answer.source for answer in listing}
         for address, source in self._sources.items():
             if dropped and address not in answered:
                 source.nodes = tuple(node for node in source.nodes if node.tcp not in dropped)

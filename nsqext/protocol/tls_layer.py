@@ -106,7 +106,7 @@ class TlsLayer:
             try:
                 self._object.unwrap()
             except ssl.SSLError:
-                # the peer has not announced the same yet; it is not waited for
+                # the peer has not announced its end yet, and is not waited for
                 return self._out.read()
         return self._out.read()
 

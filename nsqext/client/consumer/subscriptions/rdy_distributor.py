@@ -17,7 +17,7 @@ __all__ = ("RdyDistributor",)
 K = TypeVar("K", bound=Hashable)
 
 _IDLE = 10.0
-"""Seconds without a message after which a connection gives way to busier ones, and its window starts again."""
+"""Seconds without a message after which a connection has RDY 1 in favour of busier ones, and its window is reset."""
 _TURN = 5.0
 """Longest turn of a busy connection while others wait for one."""
 _IDLE_TURN = 1.0

@@ -13,6 +13,7 @@ from nsqext.client.consumer.subscriptions.partition_reader import PartitionReade
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, InvalidState, MessageNotInFlight, NsqError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
+from nsqext.protocol.client.commands import req, touch
 from nsqext.protocol.messages import decode_into
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ class Subscription:
         Raises:
             MessageNotInFlight: the message is not in flight any more.
         """
-        # as `_answered` and `_append`, without two calls: 3 % of what a message costs
+        # as `_answered`, `_append` and `commands.fin`, without three calls: 3 % of what a message costs
         if message.received < self.horizon:
             raise self._lost(message)
         message.counted.count -= 1
@@ -296,7 +297,7 @@ class Subscription:
         """
         self.record_outcome(backoff)
         self._answered(message)
-        self._append(b"REQ %b %d\n" % (message.id, round(delay * 1000)))
+        self._append(req(message.id, round(delay * 1000)))
         self.requeued += 1
 
     def record_outcome(self, failed: bool) -> None:
@@ -312,7 +313,7 @@ class Subscription:
             MessageNotInFlight: the message is not in flight any more.
         """
         self._answered(message)
-        self._append(b"TOUCH %b\n" % message.id)
+        self._append(touch(message.id))
         message.counted = counted = InFlightCount(_clock(), 1)
         message.received = counted.time
         self._count(counted)

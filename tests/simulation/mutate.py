@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from tests.simulation.__main__ import measure, prepare, say
+from tests.simulation.__main__ import measure, new_pool, say
 from tests.simulation.mutations import MUTATIONS
 
 if TYPE_CHECKING:
@@ -35,12 +35,18 @@ class Search:
     how: str
 
 
+GARBAGE = 50
+"""Schedules between two collections of garbage, which is 0.6 MB for each of them."""
+
+
 def find(name: str, most: int, size: Size | None) -> Search:
     """Run seeds with a mutation until one fails."""
     cpu = 0.0
     for seed in range(1, most + 1):
         found = measure(seed, name, size)
         cpu += found.cpu
+        if seed % GARBAGE == 0:
+            gc.collect()
         if found.error:
             return Search(name, seed, cpu, found.error.partition("\n")[0])
     return Search(name, 0, cpu, f"not found in {most} seeds")
@@ -55,8 +61,8 @@ def main() -> int:
     given = parser.parse_args()
     searches: list[Search] = []
     say(f"{'':56} {'seeds':>5} {'CPU s':>7}")
-    with ProcessPoolExecutor(os.cpu_count() or 1, initializer=prepare) as pool:
-        for search in pool.map(partial(find, most=given.most, size=given.size), given.names or list(MUTATIONS)):
+    with new_pool(os.cpu_count() or 1, 1) as pool:
+        for search in pool.imap(partial(find, most=given.most, size=given.size), given.names or list(MUTATIONS)):
             searches.append(search)
             say(f"{search.name:56} {search.seeds or '-':>5} {search.cpu:7.1f}  {search.how[:110]}")
     missed = sum(not search.seeds for search in searches)

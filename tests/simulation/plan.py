@@ -26,6 +26,8 @@ DISK = 0.4
 """Share of the schedules in which nodes store messages on a disk."""
 REAL_HTTP = 0.03
 """Share of the schedules in which HTTP runs in httpx and uvicorn, which costs twice the time."""
+SHARED_LOOKUP = 0.7
+"""Share of the schedules in which the clients share a `Lookup`."""
 HABITS = ("headers", "delays", "failing", "seek", "pausing", "channels", "lanes")
 """What clients of a few schedules do besides: see `Plan.habits`."""
 _SETTLED = 21.0
@@ -57,6 +59,7 @@ class Plan:
         latency: longest usual delay of a segment, in seconds.
         disk: nodes store messages on a disk.
         real_http: HTTP runs in httpx and uvicorn.
+        shared_lookup: producers and consumers share a `Lookup`.
         habits: ``headers`` adds headers to messages, ``delays`` requeues some with a delay, ``failing`` lets a fifth of
             the handlers fail, ``seek`` moves channels back to their beginning, ``pausing`` pauses channels,
             ``channels`` creates and deletes one, ``lanes`` consumes the topic that is created again with a key.
@@ -81,6 +84,7 @@ class Plan:
     disk: bool
     real_http: bool
     habits: tuple[str, ...]
+    shared_lookup: bool
 
     @property
     def network(self) -> NetworkOptions:
@@ -124,6 +128,7 @@ def _draw_long(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pla
         disk=random.random() < DISK,
         real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
+        shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
     )
 
 
@@ -162,6 +167,7 @@ def _draw_short(seed: int, random: Random, faults: Sequence[Fault] | None) -> Pl
         disk=disk,
         real_http=random.random() < REAL_HTTP,
         habits=_draw_habits(seed),
+        shared_lookup=Random(f"lookup {seed}").random() < SHARED_LOOKUP,
     )
 
 

@@ -19,6 +19,7 @@ from nsqext import (
     ConsumerOptions,
     DeliveryUnknown,
     FailureOptions,
+    Lookup,
     Message,
     NsqError,
     OutgoingMessage,
@@ -62,6 +63,9 @@ class Schedule:
         on_unknown: Literal["retry", "raise"] = "raise" if random.random() < 0.4 else "retry"
         self.history: History = History(on_unknown, timeout=random.choice((4.0, 10.0)))
         self.connection: ConnectionOptions = ConnectionOptions(request_timeout=random.choice((1.0, 3.0, 10.0)))
+        self._lookupd: list[str] | Lookup = world.cluster.lookupd
+        if plan.shared_lookup:
+            self._lookupd = Lookup(self._lookupd)
         self._extend = {"lanes", "keyed"} | ({"recreated"} if "lanes" in plan.habits else set())
         self._numbers = 0
         self._with_headers: dict[int, dict[str, Any]] = {}
@@ -160,7 +164,14 @@ class Schedule:
         return [consumer for consumer in every if consumer[0] in self.plan.topics]
 
     def _consumer(
-        self, topic: str, channel: str, name: str, settings: dict[str, Any], *, hangs: bool = False
+        self,
+        topic: str,
+        channel: str,
+        name: str,
+        settings: dict[str, Any],
+        *,
+        hangs: bool = False,
+        lookupd: list[str] | None = None,
     ) -> Consumer:
         options = ConsumerOptions(
             close_timeout=1.0 if hangs else 30.0,
@@ -170,7 +181,7 @@ class Schedule:
             connection=self.connection,
         )
         world, history, random = self.world, self.history, self.world.random
-        consumer = Consumer(topic, channel, lookupd=world.cluster.lookupd, options=options, **settings)
+        consumer = Consumer(topic, channel, lookupd=lookupd or self._lookupd, options=options, **settings)
         history.concurrency[name] = settings["concurrency"]
 
         @consumer.handler
@@ -268,8 +279,9 @@ class Schedule:
 
     async def _doomed_client(self) -> None:
         """Consume and publish, until the process is killed."""
-        consumer = self._consumer("plain", "b", "plain/b/doomed", {"concurrency": 2})
-        async with consumer, self._producer() as producer:
+        lookupd = self.world.cluster.lookupd
+        consumer = self._consumer("plain", "b", "plain/b/doomed", {"concurrency": 2}, lookupd=lookupd)
+        async with consumer, self._producer(lookupd) as producer:
             await self._publish_each("plain", "doomed", producer)
             await anyio.sleep_forever()
 
@@ -281,10 +293,10 @@ class Schedule:
             *(partial(self._publish_batches, topic, f"batch {topic}") for topic in self.plan.batches),
         ]
 
-    def _producer(self) -> Producer:
+    def _producer(self, lookupd: list[str] | None = None) -> Producer:
         history = self.history
         options = ProducerOptions(on_unknown=history.on_unknown, timeout=history.timeout, connection=self.connection)
-        return Producer(self.world.cluster.lookupd, options=options)
+        return Producer(lookupd or self._lookupd, options=options)
 
     def _begin(self, topic: str, key: str, batch: int = 0) -> Publish:
         self._numbers += 1

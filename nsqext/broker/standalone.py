@@ -234,10 +234,12 @@ async def run_nsqd(settings: NsqdSettings) -> None:
 async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> None:
     from nsqext.broker.lookupd.registration_client import RegistrationClient
 
-    found = [split_address(tcp), split_address(http)]
-    told = [Address(at.host, port or at.port) for at, port in zip(found, settings.broadcast_ports, strict=True)]
+    listening = [split_address(tcp), split_address(http)]
+    advertised = [
+        Address(at.host, port or at.port) for at, port in zip(listening, settings.broadcast_ports, strict=True)
+    ]
     ha = _is_redesigned(settings.generation)
-    await RegistrationClient(node, told[0], told[1], settings.lookup_ping, partitions=ha).run()
+    await RegistrationClient(node, advertised[0], advertised[1], settings.lookup_ping, partitions=ha).run()
 
 
 @frozen

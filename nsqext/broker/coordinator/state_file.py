@@ -14,6 +14,7 @@ from nsqext.broker.coordinator import policy
 from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
 from nsqext.broker.engine.storage.files import with_checksum, without_checksum, write_atomically
 from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.recovery import keep_aside
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import MAX_PARTITIONS, is_valid_channel, is_valid_topic
 
@@ -124,18 +125,14 @@ class StateFile:
             return None
 
     def _keep_aside(self) -> Path:
-        """Rename the file to the first free name; return that name."""
-        number = 1
-        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
-            number += 1
+        """Rename the file; return its new name."""
         try:
-            self._path.rename(aside)
+            return keep_aside(self._path, "damaged", move=True)
         except OSError as error:
             raise InvalidSetting(
-                f"{self._path} is damaged and cannot be renamed to {aside.name}: {error.strerror}",
+                f"{self._path} is damaged and cannot be renamed: {error.strerror}",
                 hint="move it away or choose another data path",
             ) from error
-        return aside
 
     def _rebuild(self) -> tuple[list[TopicState], _Partitions]:
         """Derive topics and partitions from the files of the nodes; a new data path has none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
 from nsqext.broker.lookupd.params import read_log_level, read_ranged
+from nsqext.broker.lookupd.registry import NEVER
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 __all__ = ("AdminApi",)
 
 NOT_LEADER = "Not nsqlookup leader"
-_NEVER = -6795364578871345152
-"""Nanoseconds that the real server prints for a time that was never set."""
-
 _BASE_LOAD = 0.8
 _MEBIBYTE = 1024 * 1024
 
@@ -151,7 +149,7 @@ class AdminApi:
                     continue
                 peer = peers[led.registered]
                 entry = {"partitionID": str(partition)} | {key: peer.entry[key] for key in shown}
-                entry |= {"last_update": now, "tombstoned_at": _NEVER}
+                entry |= {"last_update": now, "tombstoned_at": NEVER}
                 entry["tombstoned"] = peer.address in self.lookupd.hidden.get(name, ())
                 found.setdefault(f"topic:{name}", []).append(entry)
                 found[f"channel:{name}:{partition}"] = [

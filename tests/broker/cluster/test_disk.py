@@ -151,7 +151,7 @@ def test_topics_are_rebuilt_from_the_nodes_when_the_state_file_is_missing_or_dam
         assert sorted(cluster.in_sync("c")) == ["n1", "n2", "n3"]
         assert consume(cluster, "c", 2) == [b"two", b"three"]
     assert "rebuilt 3 topics with 5 partitions from the files of the nodes" in caplog.text
-    aside = tmp_path / "cluster.json.damaged-1"
+    aside = tmp_path / "cluster.json.damaged"
     assert aside.exists() == (damage != "missing")
     assert aside.name in caplog.text or damage == "missing"
     caplog.clear()
@@ -180,13 +180,13 @@ def test_any_damaged_file_of_a_cluster_is_survived(tmp_path: Path) -> None:
 def test_a_damaged_state_file_of_an_empty_cluster_is_kept_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in (1, 2):
+    for number, kept in ((1, "cluster.json.damaged"), (2, "cluster.json.damaged.2")):
         (tmp_path / "cluster.json").write_text("{}")
         with Cluster(1, data_path=tmp_path) as cluster:
             cluster.create_topic(f"t{number}")
             cluster.delete_topic(f"t{number}")
         assert f"cluster.json is damaged (the checksum is wrong); it is kept as {tmp_path}" in caplog.text
-        assert (tmp_path / f"cluster.json.damaged-{number}").read_text() == "{}"
+        assert (tmp_path / kept).read_text() == "{}"
     assert "rebuilt" not in caplog.text
 
 

@@ -15,7 +15,7 @@ from nsqext.broker.go_format import parse_int, wrap
 from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
 from nsqext.broker.nsqd.batch_store import store_in_parts
 from nsqext.broker.nsqd.http.publish import parse_aside, read_lines
-from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.broker.nsqd.http.request_args import RequestArgs, port_of
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
 from nsqext.protocol.server.request_error import RequestError
@@ -32,10 +32,6 @@ __all__ = ("classic_routes", "refusing_routes")
 _NS = 1_000_000_000
 _MS = 1_000_000
 _FALSE = ("false", "0")
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 class _Publisher(RequestArgs):
@@ -160,8 +156,8 @@ class _Operator(RequestArgs):
             "version": limits.version,
             "broadcast_address": options.broadcast_address,
             "hostname": options.hostname,
-            "http_port": _port(self.addresses.http_address),
-            "tcp_port": _port(self.addresses.tcp_address),
+            "http_port": port_of(self.addresses.http_address),
+            "tcp_port": port_of(self.addresses.tcp_address),
             "start_time": self.node.started // _NS,
             "max_heartbeat_interval": round(limits.max_heartbeat_interval * _NS),
             "max_output_buffer_size": limits.max_output_buffer_size,
@@ -179,10 +175,10 @@ class _Operator(RequestArgs):
         raise HttpPanic  # as above
 
 
-def classic_routes(site: RequestArgs) -> list[Route]:
+def classic_routes(args: RequestArgs) -> list[Route]:
     """Return the routes, except statistics and options."""
-    publisher, topics = _Publisher(site.node, site.addresses), _Topics(site.node, site.addresses)
-    operator = _Operator(site.node, site.addresses)
+    publisher, topics = _Publisher(args.node, args.addresses), _Topics(args.node, args.addresses)
+    operator = _Operator(args.node, args.addresses)
     return [
         route("GET", "/ping", operator.ping, Form.TEXT),
         route("GET", "/info", operator.info),
@@ -203,12 +199,12 @@ def classic_routes(site: RequestArgs) -> list[Route]:
     ]
 
 
-def refusing_routes(site: RequestArgs) -> list[Route]:
+def refusing_routes(args: RequestArgs) -> list[Route]:
     """Return one route for all requests, which refers the client to the HTTPS port."""
 
     async def refuse(_: Request) -> Response:
-        address = site.addresses.https_address
-        port = _port(address) if address else 0
+        address = args.addresses.https_address
+        port = port_of(address) if address else 0
         body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
         headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
         return Response(body, 403, headers, "application/json; charset=utf-8")

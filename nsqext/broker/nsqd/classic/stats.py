@@ -212,7 +212,7 @@ def _client_line(client: dict[str, Any], now: int) -> str:
     )
 
 
-def classic_stats_routes(site: RequestArgs) -> list[Route]:
+def classic_stats_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    stats = _Stats(site.node, site.addresses)
+    stats = _Stats(args.node, args.addresses)
     return [route("GET", "/stats", stats.stats)]

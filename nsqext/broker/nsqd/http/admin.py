@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.go_format import parse_int
 from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
-from nsqext.broker.nsqd.http.request_args import RequestArgs
+from nsqext.broker.nsqd.http.request_args import RequestArgs, port_of
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 __all__ = ("admin_routes",)
 
 _NS = 1_000_000_000
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 class _Admin(RequestArgs):
@@ -30,8 +26,8 @@ class _Admin(RequestArgs):
             "version": options.limits.version,
             "broadcast_address": options.broadcast_address,
             "hostname": options.hostname,
-            "http_port": _port(self.addresses.http_address),
-            "tcp_port": _port(self.addresses.tcp_address),
+            "http_port": port_of(self.addresses.http_address),
+            "tcp_port": port_of(self.addresses.tcp_address),
             "start_time": self.node.started // _NS,
             "ha_support": options.clustered,
         }
@@ -101,9 +97,9 @@ class _Admin(RequestArgs):
         """Answer a request without effect in this server; its query is not checked."""
 
 
-def admin_routes(site: RequestArgs) -> list[Route]:
+def admin_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    admin = _Admin(site.node, site.addresses)
+    admin = _Admin(args.node, args.addresses)
     return [
         route("GET", "/ping", admin.ping, Form.TEXT),
         route("GET", "/info", admin.info, Form.NEGOTIATED),

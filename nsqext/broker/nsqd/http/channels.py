@@ -104,9 +104,9 @@ def _number(call: Call, name: str) -> int:
         raise HttpFault(400, "INVALID_OPTION") from None
 
 
-def channel_routes(site: RequestArgs) -> list[Route]:
+def channel_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    channels = _Channels(site.node, site.addresses)
+    channels = _Channels(args.node, args.addresses)
     switches: list[tuple[str, Callable[[Channel], None], bool]] = [
         ("pause", lambda channel: channel.pause(), False),
         ("unpause", lambda channel: channel.unpause(), False),

@@ -10,7 +10,7 @@ import orjson
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.http.api import Call, HttpFault, null, route
-from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
+from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs, port_of
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -149,8 +149,8 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
             "max_channel_consumers": limits.max_channel_consumers,
             "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * _NS),
             "output_buffer_timeout": round(limits.output_buffer_timeout * _NS),
-            "broadcast_http_port": _port(addresses.http_address),
-            "broadcast_tcp_port": _port(addresses.tcp_address),
+            "broadcast_http_port": port_of(addresses.http_address),
+            "broadcast_tcp_port": port_of(addresses.tcp_address),
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
         }
         values |= options.reported
@@ -164,13 +164,9 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         | {
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * _NS),
-            "statsd_prefix": _statsd_prefix("nsq.%s", options.broadcast_address, _port(addresses.http_address)),
+            "statsd_prefix": _statsd_prefix("nsq.%s", options.broadcast_address, port_of(addresses.http_address)),
         }
     )
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 def _statsd_prefix(prefix: str, host: str, port: int) -> str:
@@ -225,7 +221,7 @@ class _Config(RequestArgs):
         return value
 
 
-def config_routes(site: RequestArgs) -> list[Route]:
+def config_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    config = _Config(site.node, site.addresses)
+    config = _Config(args.node, args.addresses)
     return [route("GET", "/config/{opt}", config.show), route("PUT", "/config/{opt}", config.change)]

@@ -132,9 +132,9 @@ def _number(text: str, function: str) -> int:
         raise HttpFault(400, str(error)) from None
 
 
-def message_routes(site: RequestArgs) -> list[Route]:
+def message_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    messages = _Messages(site.node, site.addresses)
+    messages = _Messages(args.node, args.addresses)
     return [
         route("GET", "/message/get", messages.get),
         route("POST", "/message/finish", messages.finish),

@@ -74,6 +74,6 @@ def _labels(hosted: Hosted) -> dict[str, str]:
     return {"topic": hosted.partition.topic, "partition": str(hosted.partition.partition)}
 
 
-def metrics_routes(site: RequestArgs) -> list[Route]:
+def metrics_routes(args: RequestArgs) -> list[Route]:
     """Return the route."""
-    return [route("GET", "/metrics", _Metrics(site.node, site.addresses).metrics)]
+    return [route("GET", "/metrics", _Metrics(args.node, args.addresses).metrics)]

@@ -178,9 +178,9 @@ def _content_length(call: Call) -> int:
     return int(call.headers.get("content-length") or 0)
 
 
-def publish_routes(site: RequestArgs) -> list[Route]:
+def publish_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    publisher = _Publisher(site.node, site.addresses)
+    publisher = _Publisher(args.node, args.addresses)
     return [
         route("POST", "/pub", publisher.pub, Form.NEGOTIATED),
         route("POST", "/pub_ext", publisher.pub_ext, Form.NEGOTIATED),

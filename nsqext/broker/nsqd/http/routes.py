@@ -32,24 +32,24 @@ def application(node: Node, addresses: Addresses, *, secure: bool = False) -> St
         addresses: addresses that it listens on.
         secure: it is served over HTTPS.
     """
-    site = RequestArgs(node, addresses)
+    args = RequestArgs(node, addresses)
     if node.options.original:
         routes = [
-            *classic_routes(site),
-            *config_routes(site),
-            *classic_stats_routes(site),
-            *metrics_routes(site),
+            *classic_routes(args),
+            *config_routes(args),
+            *classic_stats_routes(args),
+            *metrics_routes(args),
         ]
         refuse_all = node.options.https_only and not secure
-        return web.application(refusing_routes(site) if refuse_all else routes, original=True)
+        return web.application(refusing_routes(args) if refuse_all else routes, original=True)
     return web.application(
         [
-            *admin_routes(site),
-            *config_routes(site),
-            *publish_routes(site),
-            *channel_routes(site),
-            *message_routes(site),
-            *stats_routes(site),
-            *metrics_routes(site),
+            *admin_routes(args),
+            *config_routes(args),
+            *publish_routes(args),
+            *channel_routes(args),
+            *message_routes(args),
+            *stats_routes(args),
+            *metrics_routes(args),
         ]
     )

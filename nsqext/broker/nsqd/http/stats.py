@@ -316,9 +316,9 @@ def _client_line(client: dict[str, Any], now: int) -> str:
     )
 
 
-def stats_routes(site: RequestArgs) -> list[Route]:
+def stats_routes(args: RequestArgs) -> list[Route]:
     """Return the routes."""
-    stats = _Stats(site.node, site.addresses)
+    stats = _Stats(args.node, args.addresses)
     return [
         route("GET", "/stats", stats.stats, Form.NEGOTIATED),
         route("GET", "/message/stats", stats.message_stats, Form.V1),

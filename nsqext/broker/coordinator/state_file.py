@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from nsqext.broker.coordinator.coordinator import Coordinator
-    from nsqext.broker.engine.storage.partition_store import PartitionState as StoredPartition
+    from nsqext.broker.engine.storage.partition_store import StoredPartition
 
 __all__ = ("StateFile",)
 

@@ -14,7 +14,7 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.publish import NewMessage, Stored, as_entries, counter_of
 from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log
-from nsqext.broker.engine.storage.partition_store import ChannelState, PartitionState, PartitionStore
+from nsqext.broker.engine.storage.partition_store import ChannelState, PartitionStore, StoredPartition
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.names import is_ephemeral
 
@@ -470,11 +470,11 @@ class Partition:
 
     # state on disk
 
-    def state(self) -> PartitionState:
+    def state(self) -> StoredPartition:
         """Return the persistent state besides the queue."""
         channels = [channel.state() for channel in self._each() if not channel.ephemeral]
         end = self.log.end_offset, self.log.end_count
-        return PartitionState(
+        return StoredPartition(
             self.topic, self.partition, self.extend, self.ordered, self.paused, self.readable, channels, *end
         )
 

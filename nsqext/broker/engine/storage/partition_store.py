@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import Delayed
     from nsqext.broker.engine.storage.memory_budget import MemoryBudget
 
-__all__ = ("ChannelState", "PartitionState", "PartitionStore", "stored_partitions")
+__all__ = ("ChannelState", "PartitionStore", "StoredPartition", "stored_partitions")
 
 _LOG = logging.getLogger(__name__)
 _STATE = ".channels.json"
@@ -73,8 +73,8 @@ class ChannelState:
 
 
 @define
-class PartitionState:
-    """Persistent state of a partition besides its queue.
+class StoredPartition:
+    """State of a partition on disk, besides its queue.
 
     Attributes:
         topic: name of the topic.
@@ -110,7 +110,7 @@ class PartitionState:
         return with_checksum(orjson.dumps(members))
 
     @classmethod
-    def decode(cls, data: bytes) -> PartitionState:
+    def decode(cls, data: bytes) -> StoredPartition:
         """Read the state; damage, a missing and an invalid member raise ValueError."""
         try:
             state = msgspec.json.decode(without_checksum(data), type=cls)
@@ -133,16 +133,16 @@ def _copy_of(path: Path) -> Path:
     return path.with_name(path.name + _COPY)
 
 
-def _first_readable(*paths: Path) -> PartitionState | None:
+def _first_readable(*paths: Path) -> StoredPartition | None:
     for path in paths:
         try:
-            return PartitionState.decode(path.read_bytes())
+            return StoredPartition.decode(path.read_bytes())
         except (OSError, ValueError):
             continue
     return None
 
 
-def stored_partitions(data_path: Path) -> Iterator[PartitionState]:
+def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
     """Return the states of all partitions in a folder; without channels where the file of channels cannot be read."""
     found: set[Path] = set()
     for file in sorted(data_path.glob("*/*")):
@@ -150,7 +150,7 @@ def stored_partitions(data_path: Path) -> Iterator[PartitionState]:
         path = file.with_name(f"{match[1]}-{match[2]}{_STATE}") if match else None
         if match and path is not None and path not in found:
             found.add(path)
-            yield _first_readable(path, _copy_of(path)) or PartitionState(match[1], int(match[2]))
+            yield _first_readable(path, _copy_of(path)) or StoredPartition(match[1], int(match[2]))
 
 
 class PartitionStore:
@@ -178,7 +178,7 @@ class PartitionStore:
         self._next = 0.0
         self._missing: list[str] = []
 
-    def load(self) -> PartitionState | None:
+    def load(self) -> StoredPartition | None:
         """Return the stored state; None for a new partition, and if neither its file nor the copy can be read.
 
         A damaged file is renamed and kept, and a warning is logged.
@@ -186,12 +186,12 @@ class PartitionStore:
         Raises:
             InvalidSetting: a file cannot be read for another reason than damage.
         """
-        states: list[PartitionState] = []
+        states: list[StoredPartition] = []
         problems: list[str] = []
         with usable(self._path.parent):
             for path in (self._path, _copy_of(self._path)):
                 try:
-                    states.append(PartitionState.decode(path.read_bytes()))
+                    states.append(StoredPartition.decode(path.read_bytes()))
                 except FileNotFoundError:
                     problems.append(f"{path} is missing")
                     self._missing.append(path.name)
@@ -208,7 +208,7 @@ class PartitionStore:
         return states[0]
 
     def open_log(
-        self, state: PartitionState | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
+        self, state: StoredPartition | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
     ) -> Log:
         """Return the queue; damage is repaired as far as possible, and logged.
 
@@ -240,7 +240,7 @@ class PartitionStore:
             )  # fmt: skip
         return log if log is not None else make(*self.store.beginning)
 
-    def load_delayed(self, state: PartitionState) -> dict[str, dict[int, Delayed]]:
+    def load_delayed(self, state: StoredPartition) -> dict[str, dict[int, Delayed]]:
         """Return the content of the delayed queues, and compact the journal.
 
         Args:
@@ -281,7 +281,7 @@ class PartitionStore:
         """Return the journal of a channel's delayed queue."""
         return ChannelJournal(self._journal, channel)
 
-    def save(self, state: PartitionState) -> None:
+    def save(self, state: StoredPartition) -> None:
         """Write the state and a copy of it.
 
         If the disk cannot be written, that is logged and tried again with the next interval.

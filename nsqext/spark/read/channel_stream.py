@@ -178,28 +178,26 @@ class ChannelBatches:
         Raises:
             NsqError: a node has not answered for ``readTimeoutMs``, so that unread messages may exist.
         """
-        left, error = 0, None
-        with anyio.move_on_after(self._options.read_timeout):
-            while not self._received and self._error is None:
-                await self._wait(_SETTLED)
-                try:
-                    left, error = await self._lag.count(), None
-                except NsqError as failure:
-                    error = failure
-                    continue
-                if left <= len(self._later) or len(self._later) >= 2 * self._limit:
-                    return
-        if self._received or self._error is not None:
-            return
-        if error is not None:
-            raise error
-        if left > len(self._later):
-            logger.warning(
-                "the query ends, but the channel %s has %d unfinished messages: other consumers hold them, or they are "
-                "deferred",
-                self._options.channel,
-                left - len(self._later),
-            )
+        until = anyio.current_time() + self._options.read_timeout
+        while not self._received and self._error is None:
+            await self._wait(_SETTLED)
+            is_over = anyio.current_time() >= until
+            try:
+                left = await self._lag.count() - len(self._later)
+            except NsqError:
+                if is_over and not self._received:
+                    raise
+                continue
+            if left <= 0 or len(self._later) >= 2 * self._limit:
+                return
+            if is_over and not self._received:
+                logger.warning(
+                    "the query ends, but the channel %s has %d unfinished messages: other consumers hold them, or they "
+                    "are deferred",
+                    self._options.channel,
+                    left,
+                )
+                return
 
     async def _wait(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):

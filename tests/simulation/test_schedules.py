@@ -19,7 +19,9 @@ def test_a_long_schedule_violates_no_guarantee() -> None:
     assert text_of(run_one(28, size="long").error) == ""
 
 
-@pytest.mark.parametrize("seed", [1_003_696, 1_009_573, 1_012_720, 1_017_586, 1_017_697, 1_019_686, 1_024_285, 1_024_723])
+@pytest.mark.parametrize(
+    "seed", [1_003_696, 1_009_573, 1_012_720, 1_017_586, 1_017_697, 1_019_686, 1_024_285, 1_024_723]
+)
 def test_a_schedule_that_once_failed_violates_no_guarantee(seed: int) -> None:
     """Of 100,000 schedules; 1,017,697 started a task of a node in the context of a client."""
     assert text_of(run_plan(evolve(draw_plan(seed), habits=(), shared_lookup=False)).error) == ""

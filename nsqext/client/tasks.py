@@ -101,6 +101,8 @@ class BackgroundTasks:
         self._ready = anyio.Event()
         self._closing = anyio.Event()
         self._ended = anyio.Event()
+        self._cancelling = False
+        """Whether the tasks are being cancelled, or have ended: the task group may be closed at any moment."""
         self._cancelled: type[BaseException] = BaseException
         self._reported = False
 
@@ -202,7 +204,7 @@ class BackgroundTasks:
             )
         if self.error is not None:
             raise InvalidState(f"the {self._owner} has failed: {self.error!r}", hint="create a new one") from self.error
-        if self._ended.is_set() or self._group is None:
+        if self._ended.is_set() or self._group is None or (self._cancelling and not self.inside):
             raise InvalidState(f"the {self._owner} is closed", hint="create a new one")
         self.check_event_loop()
         return self._group
@@ -223,10 +225,13 @@ class BackgroundTasks:
         _running_inside.set((*_running_inside.get(), self._marker))
         try:
             async with anyio.create_task_group() as self._group:
-                self._ready.set()
-                await self._closing.wait()
-                if (close := self._close()) is not None:
-                    await self._keep_error(close)
+                try:
+                    self._ready.set()
+                    await self._closing.wait()
+                    if (close := self._close()) is not None:
+                        await self._keep_error(close)
+                finally:
+                    self._cancelling = True
                 self._group.cancel_scope.cancel()
         finally:
             self._ready.set()

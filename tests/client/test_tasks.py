@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from contextvars import ContextVar
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.lowlevel import checkpoint
 
 from nsqext.client.tasks import BackgroundTasks, first_error
 from nsqext.errors import InvalidState
@@ -218,3 +220,15 @@ asyncio.run(main())
 
 def test_a_forked_process_is_not_in_the_event_loop_of_the_tasks() -> None:
     subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=20)
+
+
+async def test_no_task_can_be_started_while_the_tasks_end() -> None:
+    for turns in range(12):
+        tasks = BackgroundTasks("producer")
+        await tasks.start()
+        async with anyio.create_task_group() as group:
+            group.start_soon(tasks.aclose)
+            for _ in range(turns):
+                await checkpoint()
+            with suppress(InvalidState):
+                tasks.start_soon(anyio.sleep_forever)

@@ -12,7 +12,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
-from nsqext.errors import InvalidInput
+from nsqext.errors import InvalidInput, PartitionUnavailable
 from nsqext.lookup.metadata import Lookup
 from nsqext.transport.options import ConnectionOptions
 
@@ -48,6 +48,7 @@ async def replay_dead_letters(
 
     Raises:
         InvalidInput: a message has no dead letter headers; it is not finished.
+        PartitionUnavailable: the consumer is not connected to all partitions, so dead letters may remain.
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
@@ -62,6 +63,7 @@ async def replay_dead_letters(
             with anyio.move_on_after(idle) as scope:
                 message = await anext(consumer)
             if scope.cancelled_caught:
+                _check_complete(lookup, consumer, topic, count)
                 return count
             headers = {name: str(value) for name, value in message.headers.items()}
             origin = headers.get(DEAD_LETTER_PREFIX + "topic")
@@ -79,3 +81,16 @@ async def replay_dead_letters(
             )
             await message.finish()
             count += 1
+
+
+def _check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -> None:
+    """Check that the consumer is connected to all partitions of the topic."""
+    found = lookup.metadata.cached(topic, "r")
+    missing = set(range(found.partition_num if found is not None else 1))
+    missing -= {connection.partition for connection in consumer.connections}
+    if missing:
+        raise PartitionUnavailable(
+            f"dead letters of partitions {sorted(missing)} may remain: the consumer is not connected to their leaders",
+            topic=topic,
+            hint=f"{count} dead letters were replayed; replay the rest when the partitions have leaders",
+        )

@@ -107,8 +107,8 @@ class Batcher:
     async def __aenter__(self) -> Self:
         if self._begun:
             raise InvalidState("a batcher is opened once", topic=self._topic, hint="create a new one")
-        self._open = self._begun = True
         self._start_soon(self._run)
+        self._open = self._begun = True
         return self
 
     async def __aexit__(

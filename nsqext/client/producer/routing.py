@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidPartition, LookupFailed, NsqError, PartitionUnavailable, TopicNotFound, TopicNotReady
+from nsqext.errors import (
+    InvalidPartition,
+    InvalidState,
+    LookupFailed,
+    NsqError,
+    PartitionUnavailable,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import publish_line
 from nsqext.protocol.hashing import key_hash
@@ -377,7 +385,10 @@ class Router:
         """Ask lookup in the background, unless that is running already."""
         if topic not in self._refreshing and self.tasks is not None:
             self._refreshing.add(topic)
-            self.tasks.start_soon(self._refresh, topic, view, partition)
+            try:
+                self.tasks.start_soon(self._refresh, topic, view, partition)
+            except InvalidState:
+                self._refreshing.discard(topic)  # the producer has closed: the caller reports its own outcome
 
     async def _refresh(self, topic: str, view: PartitionMap, partition: int | None) -> None:
         try:

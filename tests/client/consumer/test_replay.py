@@ -7,7 +7,7 @@ import pytest
 
 from nsqext import ConnectionOptions, Consumer, FailureOptions, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidInput, NegotiationFailed
+from nsqext.errors import InvalidInput, NegotiationFailed, PartitionUnavailable
 from tests.support.consumers import publish, quick
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +48,21 @@ async def test_a_dead_letter_describes_its_origin_and_is_replayed_to_it() -> Non
         "dead-letter-attempts": "1",
     }
     assert (letter.key, letter.tag, letter.trace_id) == ("ann", "red", 7)
+
+
+async def test_a_replay_of_a_part_of_the_partitions_is_reported() -> None:
+    with Cluster(nodes=2) as cluster, anyio.fail_after(60):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", partitions=2, extend=True, channels=["replay"])
+        kept = cluster.leader("orders")
+        (reachable,) = (partition for partition in range(2) if cluster.leader("dead", partition) == kept)
+        cluster.kill(cluster.leader("dead", 1 - reachable))
+        headers = {"dead-letter-topic": "orders"}
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish("dead", b"1", headers=headers, partition=reachable)
+        with pytest.raises(PartitionUnavailable, match=rf"partitions \[{1 - reachable}\] may remain") as caught:
+            await replay_dead_letters("dead", lookupd=cluster.lookupd, idle=0.5)
+        assert "1 dead letters were replayed" in str(caught.value)
 
 
 async def test_a_replay_takes_connection_options() -> None:

@@ -260,7 +260,7 @@ class SourceOptions:
     max_trigger_delay: float = 900.0
     min_partitions: int | None = None
     max_tasks: int = 256
-    min_messages_per_task: int = 20_000
+    min_messages_per_task: int = 100_000
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
     read_mode: Literal["offset", "channel"] = "offset"

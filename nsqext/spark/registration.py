@@ -71,14 +71,15 @@ def register(spark: SparkSession) -> None:
         InvalidState: PySpark is too old, or the interpreter of the driver or of a worker cannot run the format.
     """
     check_pyspark(pyspark.__version__)
-    from nsqext.spark.shipped_source import shipped_source
-    from nsqext.spark.source import NsqDataSource
-
     _show_root_causes()
     context: SparkContext | None = getattr(spark, "_sc", None)
     if context is None:  # Spark Connect: the server chooses the interpreter
+        from nsqext.spark.shipped_source import shipped_source
+
         _add(spark, shipped_source())
         return
+    from nsqext.spark.source import NsqDataSource
+
     with _interpreter(context, spark.conf.get("spark.pyspark.python", None)):
         if not _is_local(context):
             check_workers(_workers(context))

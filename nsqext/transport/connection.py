@@ -351,7 +351,9 @@ class Connection:
                 data = out.pop(0)
                 requests = min(self._queued, 1)
             else:
-                data = b"".join(out)
+                data = b"".join(
+                    out
+                )  # before the sizes are known: a look at each command costs every batch of small ones
                 count, requests = len(out), self._queued
                 if len(data) >= _LARGE and max(map(len, out)) >= _LARGE:
                     count = next(number for number, one in enumerate(out) if len(one) >= _LARGE)

@@ -116,7 +116,7 @@ class History:
         rdy_exceeded: messages that a node sent beyond the RDY count of a connection.
         samples: time, and numbers of tasks, sockets and sessions, while clients ran.
         recreated: the topic ``recreated`` was deleted and created again, its messages were lost.
-        due: topic, channel and body of the messages that were stored and not handled so far.
+        due: topic, channel and body of the messages that were stored, or whose handler raised, and not handled so far.
     """
 
     on_unknown: Literal["retry", "raise"] = "retry"
@@ -165,6 +165,13 @@ class History:
                 self.due[place] = None
         place = publish.topic, "a", publish.body
         if self.is_of_new_topic(publish) and place not in self._handled:
+            self.due[place] = None
+
+    def failed(self, delivery: Delivery) -> None:
+        """Note that a handler raised: its channel has to deliver the message again, whatever its publisher knows."""
+        place = delivery.topic, delivery.channel, delivery.body
+        promised = any((channel.topic, channel.name) == place[:2] for channel in self.channels)
+        if promised and place not in self._handled:
             self.due[place] = None
 
     def handled(self, delivery: Delivery) -> None:

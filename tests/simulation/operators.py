@@ -1,4 +1,4 @@
-"""What operators do in a few schedules while faults happen: they seek, pause, create and delete channels."""
+"""What operators do in some schedules while faults happen: they seek, pause, create and delete channels."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ REAL_HTTP = 0.03
 SHARED_LOOKUP = 0.7
 """Share of the schedules in which the clients share a `Lookup`."""
 HABITS = ("headers", "delays", "failing", "seek", "pausing", "channels", "lanes")
-"""What clients of a few schedules do besides: see `Plan.habits`."""
+"""What clients of some schedules do besides: see `Plan.habits`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 

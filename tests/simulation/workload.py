@@ -208,6 +208,7 @@ class Schedule:
                     await anyio.sleep(random.uniform(1.0, 8.0))
                 if random.random() < self._failing:
                     delivery.outcome = "raised"
+                    history.failed(delivery)
                     if "delays" in self.plan.habits:
                         raise Requeue(delay=random.choice((0.0, 0.3, 2.0)))
                     raise HandlerFailed

@@ -143,25 +143,16 @@ async def test_a_restarted_query_moves_the_anchors_that_lag_behind() -> None:
     assert servers.moves == [("orders", 0, 30)]
 
 
-async def test_an_anchor_that_cannot_be_moved_now_is_moved_with_the_next_batch() -> None:
-    servers = pretended(p0=20, p1=5)
-    anchors = Anchors(servers.admin, options())
-    servers.broken.add(("orders", 0))
-    await anchors.advance({"orders": {0: 30, 1: 10}})
-    servers.broken.clear()
-    await anchors.advance({"orders": {0: 40, 1: 10}})
-    assert servers.moves == [("orders", 1, 10), ("orders", 0, 40)]
-
-
-async def test_an_anchor_that_could_not_be_moved_does_not_wait_for_another_batch() -> None:
+@pytest.mark.parametrize("end", [40, 30], ids=["of the next batch", "of the same batch"])
+async def test_an_anchor_that_could_not_be_moved_is_moved_by_the_next_call(end: int) -> None:
     servers = pretended(p0=20, p1=5)
     anchors = Anchors(servers.admin, options())
     servers.broken.add(("orders", 0))
     await anchors.advance({"orders": {0: 30, 1: 10}})
     servers.broken.clear()
     for _ in range(2):
-        await anchors.advance({"orders": {0: 30, 1: 10}})
-    assert servers.moves == [("orders", 1, 10), ("orders", 0, 30)]
+        await anchors.advance({"orders": {0: end, 1: 10}})
+    assert servers.moves == [("orders", 1, 10), ("orders", 0, end)]
 
 
 async def test_an_anchor_that_was_deleted_cannot_be_moved() -> None:

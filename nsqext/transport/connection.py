@@ -351,9 +351,8 @@ class Connection:
                 data = out.pop(0)
                 requests = min(self._queued, 1)
             else:
-                data = b"".join(
-                    out
-                )  # before the sizes are known: a look at each command costs every batch of small ones
+                # joined before the sizes are known: small commands do not pay for a look at each of them
+                data = b"".join(out)
                 count, requests = len(out), self._queued
                 if len(data) >= _LARGE and max(map(len, out)) >= _LARGE:
                     count = next(number for number, one in enumerate(out) if len(one) >= _LARGE)

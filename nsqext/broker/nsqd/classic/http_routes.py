@@ -13,9 +13,10 @@ from nsqext.broker.engine.errors import Refusal
 from nsqext.broker.engine.publish import NewMessage
 from nsqext.broker.go_format import parse_int, wrap
 from nsqext.broker.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route
+from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.batch_store import store_in_parts
 from nsqext.broker.nsqd.http.publish import parse_aside, read_lines
-from nsqext.broker.nsqd.http.request_args import RequestArgs, port_of
+from nsqext.broker.nsqd.http.request_args import RequestArgs
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.publish_bodies import PublishItem, Target, parse_publish
 from nsqext.protocol.server.request_error import RequestError
@@ -156,8 +157,8 @@ class _Operator(RequestArgs):
             "version": limits.version,
             "broadcast_address": options.broadcast_address,
             "hostname": options.hostname,
-            "http_port": port_of(self.addresses.http_address),
-            "tcp_port": port_of(self.addresses.tcp_address),
+            "http_port": split_address(self.addresses.http_address).port,
+            "tcp_port": split_address(self.addresses.tcp_address).port,
             "start_time": self.node.started // _NS,
             "max_heartbeat_interval": round(limits.max_heartbeat_interval * _NS),
             "max_output_buffer_size": limits.max_output_buffer_size,
@@ -204,7 +205,7 @@ def refusing_routes(args: RequestArgs) -> list[Route]:
 
     async def refuse(_: Request) -> Response:
         address = args.addresses.https_address
-        port = port_of(address) if address else 0
+        port = split_address(address).port if address else 0
         body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
         headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
         return Response(body, 403, headers, "application/json; charset=utf-8")

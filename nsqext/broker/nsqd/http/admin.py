@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.go_format import parse_int
 from nsqext.broker.http.api import Call, Form, HttpFault, route, set_block_rate
-from nsqext.broker.nsqd.http.request_args import RequestArgs, port_of
+from nsqext.broker.listeners import split_address
+from nsqext.broker.nsqd.http.request_args import RequestArgs
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -26,8 +27,8 @@ class _Admin(RequestArgs):
             "version": options.limits.version,
             "broadcast_address": options.broadcast_address,
             "hostname": options.hostname,
-            "http_port": port_of(self.addresses.http_address),
-            "tcp_port": port_of(self.addresses.tcp_address),
+            "http_port": split_address(self.addresses.http_address).port,
+            "tcp_port": split_address(self.addresses.tcp_address).port,
             "start_time": self.node.started // _NS,
             "ha_support": options.clustered,
         }

@@ -10,7 +10,8 @@ import orjson
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.http.api import Call, HttpFault, null, route
-from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs, port_of
+from nsqext.broker.listeners import split_address
+from nsqext.broker.nsqd.http.request_args import Addresses, RequestArgs
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -149,8 +150,8 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
             "max_channel_consumers": limits.max_channel_consumers,
             "min_output_buffer_timeout": round(limits.min_output_buffer_timeout * _NS),
             "output_buffer_timeout": round(limits.output_buffer_timeout * _NS),
-            "broadcast_http_port": port_of(addresses.http_address),
-            "broadcast_tcp_port": port_of(addresses.tcp_address),
+            "broadcast_http_port": split_address(addresses.http_address).port,
+            "broadcast_tcp_port": split_address(addresses.tcp_address).port,
             "id": zlib.crc32(hashlib.md5(options.hostname.encode(), usedforsecurity=False).digest()) % 1024,
         }
         values |= options.reported
@@ -164,7 +165,9 @@ def _fixed(node: Node, addresses: Addresses) -> dict[str, Any]:
         | {
             "max_channel_delayed_qnum": rules.delayed_most,
             "req_to_end_threshold": round(rules.delayed_threshold * _NS),
-            "statsd_prefix": _statsd_prefix("nsq.%s", options.broadcast_address, port_of(addresses.http_address)),
+            "statsd_prefix": _statsd_prefix(
+                "nsq.%s", options.broadcast_address, split_address(addresses.http_address).port
+            ),
         }
     )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.errors import Refusal
     from nsqext.broker.nsqd.node import Hosted, Node
 
-__all__ = ("Addresses", "RequestArgs", "port_of", "refuse")
+__all__ = ("Addresses", "RequestArgs", "refuse")
 
 NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
@@ -36,11 +36,6 @@ class Addresses(Protocol):
     def https_address(self) -> str | None:
         """``host:port`` of HTTPS, None without."""
         ...
-
-
-def port_of(address: str) -> int:
-    """Return the port of ``host:port``."""
-    return int(address.rpartition(":")[2])
 
 
 def refuse(refusal: Refusal) -> NoReturn:

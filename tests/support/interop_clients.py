@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-__all__ = ("REQUIREMENTS", "node_modules_of", "python_of")
+__all__ = ("REQUIREMENTS", "install_once", "node_modules_of", "python_of")
 
 REQUIREMENTS = {
     "pynsq": ("pynsq==0.9.1", "tornado<6.5", "python-snappy"),
@@ -25,38 +27,49 @@ _UNREACHABLE = (
 )
 
 
+def install_once(folder: Path, requirements: Sequence[str], install: Callable[[Path], None]) -> None:
+    """Call install(folder) unless an earlier call installed the same requirements; other processes wait meanwhile."""
+    ready, wanted = folder / ".ready", " ".join(requirements)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
+            return
+        install(folder)
+        ready.write_text(wanted, encoding="utf-8")
+
+
 def python_of(client: str) -> str:
     """Return an interpreter with a client installed; skip the test if PyPI cannot be reached to install it."""
     folder = _ROOT / f"interop-{client}"
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    wanted = " ".join(REQUIREMENTS[client])
-    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
-        return str(python)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    words = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", *REQUIREMENTS[client])
-    done = subprocess.run([str(python), *words], capture_output=True, text=True, check=False)
-    if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
-        pytest.skip(f"PyPI cannot be reached to install {client}")
-    assert done.returncode == 0, done.stderr
-    ready.write_text(wanted, encoding="utf-8")
-    return str(python)
+    python = str(folder / "bin" / "python")
+
+    def install(folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        words = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1")
+        done = subprocess.run([python, *words, *REQUIREMENTS[client]], capture_output=True, text=True, check=False)
+        if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
+            pytest.skip(f"PyPI cannot be reached to install {client}")
+        assert done.returncode == 0, done.stderr
+
+    install_once(folder, REQUIREMENTS[client], install)
+    return python
 
 
 def node_modules_of(client: str) -> str:
     """Return the folder of a Node.js client; skip the test without npm or its registry."""
     if shutil.which("npm") is None:
         pytest.skip(f"{client} needs Node.js with npm, which is not installed")
+
+    def install(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "package.json").write_text("{}", encoding="utf-8")
+        words = ("npm", "install", "--no-audit", "--no-fund", "--fetch-retries", "1", *NODE_REQUIREMENTS[client])
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
+            pytest.skip(f"npm's registry cannot be reached to install {client}")
+        assert done.returncode == 0, done.stderr
+
     folder = _ROOT / f"interop-{client}"
-    ready = folder / ".ready"
-    wanted = " ".join(NODE_REQUIREMENTS[client])
-    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
-        return str(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "package.json").write_text("{}", encoding="utf-8")
-    words = ("npm", "install", "--no-audit", "--no-fund", "--fetch-retries", "1", *NODE_REQUIREMENTS[client])
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
-        pytest.skip(f"npm's registry cannot be reached to install {client}")
-    assert done.returncode == 0, done.stderr
-    ready.write_text(wanted, encoding="utf-8")
+    install_once(folder, NODE_REQUIREMENTS[client], install)
     return str(folder)
